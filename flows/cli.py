@@ -47,6 +47,7 @@ CHAT = "ostinato.flows.chat.command"
 # load scipy or matplotlib, a second that the other commands need not wait
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
+RETENTION = "ostinato.flows.commands.retention:Retention"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
@@ -396,17 +397,30 @@ def show(
 def gc(
     older_than_days: Annotated[float, typer.Option(help="younger ones stay", min=0)] = 7.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="whose `[retention]` removes checkpoints from the object store too"),
+    ] = None,
 ) -> None:
-    """Removes working files of published stages and local copies of artifacts; logs and artifacts stay."""
-    found = garbage.find_garbage(load_settings(), older_than_days)
+    """Removes working files of published stages and local copies of artifacts; logs stay, and so do artifacts
+    without --recipe.
+    """
+    settings = load_settings()
+    store = load_entry(RETENTION)(settings) if recipe is not None else None
+    expired = [] if recipe is None else store.find(load_recipe(recipe))
+    found = garbage.find_garbage(settings, older_than_days)
     console = Console()
-    for item in found:
-        console.print(f"{item.path}: {item.why}", highlight=False, soft_wrap=True)
-        if not dry_run:
-            garbage.remove(item)
-    size = sum(item.size_bytes for item in found)
+    for one in (*expired, *found):
+        console.print(f"{one.title}: {one.why}", highlight=False, soft_wrap=True)
+    if not dry_run:
+        for one in expired:
+            store.remove(one)
+        for one in found:
+            garbage.remove(one)
+    size = sum(item.size_bytes for item in (*expired, *found))
     console.print(
-        f"{'would free ' if dry_run else ''}{len(found)} things, {size} bytes", highlight=False
+        f"{'would free ' if dry_run else ''}{len(expired) + len(found)} things, {size} bytes",
+        highlight=False,
     )
 
 

@@ -86,6 +86,22 @@ class ServingConfig(Record):
     )
 
 
+class RetentionConfig(Record):
+    """Checkpoints of the recipe that `ostinato gc --recipe` leaves in the object store. Nothing goes by default."""
+
+    checkpoints_per_line: int | None = Field(
+        default=None,
+        ge=2,
+        description="newest promoted checkpoints of the serving line that stay, the champion and those to roll back "
+        "to; None: all",
+    )
+    days: float | None = Field(
+        default=None,
+        ge=0,
+        description="age in days up to which a checkpoint stays that no kept one descends from; None: for ever",
+    )
+
+
 class Recipe(Record):
     """One run of the whole chain."""
 
@@ -119,6 +135,7 @@ class Recipe(Record):
     cycle: CycleConfig = CycleConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     serving: ServingConfig = ServingConfig()
+    retention: RetentionConfig = RetentionConfig()
 
     def served_line(self, asked: str | None) -> str | None:
         """Line that a gateway serves: the one asked for, else the recipe's, if it has one. The tests'

@@ -1,7 +1,7 @@
 """`ostinato gc`: removes what can be had again, or what nothing reads any more, from this machine's home.
 
-Bytes of artifacts are not touched: they lie in the object store. Logs, metrics, requests and results
-of stages stay.
+Bytes of artifacts lie in the object store; retention.py removes those that a recipe no longer wants. Logs, metrics,
+requests and results of stages stay.
 """
 
 import contextlib
@@ -41,12 +41,16 @@ class Garbage(Record):
     size_bytes: int
     why: str
 
+    @property
+    def title(self) -> str:
+        return str(self.path)
+
 
 def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     """Files and folders of this home that may go. Nothing that a live process works in."""
     before = time.time() - older_than_days * _DAY_SECONDS
     stages = [path for path in (settings.home / "runs").glob("*/*") if path.is_dir()]
-    live = [stage for stage in stages if _is_live(stage)]
+    live = live_stages(settings)
     found = [
         item
         for stage in stages
@@ -65,6 +69,11 @@ def remove(garbage: Garbage) -> None:
         shutil.rmtree(garbage.path, ignore_errors=True)
     else:
         garbage.path.unlink(missing_ok=True)
+
+
+def live_stages(settings: Settings) -> list[Path]:
+    """Folders that a process of this home works in, or waits for."""
+    return [path for path in (settings.home / "runs").glob("*/*") if _is_live(path)]
 
 
 def _is_live(stage: Path) -> bool:

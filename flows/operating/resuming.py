@@ -10,6 +10,7 @@ from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
+_RECENT = timedelta(hours=1)
 _FIRST_WAIT_SECONDS = 10.0  # after a crash; doubled by each
 
 
@@ -71,6 +72,29 @@ def resume_crashed(url: str, run_id: str, login: str | None) -> InterruptedRun:
             message = f"resumed after crash {run.attempts}"
             _set_state(api, run_id, "SCHEDULED", "AwaitingRetry", message, starts_at)
     return run
+
+
+def resume_overdue(url: str, after_seconds: float = 60.0) -> list[str]:
+    """Schedules again what crashed within the last hour and was not resumed since: the event of a crash is lost with
+    a server that dies then, and Prefect holds it back for a quarter of an hour when an event before it was lost.
+    Returns titles.
+    """
+    now, resumed = datetime.now(tz=UTC), []
+    crashed = {
+        "state": {"type": {"any_": ["CRASHED"]}},
+        "tags": {"all_": [AUTO_RESUME]},
+        "parent_task_run_id": {"is_null_": True},  # no sub-flow
+        "end_time": {
+            "after_": (now - _RECENT).isoformat(),
+            "before_": (now - timedelta(seconds=after_seconds)).isoformat(),
+        },
+    }
+    with _open_api(url, timeout=10) as api:
+        answer = api.post("/flow_runs/filter", json={"flow_runs": crashed}).raise_for_status()
+    for run in answer.json():
+        found = resume_crashed(url, run["id"], None) if _interrupted(run).may_resume else None
+        resumed += [] if found is None else [found.title]
+    return resumed
 
 
 def _open_api(url: str, timeout: float = 30, login: str | None = None) -> httpx.Client:

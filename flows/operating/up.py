@@ -16,7 +16,7 @@ from pydantic import Field
 from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.operating.resuming import interrupted_runs, schedule_again
+from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
@@ -42,6 +42,7 @@ UP_FILE = "up.json"
 UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `up` starts
 END_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
+_RESUME_SECONDS = 20.0
 # stages are none of these: they outlive a killed `up`, and the next one watches them again
 _SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.")
 
@@ -145,7 +146,7 @@ def _keep_running(
     console: Console,
 ) -> None:
     url = environment["PREFECT_API_URL"]
-    is_server_new = False
+    is_server_new, resumes_at = False, 0.0
     while True:
         for changed in services.mend(time.time()):
             name = changed.service.name
@@ -160,6 +161,11 @@ def _keep_running(
             is_server_new = False
             if local_prefect.has_lost_all(url):
                 _deploy_again(environment, recipe, console)
+        if time.monotonic() > resumes_at:
+            resumes_at = time.monotonic() + _RESUME_SECONDS
+            with contextlib.suppress(httpx.HTTPError):  # the server is away: later
+                for name in resume_overdue(url):
+                    _say(console, "begins again", name)
         time.sleep(_LOOK_SECONDS)
 
 

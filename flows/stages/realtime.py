@@ -20,11 +20,12 @@ from ostinato.flows.stages.events import (
     tell_skipped,
 )
 from ostinato.flows.stages.stage import StageContext
-from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.interactions import Window
@@ -125,6 +126,9 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
     champion = serving.champion()
     if champion is None:
         raise ConfigError(f"serving line {line!r} has no champion, wanted one")
+    standing = ledger.promotions.standing(line)
+    if len(standing) > 1:
+        _require_bytes(ledger, standing[-2])
     report = serving.roll_back(checkpoint or champion, reason)
     if report.outcome is PromotionOutcome.ROLLED_BACK:
         tell_checkpoint(ROLLED_BACK, report.candidate, line=line, reason=reason)
@@ -177,6 +181,14 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     return ServedCandidate(
         checkpoint_directory=str(directory), checkpoint_id=canary.checkpoint_id, share=canary.share
     )
+
+
+def _require_bytes(ledger: Ledger, checkpoint: str) -> None:
+    artifacts = open_artifacts(load_settings(), ledger)
+    for row in ledger.artifacts.list(checkpoint.partition("/")[0]):
+        ref = ArtifactRef.model_validate(row, from_attributes=True)
+        if str(ref) == checkpoint:
+            artifacts.manifest(ref)  # StorageError says that `ostinato gc` removed it
 
 
 def first_cycle(

@@ -266,7 +266,8 @@ class Artifacts:
         if manifest is None:
             raise StorageError(
                 f"artifact {ref} ({ref.kind}, {ref.fingerprint}) has no "
-                f"{ref.object_prefix}/{_MANIFEST} in {self._objects.url}; run its stage again"
+                f"{ref.object_prefix}/{_MANIFEST} in {self._objects.url}: removed by `ostinato gc --recipe`, or "
+                "lost; run its stage again"
             )
         return manifest
 
@@ -282,6 +283,22 @@ class Artifacts:
             for file in manifest.files
             if sizes.get(f"{folder}{file.path}") != file.size_bytes
         ]
+
+    def size_bytes(self, ref: ArtifactRef) -> int:
+        """Bytes that the store holds of it."""
+        return sum(self._objects.sizes(f"{ref.object_prefix}/").values())
+
+    def is_removed(self, ref: ArtifactRef) -> bool:
+        """Whether it is in the ledger alone."""
+        return not self._objects.exists(f"{ref.object_prefix}/{_MANIFEST}")
+
+    def remove(self, ref: ArtifactRef) -> None:
+        """Deletes its bytes, and keeps row and lineage. The manifest goes first: whatever a kill leaves is no
+        artifact, and removing it again ends it. The same stage makes it again under the same version.
+        """
+        self._objects.delete(f"{ref.object_prefix}/{_MANIFEST}")
+        for key in self._objects.list(f"{ref.object_prefix}/"):
+            self._objects.delete(key)
 
     def lineage(self, ref: ArtifactRef) -> tuple[ArtifactRef, ...]:
         """Everything it was made from, nearest first, each once."""

@@ -64,7 +64,7 @@ def test_stored_work_outlives_the_database_of_the_server(machine: Machine, tmp_p
             machine.settings, machine.settings.prefect_port, told, ServiceGroup(), api
         )
         up, _ = machine.up()
-        finish(here, here.start(here.deployment(FLOW)["id"], recipe=str(machine.recipe)))
+        finish(here, here.start(here.deployment(FLOW)["id"], recipe=machine.recipe))
         made = problems_of(machine)
         assert made
         children = {path: path.read_bytes() for path in machine.home.glob("runs/*/*/child.pid")}
@@ -75,7 +75,7 @@ def test_stored_work_outlives_the_database_of_the_server(machine: Machine, tmp_p
         up.communicate(timeout=240)
         lose_database(machine.home)
         up, _ = machine.up()
-        finish(here, here.start(here.deployment(FLOW)["id"], recipe=str(machine.recipe)))
+        finish(here, here.start(here.deployment(FLOW)["id"], recipe=machine.recipe))
         assert problems_of(machine) == made
         assert {path: path.read_bytes() for path in children} == children
 
@@ -91,13 +91,13 @@ def test_stored_work_outlives_the_database_of_the_server(machine: Machine, tmp_p
         up.kill()
         up.wait()
         up, _ = machine.up()
-        assert here.deployment(FLOW)["parameters"]["recipe"] == str(machine.recipe)
+        assert here.deployment(FLOW)["parameters"]["recipe"] == machine.recipe
         counting = run_python(told, DEPLOY).splitlines()[-1]
         again = here.start(counting, **options)
         release.touch()
         finish(here, again)
         assert steps_of(work) == [str(step) for step in range(STEPS)]
-        finish(here, here.start(here.deployment(FLOW)["id"], recipe=str(machine.recipe)))
+        finish(here, here.start(here.deployment(FLOW)["id"], recipe=machine.recipe))
         assert problems_of(machine) == made
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=240)

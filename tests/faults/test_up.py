@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -27,10 +28,12 @@ STEPS = 4
 class Machine:
     """`ostinato` commands on a home of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, recipe: str = "") -> None:
+        """`recipe` is the name of a shipped one. One without a serving line is written when absent."""
         self.home = home
-        self.recipe = home / "mine.toml"
-        self.recipe.write_text(RECIPE)
+        self.recipe = recipe or str(home / "mine.toml")
+        if not recipe:
+            Path(self.recipe).write_text(RECIPE)
         self.settings = Settings(
             home=home,
             prefect_port=find_free_port(),
@@ -39,18 +42,20 @@ class Machine:
         )
         self.environment = {**os.environ, **self.settings.to_environment()}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, output: IO[str] | int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", COMMAND, *arguments],
             env=self.environment,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
     def up(self) -> tuple[subprocess.Popen[str], str]:
         """A running `ostinato up`, and what it said until it was ready."""
-        process = self.start("up", "--recipe", str(self.recipe))
+        process = self.start("up", "--recipe", self.recipe)
         said = ""
         assert process.stdout is not None
         while "Ctrl-C ends" not in said:
@@ -93,7 +98,7 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
             machine.settings, machine.settings.prefect_port, told, ServiceGroup(), api
         )
         cycle = here.deployment("realtime-cycle/every-5-hours")
-        assert cycle["parameters"]["recipe"] == str(machine.recipe)
+        assert cycle["parameters"]["recipe"] == machine.recipe
 
         work, release = tmp_path / "work", tmp_path / "release"
         run_id = here.start(counting, directory=str(work), steps=STEPS, release_file=str(release))
@@ -112,7 +117,7 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
         wait_until("its end", lambda: here.state(run_id)["type"] == "COMPLETED", 240)
         assert steps_of(work) == [str(step) for step in range(STEPS)]  # one child, never a second
 
-        again = machine.start("up", "--recipe", str(machine.recipe))
+        again = machine.start("up", "--recipe", machine.recipe)
         assert "already up" in again.communicate(timeout=240)[0]
 
         last = here.start(

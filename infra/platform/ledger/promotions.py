@@ -33,6 +33,10 @@ class PromotionRepository(Repository):
         with self._database.read() as connection:
             return _entries(connection, line)
 
+    def standing(self, line: str) -> list[str]:
+        """Checkpoints whose promotion was not rolled back, oldest first; the last one serves."""
+        return [entry.checkpoint_id for entry in _standing(self.history(line))]
+
     def promote(
         self, line: str, checkpoint_id: str, scorecard_id: str | None, reason: str, at: float
     ) -> PromotionRow:
