@@ -119,7 +119,7 @@ def prepare_parts(
     for number, source in enumerate(sources):
         workspace.progress.update(number, len(sources), f"fetching {source.name}")
         try:
-            parts += _parts_of(source, request, target)
+            parts += _parts_of(source, request, target, left_out)
         except (ConfigError, ProblemError) as error:
             left_out[source.name] = str(error)
             logger.warning("source left out %s", fields(name=source.name, error=str(error)))
@@ -128,7 +128,10 @@ def prepare_parts(
 
 
 def _parts_of(
-    source: RepositorySource | GitSource | GivenSource, request: ProblemsRequest, target: Path
+    source: RepositorySource | GitSource | GivenSource,
+    request: ProblemsRequest,
+    target: Path,
+    left_out: dict[str, str],
 ) -> list[Part]:
     config, cache = request.config, request.archives_directory
     beside: dict[str, bytes] = {}
@@ -138,9 +141,11 @@ def _parts_of(
         beside |= describe_installation(source)
     if isinstance(source, GitSource):
         mining = mine_commits(source, target, beside)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in mining.refused.most_common())
         if not mining.found:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in mining.refused.most_common())
             raise ProblemError(f"no commit of {source.path} is a problem: {reasons}")
+        if reasons:
+            left_out[source.name] = f"{mining.refused.total()} commits: {reasons}"
         return [
             Part(item.repository, source.split, mined=(item.candidate,)) for item in mining.found
         ]

@@ -1,6 +1,7 @@
 """Builds of problem sets over tiny repositories, and the check of their proofs."""
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -57,3 +58,22 @@ async def _check(servers: dict[str, TestServer], problems: list[Problem]) -> Non
     finally:
         for server in servers.values():
             await server.close()
+
+
+def begin_history(folder):
+    """An empty repository: functions that run git in it, and that commit files."""
+    folder.mkdir()
+
+    def git(*arguments):
+        identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+    def commit(message, files):
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        git("add", "-A")
+        git("commit", "-q", "-m", message)
+
+    git("init", "-q", "-b", "main")
+    return git, commit

@@ -3,7 +3,6 @@ is proven like any other.
 """
 
 import asyncio
-import subprocess
 
 import pytest
 
@@ -19,6 +18,7 @@ from ostinato.tasks.problems.proving.judging import (
     RepositoryUnderTest,
     judge_candidate,
 )
+from tests.unit.tasks.problems.builds import begin_history
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
 WHOLE = BROKEN.replace("//", "/")
@@ -144,22 +144,3 @@ def test_a_fix_from_before_the_project_moved_its_files_is_mined(tmp_path):
     assert set(mined.repository.files) == {"kit.py", "test_kit.py"}
     assert mined.candidate.broken_files(mined.repository.files) == {"kit.py": BROKEN.encode()}
     assert mined.candidate.test_files == ("test_kit.py",)
-
-
-def begin_history(folder):
-    """An empty repository: functions that run git in it, and that commit files."""
-    folder.mkdir()
-
-    def git(*arguments):
-        identity = ["-c", "user.name=A Person", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-    def commit(message, files):
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-        git("add", "-A")
-        git("commit", "-q", "-m", message)
-
-    git("init", "-q", "-b", "main")
-    return git, commit

@@ -7,9 +7,15 @@ import pytest
 
 from ostinato.flows.reporting.showing import describe_problems
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas, RepositorySource
+from ostinato.tasks.problems.config import (
+    GitSource,
+    OracleConfig,
+    ProblemsConfig,
+    Quotas,
+    RepositorySource,
+)
 from ostinato.tasks.records import Split
-from tests.unit.tasks.problems.builds import build_set, check_proofs
+from tests.unit.tasks.problems.builds import begin_history, build_set, check_proofs
 
 KIT = RepositorySource(
     name="kit",
@@ -85,3 +91,18 @@ def test_a_package_whose_every_test_file_fails_is_refused_with_the_cause(tmp_pat
     write_source(tmp_path, {"tests/test_lacking.py": LACKING})
     with pytest.raises(ProblemError, match="surely_absent"):
         build_set(tmp_path, CONFIG, "run")
+
+
+def test_commits_that_are_no_problems_are_counted_by_their_reasons(tmp_path):
+    _, commit = begin_history(tmp_path / "history")
+    broken = CODE.replace("return low", "return number")
+    commit("First version of the kit", {"kit/__init__.py": broken})
+    commit("docs: say what the kit does", {"README.md": "kit"})
+    commit("Fix the lower bound of clip", {"kit/__init__.py": CODE, "tests/test_kit.py": TESTS})
+    source = GitSource(
+        name="kit", path=str(tmp_path / "history"), package_paths=("kit",), test_paths=("tests",)
+    )
+    config = ProblemsConfig(git=(source,), oracle=OracleConfig(enabled=False))
+    result, _ = build_set(tmp_path, config, "run")
+    assert result.left_out["kit"] == "2 commits: 1 not_a_change, 1 first_commit"
+    assert any("1 not_a_change" in line for line in describe_problems(result))
