@@ -406,7 +406,7 @@ def gc(
     without --recipe.
     """
     settings = load_settings()
-    store = load_entry(RETENTION)(settings) if recipe is not None else None
+    store = load_entry(RETENTION)(settings)
     expired = [] if recipe is None else store.find(load_recipe(recipe))
     found = garbage.find_garbage(settings, older_than_days)
     console = Console()

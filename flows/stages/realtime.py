@@ -26,6 +26,7 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.interactions import Window
@@ -98,7 +99,15 @@ def judge_against_champion(
     if served is None:
         return gate_candidate(card, None, context.recipe.cycle.gate)
     against = chain.evaluate(context, problems, served, Split.HELD_OUT)
-    return gate_candidate(card, against, context.recipe.cycle.gate)
+    return judge(serving_line(context), card, against, context.recipe.cycle.gate)
+
+
+def judge(
+    line: ServingLine, candidate: Scorecard, champion: Scorecard, config: GateConfig
+) -> GateDecision:
+    """The gate's word on a candidate of the line, its earlier champions remembered."""
+    earlier = line.recent_champions(candidate, config.champions)
+    return gate_candidate(candidate, champion, config, earlier)
 
 
 def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
@@ -325,7 +334,7 @@ def ship(
     skipped, however late the cycle is.
     """
     line = ServingLine(context.ledger, cycle.line, time.time)
-    decision = gate_candidate(candidate, champion, context.recipe.cycle.gate)
+    decision = judge(line, candidate, champion, context.recipe.cycle.gate)
     line.publish_candidate(candidate, decision)
     canary = context.recipe.cycle.canary
     if canary is not None and decision.passed:

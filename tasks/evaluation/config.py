@@ -24,6 +24,12 @@ class GateConfig(Record):
         "candidate passes only when the interval is narrower: 100 problems x 4 attempts give about "
         "+-4.5 points",
     )
+    champions: int = Field(
+        default=20,
+        ge=1,
+        description="newest champions of the line, measured on the same problems; the margin holds "
+        "against the best of them too, so small losses do not add up",
+    )
     confidence: float = Field(
         default=0.90,
         gt=0.5,

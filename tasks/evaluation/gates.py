@@ -2,49 +2,78 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.config import GateConfig
-from ostinato.tasks.evaluation.statistics import paired_difference, solve_rates
+from ostinato.tasks.evaluation.statistics import (
+    PairedDifference,
+    paired_difference,
+    solve_rates,
+)
 from ostinato.tasks.records import GateCheck, GateDecision, Metric, Scorecard
 
 
 def gate_candidate(
-    candidate: Scorecard, champion: Scorecard | None, config: GateConfig
+    candidate: Scorecard,
+    champion: Scorecard | None,
+    config: GateConfig,
+    earlier: Sequence[Scorecard] = (),
 ) -> GateDecision:
     """Passes when the lower bound of (candidate - champion) lies above -margin and no guard trips.
 
-    Without one the lower bound of the candidate's own average must reach `floor`.
+    The same holds against the best of the `earlier` champions on the same problems. Without a
+    champion the lower bound of the candidate's own average must reach `floor`.
     """
     if champion is None:
         return _first_checkpoint(candidate, config)
     _same_suite(candidate, champion)
-    paired = paired_difference(
+    paired = _difference(candidate, champion, config)
+    checks = (
+        _enough_problems(paired.count, config),
+        _not_worse("solve_rate_not_worse", "solve rate", candidate, champion, paired, config),
+        _broken_calls(candidate, champion, config),
+        _generated_tokens(candidate, champion, config),
+    )
+    best = max((champion, *earlier), key=lambda card: card.average.mean)
+    if best.checkpoint != champion.checkpoint:
+        _same_suite(candidate, best)
+        lost = _difference(candidate, best, config)
+        name = f"solve rate since {best.checkpoint}, best of the last {config.champions} champions,"
+        checks += (_not_worse("cumulative_loss", name, candidate, best, lost, config),)
+    return _decision(candidate, champion, paired, checks)
+
+
+def _difference(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> PairedDifference:
+    return paired_difference(
         solve_rates(champion),
         solve_rates(candidate),
         confidence=config.confidence,
         resamples=config.resamples,
         seed=config.seed,
     )
-    checks = (
-        _enough_problems(paired.count, config),
-        GateCheck(
-            name="solve_rate_not_worse",
-            value=paired.low,
-            threshold=-config.margin,
-            passed=paired.low > -config.margin,
-            detail=(
-                f"solve rate {_percent(champion.average.mean)} -> "
-                f"{_percent(candidate.average.mean)}: difference "
-                f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} "
-                "to "
-                f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
-            ),
+
+
+def _not_worse(
+    name: str,
+    said: str,
+    candidate: Scorecard,
+    champion: Scorecard,
+    paired: PairedDifference,
+    config: GateConfig,
+) -> GateCheck:
+    return GateCheck(
+        name=name,
+        value=paired.low,
+        threshold=-config.margin,
+        passed=paired.low > -config.margin,
+        detail=(
+            f"{said} {_percent(champion.average.mean)} -> "
+            f"{_percent(candidate.average.mean)}: difference "
+            f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} to "
+            f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
         ),
-        _broken_calls(candidate, champion, config),
-        _generated_tokens(candidate, champion, config),
     )
-    return _decision(candidate, champion, paired, checks)
 
 
 def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:

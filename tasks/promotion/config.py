@@ -10,17 +10,15 @@ TEST_LINE = "tests"  # users never get it unless they ask for it by name
 class GuardConfig(Record):
     """Conditions on which the online guard withdraws or promotes a candidate."""
 
-    minimum_interactions: int = Field(
-        default=20,
-        ge=1,
-        description="interactions that each arm needs before the first look at it",
+    minimum_sessions: int = Field(
+        default=20, ge=1, description="sessions that each arm needs before the first look at it"
     )
     looks: int = Field(
         default=5,
         ge=1,
         le=12,
         description=(
-            "the arms are compared at minimum_interactions and at each doubling of it; a candidate "
+            "the arms are compared at minimum_sessions and at each doubling of it; a candidate "
             "that is not worse at the last look is promoted"
         ),
     )

@@ -1,10 +1,13 @@
 """The online guard: are users of the candidate arm worse off?
 
-`observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept,
-dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary` (the sequence of such
-tests over a canary). It moves no pointer: serving_line.py does.
+`observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept
+and judged at all, dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary`
+(the sequence of such tests over a canary). Sessions are what is dealt out, so each counts once
+however long it is. It moves no pointer: serving_line.py does.
 """
 
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
@@ -23,7 +26,7 @@ _MISMATCH_P = 1e-4  # sessions dealt out otherwise than asked: no comparison of 
 
 
 class Observation(Record):
-    """Evidence of one interaction about its arm."""
+    """Evidence of one interaction, or of a whole session, about its arm."""
 
     arm: str
     session_id: str
@@ -35,7 +38,7 @@ class Observation(Record):
 class Advice(StrEnum):
     """Advice of the guard."""
 
-    WAIT = "wait"  # too few interactions
+    WAIT = "wait"  # too few sessions
     FINE = "fine"  # no measure is significantly worse
     PROMOTE = "promote"  # fine at every look, the last included
     ROLL_BACK = "roll_back"  # users of the candidate are worse off
@@ -114,8 +117,8 @@ def judge_canary(
     """
     part = config.significance / config.looks
     for look in range(config.looks):
-        count = config.minimum_interactions << look
-        wanted = {"significance": part, "minimum_interactions": count}
+        count = config.minimum_sessions << look
+        wanted = {"significance": part, "minimum_sessions": count}
         seen = _first_of_both(observations, count)
         report = compare_arms(seen, config.model_copy(update=wanted))
         if report.advice is Advice.WAIT:
@@ -132,15 +135,40 @@ def judge_canary(
 
 
 def _first_of_both(observations: Sequence[Observation], count: int) -> list[Observation]:
-    """The observations up to the one with which both arms have `count`."""
+    """The observations up to the one with which both arms have `count` sessions."""
     found: list[Observation] = []
-    num_seen = {CONTROL: 0, CANDIDATE: 0}
+    sessions: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     for seen in observations:
-        if min(num_seen.values()) >= count:
+        if min(len(names) for names in sessions.values()) >= count:
             break
         found.append(seen)
-        num_seen[seen.arm] += 1
+        sessions[seen.arm].add(seen.session_id)
     return found
+
+
+def _sessions_of(observations: Sequence[Observation], arm: str) -> list[Observation]:
+    """One observation for each session of the arm: what holds for at least half of it, the worse at
+    a tie, and its median latency.
+    """
+    sessions: defaultdict[str, list[Observation]] = defaultdict(list)
+    for seen in observations:
+        if seen.arm == arm:
+            sessions[seen.session_id].append(seen)
+    return [_as_one(session) for session in sessions.values()]
+
+
+def _as_one(session: Sequence[Observation]) -> Observation:
+    if len(session) == 1:
+        return session[0]
+    kept = _kept(session)
+    waits = [seen.latency_seconds for seen in session if seen.latency_seconds is not None]
+    return session[0].model_copy(
+        update={
+            "kept": 2 * sum(kept) > len(kept) if kept else None,
+            "dissatisfied": 2 * sum(seen.dissatisfied for seen in session) >= len(session),
+            "latency_seconds": statistics.median(waits) if waits else None,
+        }
+    )
 
 
 def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
@@ -157,20 +185,27 @@ def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
 
 
 def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> GuardReport:
-    """Compares the candidate arm with control."""
-    control = [seen for seen in observations if seen.arm == CONTROL]
-    candidate = [seen for seen in observations if seen.arm == CANDIDATE]
-    if min(len(control), len(candidate)) < config.minimum_interactions:
+    """Compares the sessions of the candidate arm with those of control."""
+    control = _sessions_of(observations, CONTROL)
+    candidate = _sessions_of(observations, CANDIDATE)
+    if min(len(control), len(candidate)) < config.minimum_sessions:
         return GuardReport(
             advice=Advice.WAIT,
             reason=(
-                f"{len(control)} control and {len(candidate)} candidate interactions, "
-                f"wanted {config.minimum_interactions} each"
+                f"{len(control)} control and {len(candidate)} candidate sessions, "
+                f"wanted {config.minimum_sessions} each"
             ),
             measures=(),
         )
     measures = [
         _proportion("edit_kept", _kept(control), _kept(candidate), worse="less"),
+        # users who say nothing any more must not look like users who keep what they get
+        _proportion(
+            "edit_judged",
+            [seen.kept is not None for seen in control],
+            [seen.kept is not None for seen in candidate],
+            worse="less",
+        ),
         _proportion(
             "dissatisfied",
             [seen.dissatisfied for seen in control],

@@ -13,7 +13,14 @@ from pydantic import Field
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.tasks.promotion.config import GuardConfig
-from ostinato.tasks.promotion.guard import Advice, judge_canary, observe, settled
+from ostinato.tasks.promotion.guard import (
+    CANDIDATE,
+    CONTROL,
+    Advice,
+    judge_canary,
+    observe,
+    settled,
+)
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
@@ -86,6 +93,15 @@ class ServingLine:
         pointer = self._ledger.promotions.current(self.name)
         return pointer.checkpoint_id if pointer is not None else None
 
+    def recent_champions(self, candidate: Scorecard, count: int) -> list[Scorecard]:
+        """Scorecards of the line's newest champions that compare with the candidate's: one each,
+        the newest. What was rolled back and what was measured on other problems is not among them.
+        """
+        standing = self._ledger.promotions.standing(self.name)
+        rows = self._ledger.scorecards.of_suite(candidate.suite, standing[-count:])
+        cards = [Scorecard.model_validate(row.payload) for row in rows]
+        return list({card.checkpoint: card for card in cards if _compare(card, candidate)}.values())
+
     def was_offered(self, checkpoint_id: str) -> bool:
         """Whether the checkpoint was ever champion of the line."""
         return any(
@@ -94,13 +110,21 @@ class ServingLine:
         )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
-        """Promotes a candidate whose gate passed, else refuses it. Idempotent."""
+        """Promotes a candidate whose gate passed against the champion of now, else refuses it.
+        Idempotent.
+        """
         if not decision.passed:
             self._note_once("refused", decision.gate_id, decision.reason, decision.candidate)
             return self._report(PromotionOutcome.REFUSED, decision.candidate, decision.reason)
         if self._was_promoted(decision):
             reason = f"decided before by {decision.gate_id}: {decision.reason}"
             return self._report(PromotionOutcome.UNCHANGED, decision.candidate, reason)
+        if self._is_outdated(decision):
+            reason = (
+                f"compared with {decision.champion}, and the champion is {self.champion()} by now"
+            )
+            self._note_once("refused", decision.gate_id, reason, decision.candidate)
+            return self._report(PromotionOutcome.REFUSED, decision.candidate, reason)
         self._ledger.promotions.promote(
             self.name,
             decision.candidate,
@@ -157,12 +181,23 @@ class ServingLine:
         return None
 
     def watch_canary(self, config: GuardConfig) -> Canary | CanaryEnd | None:
-        """The open A/B, or how the guard ended it now: promoted or withdrawn, it is open no longer."""
+        """The open A/B, or how the guard ended it now: promoted or withdrawn, it is open no longer.
+
+        A/B and gate compared the candidate with one champion: with another one it ends unjudged.
+        """
         canary = self.canary()
         if canary is None:
             return None
+        if self._is_outdated(canary.decision):
+            self.stop_canary(f"champion replaced by {self.champion()}")
+            return None
         now = self._clock()
-        rows = self._ledger.interactions.since(canary.from_watermark, line=self.name)
+        serves = {CONTROL: self.champion(), CANDIDATE: canary.checkpoint_id}
+        rows = [
+            row
+            for row in self._ledger.interactions.since(canary.from_watermark, line=self.name)
+            if row.checkpoint_id == serves[row.arm]  # not of an earlier candidate or champion
+        ]
         report = judge_canary(
             observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
         )
@@ -173,6 +208,12 @@ class ServingLine:
         self.stop_canary(report.reason)
         return CanaryEnd(
             checkpoint_id=canary.checkpoint_id, advice=report.advice, reason=report.reason
+        )
+
+    def _is_outdated(self, decision: GateDecision) -> bool:
+        """Whether the candidate was compared with another checkpoint than users get by now."""
+        return decision.champion not in (None, self.champion()) and (
+            decision.candidate != self.champion()
         )
 
     def _was_promoted(self, decision: GateDecision) -> bool:
@@ -201,3 +242,11 @@ class ServingLine:
 
     def _note(self, name: str, payload: dict[str, Any]) -> None:
         self._ledger.events.add(self._source, name, payload, self._clock())
+
+
+def _compare(card: Scorecard, other: Scorecard) -> bool:
+    """Whether two scorecards are of the same problems, solved in the same way."""
+    return card.temperature == other.temperature and (
+        {score.problem_id for score in card.problems}
+        == {score.problem_id for score in other.problems}
+    )

@@ -140,7 +140,7 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
 def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of(
     prefect_server: None, tmp_path: Path, home: Path
 ) -> None:
-    guard = "minimum_interactions = 20\nlooks = 1\nminimum_seconds = 0\nsettle_seconds = 0\n"
+    guard = "minimum_sessions = 20\nlooks = 1\nminimum_seconds = 0\nsettle_seconds = 0\n"
     canary = f"\n[cycle.canary]\nshare = 0.5\n[cycle.canary.guard]\n{guard}"
     context = open_context(tmp_path, "mine", MINE + canary)
     problems = add_problems(context, "a")

@@ -1,5 +1,8 @@
 """Attempts by a model that somebody else serves: the agent's loop over an OpenAI-style API."""
 
+import time
+from collections.abc import Callable
+
 import httpx
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
@@ -17,6 +20,8 @@ async def run_agent_outside(
     environment: AgentEnvironment,
     request: AgentRequest,
     config: HarnessConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Transcript:
     """Runs the attempt to its end, as `run_agent` does with a model of ours."""
     policy = environment.policy_under(config)
@@ -31,4 +36,4 @@ async def run_agent_outside(
         system_prompt=system,
         temperature=request.temperature,
     )
-    return await run_conversation(conversation, environment, request.prompt, config)
+    return await run_conversation(conversation, environment, request.prompt, config, clock=clock)

@@ -1,5 +1,7 @@
 """Scorecards by id: the record itself is JSON that the ledger does not read."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import update
 
 from ostinato.infra.platform.ledger.database import Repository
@@ -20,6 +22,16 @@ class ScorecardRepository(Repository):
                     .where(SCORECARDS.c.scorecard_id == card.scorecard_id)
                     .values(passed=card.passed)
                 )
+
+    def of_suite(self, suite: str, checkpoint_ids: Sequence[str]) -> list[ScorecardRow]:
+        """Scorecards of these checkpoints on a suite, oldest first."""
+        with self._database.read() as connection:
+            return SCORECARDS.list(
+                connection,
+                SCORECARDS.c.suite == suite,
+                SCORECARDS.c.checkpoint_id.in_(checkpoint_ids),
+                order_by=SCORECARDS.c.created_at,
+            )
 
     def get(self, scorecard_id: str) -> ScorecardRow | None:
         with self._database.read() as connection:

@@ -89,6 +89,18 @@ def test_other_problems_or_suite_are_an_error_not_a_verdict() -> None:
         )
 
 
+def test_small_losses_do_not_add_up() -> None:
+    best, champion, candidate = (
+        card(name, CHANCES - loss, seed=1)
+        for name, loss in (("best", 0.0), ("champion", 0.05), ("new", 0.1))
+    )
+    config = CONFIG.model_copy(update={"margin": 0.1})
+    assert gate_candidate(candidate, champion, config).passed
+    decision = gate_candidate(candidate, champion, config, (best, champion))
+    assert [check.name for check in decision.checks if not check.passed] == ["cumulative_loss"]
+    assert "since best, best of the last 20 champions" in decision.reason
+
+
 def test_gate_rarely_passes_a_candidate_worse_by_the_margin() -> None:
     """At a true loss of exactly the margin the one-sided error is (1 - confidence) / 2 = 5 %."""
     config = CONFIG.model_copy(update={"margin": 0.1, "resamples": 300})

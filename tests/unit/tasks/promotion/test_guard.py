@@ -44,7 +44,7 @@ def test_too_little_evidence_waits() -> None:
     rng = np.random.default_rng(0)
     report = compare_arms([*seen(CONTROL, 500, rng), *seen(CANDIDATE, 5, rng, kept=0)], CONFIG)
     assert report.advice is Advice.WAIT
-    assert report.reason == "500 control and 5 candidate interactions, wanted 20 each"
+    assert report.reason == "500 control and 5 candidate sessions, wanted 20 each"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +167,35 @@ def test_interaction_counts_once_it_is_settled_with_what_was_said_until_then() -
     rows = [kept_twice, row(sequence=2, created_at=500.0), row(sequence=3)]
     (only,) = settled(rows, CONFIG, now=1_000.0)
     assert [event.created_at for event in only.feedback] == [5.0]
+
+
+def long_sessions(rng: np.random.Generator, sessions: int) -> list[Observation]:
+    """Alike arms in turn. A session's problem is solved or not, and half of them go on about it."""
+    told = []
+    for index in range(sessions):
+        arm = (CONTROL, CANDIDATE)[index % 2]
+        kept = bool(rng.random() < 0.6)
+        observation = Observation(
+            arm=arm, session_id=str(index), kept=kept, dissatisfied=not kept, latency_seconds=5.0
+        )
+        told += [observation] * (1 if rng.random() < 0.5 else 20)
+    return told
+
+
+def test_a_long_session_counts_once() -> None:
+    rng = np.random.default_rng(9)
+    config = GuardConfig(looks=3)
+    told = [long_sessions(rng, 160) for _ in range(200)]
+    withdrawn = sum(judge_canary(one, config, 0.5, 1e9).advice is Advice.ROLL_BACK for one in told)
+    assert withdrawn <= 17  # 5 % of 200 is 10, and 17 is its 98 % quantile
+
+
+def test_candidate_whose_users_fall_silent_is_withdrawn() -> None:
+    rng = np.random.default_rng(10)
+    silent = [
+        seen.model_copy(update={"kept": None}) if seen.arm == CANDIDATE else seen
+        for seen in mixed(rng, 80)
+    ]
+    report = judge_canary(silent, QUICK, 0.5, 1e9)
+    assert report.advice is Advice.ROLL_BACK
+    assert report.reason.startswith("worse: edit_judged")

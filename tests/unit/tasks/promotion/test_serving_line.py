@@ -117,48 +117,106 @@ def test_canary_opens_once_per_decision_and_closes(line: ServingLine, ledger: Le
     assert len(ledger.events.recent("promotion/nano")) == 4
 
 
+def record(
+    ledger: Ledger, index: int, arm: str, checkpoint: str, *, kept: bool, at: float = 1.0
+) -> None:
+    """An interaction of a session of its own, and what was said about it."""
+    ledger.interactions.record(
+        NewInteraction(
+            interaction_id=f"i{index}",
+            line="nano",
+            tenant="t",
+            session_id=f"s{index}",
+            arm=arm,
+            checkpoint_id=checkpoint,
+            weight_version=1,
+            problem_kind="k",
+            consent=True,
+            object_key="o",
+            created_at=at,
+        )
+    )
+    ledger.interactions.add_feedback(
+        FeedbackRow(
+            feedback_id=f"f{index}",
+            interaction_id=f"i{index}",
+            signal="edit_kept" if kept else "edit_reverted",
+            value=1.0,
+            created_at=at,
+        )
+    )
+
+
+GUARD = GuardConfig(minimum_sessions=20, looks=1, minimum_seconds=50.0, settle_seconds=10.0)
+
+
 @pytest.mark.parametrize(("kept_by_candidate", "serves"), [(True, "b"), (False, "a")])
 def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
     ledger: Ledger, kept_by_candidate: bool, serves: str
 ) -> None:
     now = [0.0]
     line = ServingLine(ledger, "nano", clock=lambda: now[0])
-    guard = GuardConfig(minimum_interactions=20, looks=1, minimum_seconds=50.0, settle_seconds=10.0)
     line.decide(decision("a"))
     line.start_canary(decision("b"), 0.5)
     for index in range(40):
         arm, checkpoint = (("control", "a"), ("candidate", "b"))[index % 2]
         kept = kept_by_candidate or arm == "control"
-        ledger.interactions.record(
-            NewInteraction(
-                interaction_id=f"i{index}",
-                line="nano",
-                tenant="t",
-                session_id=f"s{index}",
-                arm=arm,
-                checkpoint_id=checkpoint,
-                weight_version=1,
-                problem_kind="k",
-                consent=True,
-                object_key="o",
-                created_at=1.0,
-            )
-        )
-        ledger.interactions.add_feedback(
-            FeedbackRow(
-                feedback_id=f"f{index}",
-                interaction_id=f"i{index}",
-                signal="edit_kept" if kept else "edit_reverted",
-                value=1.0,
-                created_at=2.0,
-            )
-        )
+        record(ledger, index, arm, checkpoint, kept=kept)
     now[0] = 5.0
-    assert line.watch_canary(guard) == line.canary()  # nothing is settled
+    assert line.watch_canary(GUARD) == line.canary()  # nothing is settled
     now[0] = 60.0
-    end = line.watch_canary(guard)
+    end = line.watch_canary(GUARD)
     assert isinstance(end, CanaryEnd)
     wanted = Advice.PROMOTE if serves == "b" else Advice.ROLL_BACK
     assert (end.checkpoint_id, end.advice) == ("b", wanted)
     assert line.canary() is None
-    assert (champion(ledger), line.watch_canary(guard)) == (serves, None)
+    assert (champion(ledger), line.watch_canary(GUARD)) == (serves, None)
+
+
+def against(candidate: str, champion: str) -> GateDecision:
+    return decision(candidate).model_copy(update={"champion": champion})
+
+
+def test_canary_ends_without_a_word_when_its_champion_is_replaced(ledger: Ledger) -> None:
+    now = [0.0]
+    line = ServingLine(ledger, "nano", clock=lambda: now[0])
+    line.decide(decision("a"))
+    line.start_canary(against("b", "a"), 0.5)
+    line.decide(decision("c"))  # the gate never compared b with c
+    for index in range(40):
+        arm, checkpoint = (("control", "c"), ("candidate", "b"))[index % 2]
+        record(ledger, index, arm, checkpoint, kept=True)
+    now[0] = 60.0
+    assert line.watch_canary(GUARD) is None
+    assert (line.champion(), line.canary()) == ("c", None)
+
+
+def test_recent_champions_are_those_that_stand_and_compare(line: ServingLine) -> None:
+    for name in "abcd":
+        other_suite = {"suite": "other"} if name == "b" else {}
+        line.publish_candidate(scorecard(name).model_copy(update=other_suite), decision(name))
+        line.decide(decision(name))
+    line.roll_back("d", "a cheat that measured well must not be the one to beat")
+    found = [card.checkpoint for card in line.recent_champions(scorecard("new"), 20)]
+    assert sorted(found) == ["a", "c"]
+    assert [card.checkpoint for card in line.recent_champions(scorecard("new"), 1)] == ["c"]
+
+
+def test_candidate_compared_with_an_earlier_champion_is_refused(line: ServingLine) -> None:
+    line.decide(decision("a"))
+    line.decide(decision("c"))
+    report = line.decide(against("b", "a"))
+    assert (report.outcome, report.champion) == (PromotionOutcome.REFUSED, "c")
+    assert report.reason.startswith("compared with a, and the champion is c by now")
+
+
+def test_answers_of_an_earlier_candidate_do_not_count(ledger: Ledger) -> None:
+    now = [0.0]
+    line = ServingLine(ledger, "nano", clock=lambda: now[0])
+    line.decide(decision("a"))
+    line.start_canary(against("b", "a"), 0.5)
+    for index in range(40):  # sessions that an earlier candidate still answered, badly
+        arm, checkpoint = (("control", "a"), ("candidate", "earlier"))[index % 2]
+        record(ledger, index, arm, checkpoint, kept=arm == "control")
+    now[0] = 60.0
+    assert line.watch_canary(GUARD) == line.canary()  # no answer of b yet
