@@ -26,8 +26,12 @@ def certify(
     seed: Annotated[int, typer.Option(help="draws problems, orders and hacks", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="rounds of runs that must agree", min=1)] = 2,
     hacks: Annotated[
-        int, typer.Option(help="of the adversary suite, drawn per problem", min=0)
+        int, typer.Option(help="of the adversary suite, dealt out to each problem", min=0)
     ] = 5,
+    fixes: Annotated[
+        int, typer.Option(help="right fixes in other words, judged for each problem", min=0)
+    ] = 1,
+    at_a_time: Annotated[int, typer.Option(help="problems checked together", min=1)] = 2,
     checkpoint: Annotated[
         str | None, typer.Option(help="also measures how many of the problems it solves")
     ] = None,
@@ -51,7 +55,7 @@ def certify(
     if verify:
         signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
     else:
-        options = CertifyOptions(seed=seed, limit=limit, repeats=repeats, hacks=hacks)
+        options = CertifyOptions(seed=seed, limit=limit, repeats=repeats, hacks=hacks, fixes=fixes)
         signed = load_entry(f"{CERTIFYING}:certify")(
             load_settings(),
             problems,
@@ -60,6 +64,7 @@ def certify(
             attempts=attempts,
             recipe=recipe,
             directory=report,
+            at_a_time=at_a_time,
         )
     if signed.certificate.counts:
         raise typer.Exit(1)

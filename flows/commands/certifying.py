@@ -51,6 +51,7 @@ def certify(
     attempts: int,
     recipe: str,
     directory: Path | None,
+    at_a_time: int,
 ) -> SignedCertificate:
     """Checks a set, writes certificate.json and certificate.html, names each problem with a finding."""
     work = settings.home / "certificates" / hashlib.sha256(problems.encode()).hexdigest()[:16]
@@ -67,7 +68,7 @@ def certify(
                     highlight=False, markup=False, soft_wrap=True,
                 )  # fmt: skip
 
-        reports = check_set(drawn, work, options, show)
+        reports = check_set(drawn, work, options, show, at_a_time)
     difficulty = None
     if checkpoint is not None:
         difficulty = _measure(settings, drawn, work, checkpoint, attempts, recipe, options)
@@ -96,10 +97,15 @@ def conclude(certificate: Certificate) -> None:
     for reason, count in certificate.counts.items():
         say(f"  {reason}: {count}")
     say(f"adversary suite: {certificate.hacks_paid} paid in {certificate.hacks_tried} tries")
+    for family, refused in certificate.hacks.items():
+        told = ", ".join(f"{defence} {count}" for defence, count in refused.items())
+        say(f"  {family}, refused by: {told}")
+    say(f"right fixes: {certificate.fixes_refused} of {certificate.fixes_judged} refused")
     costs = {
         "test run": certificate.verdict_seconds,
         "command in a box": certificate.step_seconds,
         "start of a box": certificate.start_seconds,
+        "verdict on another text": certificate.trial_seconds,
     }
     told = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in costs.items() if seconds]
     say(f"cost, medians: {', '.join(told) or 'not measured'}")

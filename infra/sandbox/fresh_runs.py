@@ -1,8 +1,8 @@
 """Runs tests on files that the run alone has: its box never saw another state of the repository.
 
 `FreshRuns`: for what an agent may see, and for repositories whose conftest.py must be imported with
-the change in place. Neither product code nor a test module lies in the box; each run brings both
-(inside/fresh_server.py).
+the change in place. No product code lies in the box, and of runs that an agent sees no test module
+either; each run brings both (inside/fresh_server.py).
 """
 
 import asyncio
@@ -108,6 +108,20 @@ class SharedBox(ABC):
 class FreshRuns(SharedBox):
     """A box for runs that bring their own files."""
 
+    def __init__(
+        self,
+        repository: PreparedRepository,
+        limits: SandboxLimits,
+        parallel_runs: int,
+        *,
+        hides_tests: bool,
+    ) -> None:
+        """`hides_tests`: whether files that hold tests are blank on the disk of the box. Data that
+        only looks like a test then is too.
+        """
+        super().__init__(repository, limits, parallel_runs)
+        self._hides_tests = hides_tests
+
     async def run(
         self, files: Mapping[str, bytes], test_ids: Sequence[str], time_limit_seconds: float
     ) -> dict[str, Any]:
@@ -118,7 +132,8 @@ class FreshRuns(SharedBox):
         return await self._request_run(sources, test_ids, time_limit_seconds)
 
     async def _start_box(self) -> BoxChannel:
-        tests = [path for path in self.repository.files if self._holds_tests(path)]
+        paths = self.repository.files if self._hides_tests else ()
+        tests = [path for path in paths if self._holds_tests(path)]
         mounts = blank_mounts(self.repository, tests)
         box = BoxProcess(self._limits, mounts, server="fresh_server")
         channel, _ = await self._open_box(box)

@@ -82,9 +82,10 @@ class TestServer(SharedBox):
         self._hash_seed = hash_seed
         self.tests: tuple[str, ...] = ()
         self.cache = cache or VerdictCache()
-        self._fresh = FreshRuns(repository, self._limits, parallel_runs)
+        # its runs bring all tests anyway, and a test may read a file that looks like one
+        self._fresh = FreshRuns(repository, self._limits, parallel_runs, hides_tests=False)
         # a box of its own: what a verdict's run leaves behind must not be there
-        self._visible = FreshRuns(repository, self._limits, parallel_runs)
+        self._visible = FreshRuns(repository, self._limits, parallel_runs, hides_tests=True)
         self.collection_errors: tuple[str, ...] = ()
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
         self._has_conftest = any(

@@ -13,6 +13,7 @@ from ostinato.tasks.certification.leaks import find_answers
 from ostinato.tasks.certification.records import CertifyOptions, Reason
 from ostinato.tasks.certification.tested import Checked
 from ostinato.tasks.environments.api import ENVIRONMENTS, Environment, SolvedEnvironment
+from ostinato.tasks.grading.adversary import Defence
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment
 from ostinato.tasks.records import Problem
 
@@ -83,9 +84,8 @@ async def _try_cheats(
     with tempfile.TemporaryDirectory(prefix="ostinato-certify-") as folder:
         mark = Path(folder) / uuid.uuid4().hex
         for name, files in _cheats(problem, given, answers, repository, mark).items():
-            checked.hacks_tried += 1
-            if await _judge(problem, files, repository, checked):
-                checked.pay(name)
+            paid = await _judge(problem, files, repository, checked)
+            checked.note_hack(name, Defence.NONE if paid else Defence.ENVIRONMENT)
             if mark.exists():
                 mark.unlink()
                 checked.add(Reason.RUNS_ON_HOST, [name])

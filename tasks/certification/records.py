@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from ostinato.infra.platform.record import Record
+from ostinato.tasks.grading.adversary import Defence
 
 
 class Reason(StrEnum):
@@ -13,7 +14,7 @@ class Reason(StrEnum):
     GOLD_FAILS = "gold_fails"  # a required test fails on the original, or is not there
     GOLD_UNPROVEN = "gold_unproven"  # its environment has no `solve`
     NO_TESTS = "no_tests"  # nothing is required, so nothing can be proven
-    RIGHT_FIX_REFUSED = "right_fix_refused"  # the original with a comment is not paid
+    RIGHT_FIX_REFUSED = "right_fix_refused"  # the original in other words is not paid
     READS_SOURCE = "reads_source"  # a test depends on how the source is written
     NOOP_PASSES = "noop_passes"  # the broken state is paid
     TEST_PASSES_BROKEN = "test_passes_broken"  # one that should fail in the broken state passes
@@ -49,8 +50,11 @@ class ProblemReport(Record):
     verdict_seconds: float | None = Field(description="median of its test runs; None: none ran")
     step_seconds: float | None = Field(description="a command in its box; None: not measured")
     start_seconds: float | None = Field(description="until its box answers; None: not measured")
-    hacks_tried: int
-    hacks_paid: int
+    trial_seconds: float | None = Field(
+        description="median verdict on a right fix in other words; None: not measured"
+    )
+    hacks: dict[str, Defence] = Field(description="edit that fixes nothing -> what refused it")
+    fixes: dict[str, Defence] = Field(description="right fix -> what refused it")
     checked_seconds: float = Field(description="wall time of all checks")
 
 
@@ -60,7 +64,10 @@ class CertifyOptions(Record):
     seed: int = Field(default=0, ge=0, description="draws problems, orders and hacks")
     limit: int | None = Field(default=None, ge=1, description="problems drawn; None: all")
     repeats: int = Field(default=2, ge=1, description="rounds of runs that must agree")
-    hacks: int = Field(default=5, ge=0, description="of the adversary suite, drawn per problem")
+    hacks: int = Field(
+        default=5, ge=0, description="of the adversary suite, dealt out to each problem"
+    )
+    fixes: int = Field(default=1, ge=0, description="right fixes in other words of each problem")
     time_limit_seconds: float = Field(default=20.0, gt=0, description="of one test run")
 
 
@@ -78,7 +85,7 @@ class Difficulty(Record):
 class Certificate(Record):
     """Everything that is signed."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     problem_set: str
     problems_sha256: str = Field(description="of the JSON lines of the checked problems, sorted")
     num_problems: int = Field(description="of the whole set")
@@ -90,9 +97,15 @@ class Certificate(Record):
     num_proven: int
     hacks_tried: int
     hacks_paid: int
+    hacks: dict[str, dict[Defence, int]] = Field(
+        description="family of the adversary suite -> what refused its hacks, and how many"
+    )
+    fixes_judged: int
+    fixes_refused: int
     verdict_seconds: float | None = Field(description="median over problems")
     step_seconds: float | None = Field(description="median over problems")
     start_seconds: float | None = Field(description="median over problems")
+    trial_seconds: float | None = Field(description="median over problems")
     difficulty: Difficulty | None = None
     created_at: float
 

@@ -11,7 +11,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from ostinato.tasks.certification.records import (
 from ostinato.tasks.certification.tested import Checked, TestedChecks
 from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.environments.run import draw_problems, write_repository
+from ostinato.tasks.grading.adversary import Defence, Hack, load_hacks
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.problem_sets import (
     PROBLEMS_FILE,
@@ -106,15 +107,24 @@ def write_set(drawn: DrawnSet, folder: Path) -> Path:
 
 
 def check_set(
-    drawn: DrawnSet, folder: Path, options: CertifyOptions, on_report: OnReport
+    drawn: DrawnSet,
+    folder: Path,
+    options: CertifyOptions,
+    on_report: OnReport,
+    at_a_time: int = _AT_A_TIME,
 ) -> tuple[ProblemReport, ...]:
     """A report per problem, by id. Those in the folder's journal are taken from there."""
     folder.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_check_all(drawn, _Journal(folder / JOURNAL), options, on_report))
+    journal = _Journal(folder / JOURNAL)
+    return asyncio.run(_check_all(drawn, journal, options, on_report, at_a_time))
 
 
 async def _check_all(
-    drawn: DrawnSet, journal: "_Journal", options: CertifyOptions, on_report: OnReport
+    drawn: DrawnSet,
+    journal: "_Journal",
+    options: CertifyOptions,
+    on_report: OnReport,
+    at_a_time: int,
 ) -> tuple[ProblemReport, ...]:
     reports: dict[str, ProblemReport] = {}
 
@@ -123,8 +133,9 @@ async def _check_all(
         on_report(report, len(reports), len(drawn.problems))
 
     waiting: dict[str, list[Problem]] = {}
+    hacks = deal_hacks(drawn.problems, options)
     for problem in drawn.problems:
-        known = journal.known.get(_key(problem, options))
+        known = journal.known.get(_key(problem, hacks[problem.problem_id], options))
         if known is not None:
             done(known)
         else:
@@ -134,15 +145,40 @@ async def _check_all(
         journal.add(report)
         done(report)
 
-    for name, problems in waiting.items():
-        await _check_repository(drawn.repositories[name], problems, options, add)
+    room = asyncio.Semaphore(at_a_time)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, problems in waiting.items():
+                repository = drawn.repositories[name]
+                group.create_task(
+                    _check_repository(repository, problems, hacks, options, room, add)
+                )
+    except* (CapacityExhausted, SandboxHostLost) as lost:
+        raise lost.exceptions[0] from None
     return tuple(sorted(reports.values(), key=lambda report: report.problem_id))
+
+
+def deal_hacks(problems: Sequence[Problem], options: CertifyOptions) -> dict[str, tuple[Hack, ...]]:
+    """Hacks of each problem: the suite is shuffled and dealt in turn, so that each meets as many
+    problems as any other, give or take one.
+    """
+    suite = list(load_hacks().values())
+    random.Random(f"hacks {options.seed}").shuffle(suite)
+    count = min(options.hacks, len(suite))
+    return {
+        problem.problem_id: tuple(
+            suite[(place * count + index) % len(suite)] for index in range(count)
+        )
+        for place, problem in enumerate(problems)
+    }
 
 
 async def _check_repository(
     repository: PreparedRepository,
     problems: Sequence[Problem],
+    hacks: Mapping[str, Sequence[Hack]],
     options: CertifyOptions,
+    room: asyncio.Semaphore,
     add: Callable[[ProblemReport], None],
 ) -> None:
     # nothing is remembered: a run that repeats another has to run
@@ -150,11 +186,10 @@ async def _check_repository(
     other = TestServer(repository, cache=VerdictCache(capacity=0), hash_seed=1)
     checks = TestedChecks(server, other, BlindTrials(), options)
     leaks = LeakScan(repository)
-    room = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(problem: Problem) -> None:
         async with room:
-            add(await _check_problem(problem, checks, leaks))
+            add(await _check_problem(problem, hacks[problem.problem_id], checks, leaks))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -166,7 +201,9 @@ async def _check_repository(
         await checks.close()
 
 
-async def _check_problem(problem: Problem, checks: TestedChecks, leaks: LeakScan) -> ProblemReport:
+async def _check_problem(
+    problem: Problem, hacks: Sequence[Hack], checks: TestedChecks, leaks: LeakScan
+) -> ProblemReport:
     started = time.perf_counter()
     options, repository = checks.options, checks.server.repository
     chance = random.Random(f"{options.seed} {problem.problem_id}")
@@ -175,7 +212,7 @@ async def _check_problem(problem: Problem, checks: TestedChecks, leaks: LeakScan
         if problem.environment:
             checked = await check_judged(problem, repository, options)
         else:
-            checked = await checks.check(problem, chance)
+            checked = await checks.check(problem, hacks, chance)
             for finding in await asyncio.to_thread(leaks.find, problem):
                 checked.add(finding.reason, [finding.detail])
     except (CapacityExhausted, SandboxHostLost):
@@ -184,13 +221,14 @@ async def _check_problem(problem: Problem, checks: TestedChecks, leaks: LeakScan
         checked.add(Reason.NOT_JUDGED, [f"{type(error).__name__}: {str(error)[:300]}"])
     return ProblemReport(
         problem_id=problem.problem_id,
-        key=_key(problem, options),
+        key=_key(problem, hacks, options),
         findings=checked.findings,
         verdict_seconds=checked.verdict_seconds,
         step_seconds=checked.step_seconds,
         start_seconds=checked.start_seconds,
-        hacks_tried=checked.hacks_tried,
-        hacks_paid=checked.hacks_paid,
+        trial_seconds=checked.trial_seconds,
+        hacks=checked.hacks,
+        fixes=checked.fixes,
         checked_seconds=time.perf_counter() - started,
     )
 
@@ -214,14 +252,30 @@ def make_certificate(
         reports=tuple(reports),
         counts={str(reason): count for reason, count in sorted(counts.items())},
         num_proven=sum(not report.findings for report in reports),
-        hacks_tried=sum(report.hacks_tried for report in reports),
-        hacks_paid=sum(report.hacks_paid for report in reports),
+        hacks_tried=sum(len(report.hacks) for report in reports),
+        hacks_paid=sum(_count_paid(report.hacks) for report in reports),
+        hacks=_count_by_family(reports),
+        fixes_judged=sum(len(report.fixes) for report in reports),
+        fixes_refused=sum(len(report.fixes) - _count_paid(report.fixes) for report in reports),
         verdict_seconds=_median(report.verdict_seconds for report in reports),
         step_seconds=_median(report.step_seconds for report in reports),
         start_seconds=_median(report.start_seconds for report in reports),
+        trial_seconds=_median(report.trial_seconds for report in reports),
         difficulty=difficulty,
         created_at=now,
     )
+
+
+def _count_paid(edits: Mapping[str, Defence]) -> int:
+    return sum(defence is Defence.NONE for defence in edits.values())
+
+
+def _count_by_family(reports: Sequence[ProblemReport]) -> dict[str, dict[Defence, int]]:
+    counts: dict[str, Counter[Defence]] = {}
+    for report in reports:
+        for name, defence in report.hacks.items():
+            counts.setdefault(name.partition(":")[0], Counter())[defence] += 1
+    return {family: dict(sorted(found.items())) for family, found in sorted(counts.items())}
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -229,10 +283,11 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _key(problem: Problem, options: CertifyOptions) -> str:
-    """Digest of all that decides a report. The limit does not."""
+def _key(problem: Problem, hacks: Sequence[Hack], options: CertifyOptions) -> str:
+    """Digest of all that decides a report. The limit does so by the hacks alone."""
     asked = options.model_dump(mode="json", exclude={"limit"})
-    content = json.dumps([problem.model_dump(mode="json"), asked, _code()], sort_keys=True)
+    names = [hack.title for hack in hacks]
+    content = json.dumps([problem.model_dump(mode="json"), asked, names, _code()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -244,7 +299,9 @@ def _code() -> str:
 
 
 class _Journal:
-    """Finished reports, one per line. A torn last line is none."""
+    """Finished reports, one per line. A torn last line is none. What ended with an error is checked
+    again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -256,7 +313,8 @@ class _Journal:
             except ValidationError:
                 continue
             whole += line if line.endswith(b"\n") else line + b"\n"
-            self.known[report.key] = report
+            if all(found.reason is not Reason.NOT_JUDGED for found in report.findings):
+                self.known[report.key] = report
         if path.exists() and whole != path.read_bytes():
             partial = path.with_suffix(".partial")
             partial.write_bytes(whole)

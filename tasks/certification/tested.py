@@ -1,6 +1,7 @@
 """Checks of problems that tests judge: gold, no-op, repeats, right fixes, the adversary suite."""
 
 import ast
+import asyncio
 import random
 import statistics
 import time
@@ -14,7 +15,14 @@ from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.certification.records import CertifyOptions, Finding, Reason
-from ostinato.tasks.grading.adversary import hacked_files, is_paid, load_hacks, stub_fixes
+from ostinato.tasks.certification.right_fixes import rewrite_original
+from ostinato.tasks.grading.adversary import (
+    Defence,
+    Hack,
+    find_defence,
+    hacked_files,
+    stub_fixes,
+)
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
 from ostinato.tasks.records import Problem
@@ -47,17 +55,18 @@ class TestedChecks:
         await self.server.close()
         await self.other.close()
 
-    async def check(self, problem: Problem, chance: random.Random) -> "Checked":
-        """Findings on a problem, and its costs."""
+    async def check(
+        self, problem: Problem, hacks: Sequence[Hack], chance: random.Random
+    ) -> "Checked":
+        """Findings on a problem, hacks of which are tried, and its costs."""
         checked = Checked()
         if not problem.fail_to_pass:
             checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
             return checked
         await self._check_original(problem, chance, checked)
         await self._check_broken(problem, chance, checked)
-        if not checked.findings:  # a defect of the tests explains what they do to fixes
-            await self._check_right_fix(problem, checked)
-        await self._try_hacks(problem, chance, checked)
+        await self._judge_right_fixes(problem, chance, checked)
+        await self._try_hacks(problem, hacks, checked)
         await self._measure_steps(problem, checked)
         return checked
 
@@ -140,35 +149,36 @@ class TestedChecks:
             note("in a new process", plain.outcomes)
         return failed
 
-    async def _check_right_fix(self, problem: Problem, checked: "Checked") -> None:
-        files: Files = {
-            path: self.server.repository.files[path] + b"\n# repaired\n"
-            for path in _edited(problem, self.server)
-        }
-        if not await self._is_paid(problem, files):
-            difference = await self.trials.find_difference(problem, files, self.server.repository)
-            checked.add(
-                Reason.RIGHT_FIX_REFUSED,
-                [difference or "the original with a comment fails tests or held-out calls"],
-            )
+    async def _judge_right_fixes(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        repository = self.server.repository
+        broken = problem.break_files(repository.files)
+        original = {path: repository.files[path] for path in _edited(problem, self.server)}
+        fixes = await asyncio.to_thread(
+            rewrite_original, original, broken, self.options.fixes, chance
+        )
+        # a defect of the tests explains what they do to fixes
+        is_sound = not checked.findings
+        for name, files in fixes.items():
+            started = time.perf_counter()
+            defence = checked.fixes[name] = await self._find_defence(problem, files)
+            checked.trials.append(time.perf_counter() - started)
+            if is_sound and defence is not Defence.NONE:
+                told = await self.trials.find_difference(problem, files, repository)
+                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told or defence}"])
 
-    async def _try_hacks(self, problem: Problem, chance: random.Random, checked: "Checked") -> None:
-        if not problem.symbol or not self.options.hacks:
+    async def _try_hacks(self, problem: Problem, hacks: Sequence[Hack], checked: "Checked") -> None:
+        if not problem.symbol or not hacks:
             return
         repository = self.server.repository
-        hacks = list(load_hacks().values())
-        chosen = {
-            f"{hack.family}: {hack.name}": hacked_files(hack, problem, repository)
-            for hack in chance.sample(hacks, min(self.options.hacks, len(hacks)))
-        }
-        for name, files in {**chosen, **stub_fixes(problem, repository)}.items():
-            checked.hacks_tried += 1
-            if await self._is_paid(problem, files):
-                checked.pay(name)
+        edits = {hack.title: hacked_files(hack, problem, repository) for hack in hacks}
+        for name, files in {**edits, **stub_fixes(problem, repository)}.items():
+            checked.note_hack(name, await self._find_defence(problem, files))
 
-    async def _is_paid(self, problem: Problem, files: Files) -> bool:
+    async def _find_defence(self, problem: Problem, files: Files) -> Defence:
         limit = self.options.time_limit_seconds
-        return await is_paid(problem, files, self.server, self.trials, limit)
+        return await find_defence(problem, files, self.server, self.trials, limit)
 
     async def _measure_steps(self, problem: Problem, checked: "Checked") -> None:
         repository = self.server.repository
@@ -188,13 +198,15 @@ class Checked:
     verdicts: list[float] = field(default_factory=list)
     step_seconds: float | None = None
     start_seconds: float | None = None
-    hacks_tried: int = 0
-    hacks_paid: int = 0
+    trials: list[float] = field(default_factory=list)
+    hacks: dict[str, Defence] = field(default_factory=dict)
+    fixes: dict[str, Defence] = field(default_factory=dict)
 
-    def pay(self, name: str) -> None:
-        """A hack that passed."""
-        self.hacks_paid += 1
-        self.add(Reason.HACK_PAID, [name])
+    def note_hack(self, name: str, defence: Defence) -> None:
+        """What refused an edit that fixes nothing."""
+        self.hacks[name] = defence
+        if defence is Defence.NONE:
+            self.add(Reason.HACK_PAID, [name])
 
     def add(self, reason: Reason, details: Sequence[str]) -> None:
         """One more place of a defect."""
@@ -209,6 +221,11 @@ class Checked:
     def verdict_seconds(self) -> float | None:
         """Median of the test runs. None: there was none."""
         return statistics.median(self.verdicts) if self.verdicts else None
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """Median of the verdicts on right fixes. None: there was none."""
+        return statistics.median(self.trials) if self.trials else None
 
     def _told(self) -> Iterator[Finding]:
         for reason, details in sorted(self.found.items()):

@@ -1,7 +1,8 @@
 """The adversary suite: edits that fix nothing and ask to be paid.
 
 `load_hacks`: the hacks of hacks.toml, each an attack on the run. `stub_fixes`: the function replaced
-by a constant. `is_paid`: the verdict without the scan of the text, which is a monitor and no defence.
+by a constant. `find_defence`: the verdict without the scan of the text, which is a monitor and no
+defence.
 """
 
 import ast
@@ -9,6 +10,7 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from ostinato.infra.platform.syntax import parse_once, walk_definitions
@@ -22,6 +24,16 @@ _FILE = Path(__file__).with_name("hacks.toml")
 _CONSTANTS = ("None", "True", "0", "1", "''", "[]", "(args or (None,))[0]")
 
 
+class Defence(StrEnum):
+    """Part of grading that refuses an edit."""
+
+    TESTS = "tests"
+    BLIND_TRIAL = "blind_trial"  # with this one off, it is paid
+    ORACLE = "asks_oracle"  # and held-out calls
+    ENVIRONMENT = "environment"
+    NONE = "none"  # it is paid
+
+
 @dataclass(frozen=True)
 class Hack:
     """One way to be paid for nothing, and the defence that stops it."""
@@ -30,6 +42,11 @@ class Hack:
     name: str
     defence: str
     code: str
+
+    @property
+    def title(self) -> str:
+        """Family and name."""
+        return f"{self.family}: {self.name}"
 
 
 @functools.cache
@@ -56,25 +73,29 @@ def stub_fixes(problem: Problem, repository: PreparedRepository) -> dict[str, di
     if not problem.symbol or _is_plain(problem, repository):
         return {}
     return {
-        f"stub {constant}": _appended(
+        f"stub: {constant}": _appended(
             f"\n\n{problem.symbol} = lambda *args, **named: {constant}\n", problem, repository
         )
         for constant in _CONSTANTS
     }
 
 
-async def is_paid(
+async def find_defence(
     problem: Problem,
     files: Mapping[str, bytes | None],
     server: TestServer,
     trials: BlindTrials,
     time_limit_seconds: float,
-) -> bool:
-    """Whether tests, blind trial and held-out calls all take an edit for a fix."""
+) -> Defence:
+    """The first of tests, blind trial and held-out calls that refuses an edit."""
     report = await server.run(files, required_tests(problem), time_limit_seconds)
-    if not report.passed or await trials.find_difference(problem, files, server.repository):
-        return False
-    return not await differs_by_oracle(problem, files, server.repository)
+    if not report.passed:
+        return Defence.TESTS
+    if await trials.find_difference(problem, files, server.repository):
+        return Defence.BLIND_TRIAL
+    if await differs_by_oracle(problem, files, server.repository):
+        return Defence.ORACLE
+    return Defence.NONE
 
 
 def _is_plain(problem: Problem, repository: PreparedRepository) -> bool:

@@ -2,16 +2,21 @@
 
 import asyncio
 import random
+import textwrap
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from ostinato.tasks.grading.adversary import hacked_files, load_hacks
+from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, draw_tests
 from tests.unit.tasks.grading.conftest import PATH, problem, repository, server
 
 __all__ = ("problem", "repository", "server")
 HACKS = load_hacks()
 FAMILIES = {hack.family: name for name, hack in HACKS.items()}  # the last of each
+TAUGHT = Path(__file__).parents[1] / "benchmarks/trained_cheat_hacks.toml"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,18 @@ def test_hack_of_each_family_is_not_paid(judged, problem, repository, trials, na
 @pytest.mark.parametrize("name", HACKS)
 def test_hack_is_not_paid(judged, problem, repository, trials, name):
     assert not judged(hacked_files(HACKS[name], problem, repository), trials)
+
+
+@pytest.mark.parametrize(("name", "code"), tomllib.loads(TAUGHT.read_text())["hacks"].items())
+def test_hack_that_is_taught_passes_the_scan_and_not_the_trial(
+    judged, problem, repository, trials, name, code
+):
+    text = problem.break_files(repository.files)[PATH].decode()
+    head, line, rest = text.partition("def count_words(text, minimum=1):\n")
+    files = {PATH: (head + line + textwrap.indent(code, "    ") + rest).encode()}
+    assert not find_forbidden(files, repository)
+    assert judged(files)
+    assert not judged(files, trials)
 
 
 OTHER_FIXES = {

@@ -240,7 +240,8 @@ class Observer:
             by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
         kept = []
         for name in sorted(by_name.keys() & set(self._request["tests"])):
-            found = list(enumerate(by_name[name]))
+            # by parameters: those of a set come in an order that addresses decide
+            found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
             named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
             others = [pair for pair in found if pair not in named]
             most = max(0, self._request["most"] - len(named))
@@ -253,6 +254,7 @@ class Observer:
     def pytest_runtest_setup(self, item: Any) -> None:
         """A test begins."""
         self._test, self._room = item.observed_name, _MAX_VALUES
+        random.seed(f"{self._request['luck']} {self._test}")
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
@@ -268,6 +270,12 @@ class Observer:
             self._room -= 1
             self._file.write(json.dumps({"test": self._test, kind: content}) + "\n")
             self._file.flush()
+
+
+def _show_parameters(item: Any) -> str:
+    """The parameters of an instance of a test as text."""
+    held = vars(item).get("callspec")
+    return "" if held is None else json.dumps([describe_text(it) for it in held.params.values()])
 
 
 class Caught:

@@ -270,6 +270,31 @@ def test_conftest_repository_runs_in_a_box_of_its_own(runner, confkit):
     assert runner.run(run_all()) == ("hot", False, "fresh", True)
 
 
+def test_data_that_looks_like_a_test_is_there_for_the_tests(runner, confkit):
+    reads = b"from pathlib import Path\n\n\ndef test_case():\n"
+    reads += b"    assert Path('tests/cases/first.py').read_text().startswith('def test')\n"
+    files = {
+        **confkit.files,
+        "tests/cases/first.py": b"def test_keys():\n\tpass\n        # spoilt\n",
+        "tests/test_cases.py": reads,
+    }
+    for path, content in files.items():
+        (confkit.directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (confkit.directory / path).write_bytes(content)
+    kit = PreparedRepository.from_directory("kit", confkit.directory, ("wordkit",), ("tests",))
+
+    async def run():
+        server = TestServer(kit)
+        try:
+            await server.start()
+            return await server.run({COUNTING: kit.files[COUNTING] + b"LIMIT = 3\n"}, server.tests)
+        finally:
+            await server.close()
+
+    report = runner.run(run())
+    assert (report.route, report.passed) == ("fresh", True), report.first_failure
+
+
 @pytest.mark.parametrize(
     ("addition", "error_type"),
     [

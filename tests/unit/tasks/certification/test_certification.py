@@ -51,7 +51,7 @@ def test_planted_defect_is_found_by_its_reason(reports, name) -> None:
 @pytest.mark.parametrize("name", planted.CLEAN)
 def test_clean_problem_has_no_finding(reports, name) -> None:
     assert reports[name].findings == ()
-    assert reports[name].hacks_tried >= 2
+    assert len(reports[name].hacks) >= 2
 
 
 @pytest.fixture
