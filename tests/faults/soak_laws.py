@@ -7,6 +7,8 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
+import psutil
+
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
@@ -15,7 +17,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.chain_manifest import CHAINS, list_versions
 from ostinato.infra.serving.weights import ChainSubscriber
-from tests.fakes.processes import command_line, of_home
+from tests.fakes.processes import command_line, of_home, wait_for_end
 from tests.faults.soak_faults import Target
 
 AT_WORK = {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}
@@ -82,7 +84,10 @@ def _row(
             f"{one.cycle_id.rpartition('-')[0]} ({one.from_watermark}, {one.to_watermark}] "
             f"{one.outcome or 'open'}"
             for one in history
-            if began and one.opened_at < until and (one.closed_at or math.inf) > began
+            if began
+            and run["run_count"]
+            and one.opened_at < until
+            and (one.closed_at or math.inf) > began
         ),
         faults=tuple(one.name for one in faults if began and one.at < until and one.until > began),
         finding="" if state == "COMPLETED" or is_dropped else f"ended {state}: {message}",
@@ -113,10 +118,16 @@ def broken_while_up(target: Target) -> Iterator[str]:
     """Laws of a home at rest, `ostinato up` still running."""
     for run in target.runs(state=AT_WORK):
         yield f"flow run {run['name']} is {run['state_type']} though nothing runs"
-    for process in of_home(target.machine.home):
-        command = command_line(process)
-        if "child_main" in command or "prefect.engine" in command:
-            yield f"process {process.pid} is left: {command[:200]}"
+
+    def working() -> list[psutil.Process]:
+        found = of_home(target.machine.home)
+        words = ("child_main", "prefect.engine")
+        return [one for one in found if any(word in command_line(one) for word in words)]
+
+    try:
+        wait_for_end(working, 60)  # an engine reports its last state before it exits
+    except AssertionError as left:
+        yield f"processes are left: {left}"
     with closing(open_ledger(target.machine.settings)) as ledger:
         cycles = ledger.cycles.history(target.line)
         promotions = ledger.promotions.history(target.line)
