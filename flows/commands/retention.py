@@ -22,6 +22,7 @@ from ostinato.infra.platform.ledger.rows import ArtifactRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.chain_manifest import chain_prefix
 from ostinato.tasks.promotion.serving_line import ServingLine
 
 _DAY_SECONDS = 86_400.0
@@ -46,7 +47,8 @@ class Retention:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = open_ledger(settings)
-        self._artifacts = Artifacts(open_object_store(settings), self._ledger)
+        self._objects = open_object_store(settings)
+        self._artifacts = Artifacts(self._objects, self._ledger)
 
     def find(self, recipe: Recipe) -> list[Expired]:
         """What the recipe no longer wants, of what this home made. ConfigError while something works that may read
@@ -74,7 +76,8 @@ class Retention:
                 why = f"older than {days:g} days, and no kept checkpoint descends from it"
             else:
                 continue
-            if size := self._artifacts.size_bytes(ref):
+            size = self._artifacts.size_bytes(ref) + sum(self._chain_keys(ref).values())
+            if size:
                 found.append(Expired(ref=ref, size_bytes=size, why=why))
         return found
 
@@ -84,6 +87,8 @@ class Retention:
         payload = {"artifact": str(ref), "why": expired.why, "size_bytes": expired.size_bytes}
         self._ledger.events.add("retention", "artifact.removed", payload, time.time())
         if not self._artifacts.is_removed(ref):
+            for key in self._chain_keys(ref):
+                self._objects.delete(key)
             for folder in self._folders(ref):
                 _empty(folder)
             shutil.rmtree(
@@ -142,6 +147,16 @@ class Retention:
     def _folders(self, made: ArtifactRow | ArtifactRef) -> list[Path]:
         """Run directories of this home that made it. None: another home did."""
         return [*self._settings.home.glob(f"runs/*/{made.kind}-{made.fingerprint}")]
+
+    def _chain_keys(self, made: ArtifactRow | ArtifactRef) -> dict[str, int]:
+        """Keys and sizes of the weight chain that its training published, which nothing reads once that is over."""
+        found: dict[str, int] = {}
+        for folder in self._folders(made):
+            asked = read_record(folder / REQUEST, RequestEnvelope)
+            owner = {} if asked is None else asked.request
+            for name in {"cycle_id", "run_id"} & owner.keys():
+                found |= self._objects.sizes(f"{chain_prefix(f'chain-{owner[name]}')}/")
+        return found
 
     def _can_be_replayed(self, row: ArtifactRow) -> bool:
         for folder in self._folders(row) if row.kind == _REINFORCED else ():

@@ -164,6 +164,17 @@ def test_nothing_goes_while_a_stage_or_a_cycle_is_under_way(context: StageContex
         store.find(context.recipe)
 
 
+def test_weight_chain_of_a_removed_cycle_goes_with_it(context: StageContext) -> None:
+    for version, cycle in ((1, "mine-0"), (4, "mine-3")):
+        ref = context.artifacts.get(f"candidate/mine@{version}")
+        asked = {"entry": "x", "fingerprint": "f", "request": {"cycle_id": cycle}}
+        folder = context.run_directory(ref.kind, ref.fingerprint)
+        (folder / "request.json").write_text(json.dumps(asked))
+        context.objects.put_bytes(f"chains/chain-{cycle}/00000000/anchor", b"weights")
+    gc(context)
+    assert context.objects.list("chains/") == ["chains/chain-mine-3/00000000/anchor"]
+
+
 def test_what_another_home_made_or_can_be_replayed_stays(context: StageContext) -> None:
     left = context.artifacts.get("reinforced/mine@1")
     asked = {"entry": "x", "fingerprint": "f", "request": {"learning": {"keep_for_replay": True}}}
