@@ -19,6 +19,7 @@ from time import perf_counter
 from types import TracebackType
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -41,6 +42,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _logger = logging.getLogger(__name__)
+_BLOCK_TOKENS = 256  # a slot may leave part of its last block empty
+_LEAST_CACHE_BYTES = 256 << 20
 _RANK = {priority: rank for rank, priority in enumerate(Priority)}  # lower goes first
 
 
@@ -190,6 +193,7 @@ class VllmEngine:
             dtype=str(self._dtype).split(".")[-1],
             max_model_len=self.max_context_tokens,
             max_num_seqs=self._slots,
+            kv_cache_memory_bytes=None if torch.cuda.is_available() else self._cache_bytes(),
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",
             enable_prefix_caching=True,
@@ -198,6 +202,15 @@ class VllmEngine:
             disable_log_stats=True,
         )
         return AsyncLLM.from_engine_args(arguments)
+
+    def _cache_bytes(self) -> int:
+        """KV cache of all slots, at most half of the memory that is free: vLLM's own choice on a CPU is 92 % of
+        the machine, and no start where something else runs.
+        """
+        width = 2 * self.spec.num_layers * self.spec.num_query_groups * self.spec.head_dim
+        tokens = self._slots * (self.max_context_tokens + _BLOCK_TOKENS)
+        wanted = tokens * width * self._dtype.itemsize
+        return min(max(wanted, _LEAST_CACHE_BYTES), psutil.virtual_memory().available // 2)
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
         place = Path(self._directory.name) / f"version-{version}"
