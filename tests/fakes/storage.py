@@ -1,7 +1,9 @@
 """A real S3 protocol server and a real PostgreSQL server, for as long as a block runs."""
 
 import logging
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,8 +51,11 @@ def s3_server(bucket: str = BUCKET) -> Iterator[S3Options]:
 
 
 @contextmanager
-def postgres_server(directory: Path) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """The folder of a running server's socket."""
+    # not below pytest's own folder: started by root the server is another user, and the next pytest that
+    # root starts takes that folder's permissions from others
+    directory = Path(tempfile.mkdtemp(prefix="ostinato-postgres-"))
     server = get_server(directory, start=False)
     is_started = False
     while not is_started:
@@ -68,12 +73,13 @@ def postgres_server(directory: Path) -> Iterator[str]:
     finally:
         logging.getLogger(__name__).warning(server.log.read_text()[-3000:])  # shown by a failure
         server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
-def remote_storage(directory: Path, name: str) -> Iterator[dict[str, str]]:
+def remote_storage(name: str) -> Iterator[dict[str, str]]:
     """Settings, as environment variables, that name an S3 server and a PostgreSQL server of this machine."""
-    with s3_server() as options, postgres_server(directory) as folder:
+    with s3_server() as options, postgres_server() as folder:
         assert options.secret_access_key is not None
         values = {
             "OBJECT_STORE_URL": f"s3://{BUCKET}/{name}",

@@ -23,11 +23,9 @@ AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL
 
 
 @pytest.fixture
-def remote_home(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def remote_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home whose objects and ledger are on servers."""
-    with remote_storage(tmp_path_factory.mktemp("postgres"), home.name) as told:
+    with remote_storage(home.name) as told:
         for name, value in told.items():
             monkeypatch.setenv(name, value)
         for name in AWS_VARIABLES:

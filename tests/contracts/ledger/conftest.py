@@ -13,9 +13,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgres_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_socket() -> Iterator[str]:
     """The folder of a running server's socket."""
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as folder:
+    with postgres_server() as folder:
         yield folder
 
 
