@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import signal
 import threading
 import time
@@ -16,8 +17,11 @@ from prefect.events.actions import DoNothing
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.deploying import FAILED_CYCLES, QUEUES, automations
+from ostinato.flows.operating.run_names import name_waiting_runs
 from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.cluster.child import live_owners
+from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.workspace import PROCESS, ProcessMark, read_record
 from ostinato.infra.platform.ledger import open_ledger
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
 
@@ -116,6 +120,8 @@ def test_deployed_schedule_gives_a_run_within_two_minutes(here: PrefectHere) -> 
     starts = datetime.datetime.fromisoformat(_starts_at(first))
     grid = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert (starts - grid).total_seconds() % 18_000 == 0
+    name_waiting_runs(here.environment["PREFECT_API_URL"])
+    assert {run["name"] for run in here.runs(deployment["id"])} == {"nano-seed0 realtime-cycle"}
 
 
 def _starts_at(run: dict) -> str:
@@ -202,6 +208,30 @@ def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_f
     assert steps_of(work) == ["0", "1"]
 
 
+def test_cancelled_run_of_an_earlier_worker_ends_with_its_stage(
+    here: PrefectHere, counting: str, tmp_path: Path
+) -> None:
+    """A worker ends the engines that it started. Those of one that died must see for themselves."""
+    work = tmp_path / "work"
+    order = {"directory": str(work), "steps": 2, "release_file": str(tmp_path / "never")}
+    run_id = here.start(counting, **order)
+    wait_until("the last step", (work / "waiting").exists, 240)
+    engine = here.engine_of(run_id)
+    [worker] = [one for one in here.services.running if one.service.name == "prefect-worker"]
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    wait_until("its death is seen", lambda: here.services.mend(time.time()), 10)
+    wait_until("another worker", lambda: here.services.mend(time.time()), 30)
+    here.set_state(run_id, "CANCELLING", "Cancelling")
+    assert finish(here, run_id, 60)["type"] == "CANCELLED"
+    wait_until("nobody waits for the stage", lambda: not live_owners(work), 5)
+    engine.wait(20)
+    assert not (work / "result.json").exists()
+    mark = read_record(work / PROCESS, ProcessMark)
+    assert mark is not None
+    assert not is_alive(mark)
+
+
 def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectHere) -> None:
     deployment = here.deployment("reinforcement/manual")
     for parameters in (
@@ -247,6 +277,27 @@ def test_regressed_checkpoint_is_rolled_back_when_its_event_comes(here: PrefectH
     program = f"import sys; sys.argv[1:] = {by_hand}; from ostinato.flows.cli import main; main()"
     run_python(here.environment, program)
     wait_until("the event of the second", lambda: told() == ["by hand", "users revert"], 60)
+
+
+def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
+    here: PrefectHere,
+) -> None:
+    deployment = here.deployment("checkpoint-evaluation/ci")
+    asked = {"checkpoint": "candidate/mine@9", "suite": "unseen-mutations", "commit": "3f2a"}
+    event = {
+        "event": "ci.evaluate.requested",
+        "occurred": datetime.datetime.now(tz=datetime.UTC).isoformat(),
+        "id": str(uuid.uuid4()),
+        "resource": {"prefect.resource.id": "ci.job"},
+        "payload": asked,
+    }
+    here.api.post("events", json=[event]).raise_for_status()
+    [run] = wait_until("its run", lambda: here.runs(deployment["id"]), 120)
+    assert {name: run["parameters"].get(name) for name in asked} == asked
+    state = finish(here, run["id"], 240)
+    assert state["type"] == "FAILED"
+    assert "candidate/mine@9" in state["message"]
+    assert not list(here.settings.home.glob("runs/*"))
 
 
 def test_third_failed_cycle_calls_the_webhook_of_the_alarm(here: PrefectHere) -> None:
