@@ -221,6 +221,23 @@ def load_recipe(
         raise ConfigError(_explain(path, error)) from None
 
 
+def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
+    """Name of a run of a flow with these parameters, for example `nano-seed0 reinforcement`."""
+    return " ".join(filter(None, (recipe_and_seed(parameters), flow)))
+
+
+def recipe_and_seed(parameters: Mapping[str, Any]) -> str:
+    """The two that parameters of a flow name, for example `nano-seed0`. Empty without a recipe."""
+    recipe, seed = parameters.get("recipe"), parameters.get("seed")
+    if not isinstance(recipe, str):
+        return ""
+    try:
+        loaded = load_recipe(recipe, seed=seed)
+    except ConfigError:  # the run itself says what is wrong with it
+        return Path(recipe).stem
+    return f"{loaded.name}-seed{loaded.seed}"
+
+
 def is_reference(base_checkpoint: str) -> bool:
     """Whether a base checkpoint is named as an artifact, not as a directory."""
     return _REFERENCE.fullmatch(base_checkpoint) is not None

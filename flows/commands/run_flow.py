@@ -7,8 +7,10 @@ import importlib
 import json
 import sys
 
+from prefect.exceptions import Abort
+
 from ostinato.flows.operating.local_prefect import await_server
-from ostinato.flows.reporting.console import print_error, watched
+from ostinato.flows.reporting.console import print_error, say, watched
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
@@ -47,6 +49,9 @@ def main(arguments: list[str]) -> int:
         print_error(known)
         return 2
     except KeyboardInterrupt:
+        return 130
+    except Abort as cancelled:
+        say(f"{cancelled}; the same command continues from here")
         return 130
     if not isinstance(error, BaseException):
         return 0

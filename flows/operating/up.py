@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
+from ostinato.flows.operating.run_names import name_waiting_runs
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
@@ -164,6 +165,7 @@ def _keep_running(
         if time.monotonic() > resumes_at:
             resumes_at = time.monotonic() + _RESUME_SECONDS
             with contextlib.suppress(httpx.HTTPError):  # the server is away: later
+                name_waiting_runs(url)
                 for name in resume_overdue(url):
                     _say(console, "begins again", name)
         time.sleep(_LOOK_SECONDS)

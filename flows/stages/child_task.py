@@ -3,16 +3,25 @@
 Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
 """
 
+import contextvars
 import logging
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import httpx
 from prefect import flow_engine, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency._leases import maintain_concurrency_lease
+from prefect.exceptions import Abort, PrefectException
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
@@ -27,6 +36,8 @@ from ostinato.infra.platform.tracking.forwarding import tracked
 
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
+_CANCEL_LOOK_SECONDS = 5.0
+_CANCEL_PATIENCE_SECONDS = 12.0  # a worker ends an engine of its own sooner
 _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
 
 
@@ -51,6 +62,69 @@ flow_engine.maintain_concurrency_lease = keep_lease  # pyright: ignore[reportPri
 logging.getLogger("ostinato").setLevel(logging.INFO)
 
 
+class _CancelWatch(threading.Thread):
+    """Looks at the server whether the flow run was cancelled and nobody ends its engine."""
+
+    def __init__(self) -> None:
+        context = contextvars.copy_context()
+        super().__init__(target=context.run, args=(self._look,), daemon=True)
+        self.is_over = threading.Event()
+        self.is_cancelled = False
+        self._run_id: UUID | None = None
+
+    def raise_if_cancelled(self) -> None:
+        """Raises what ends a flow run without a state of its own."""
+        if self.is_cancelled:
+            raise Abort("the flow run was cancelled")
+
+    def confirm(self) -> None:
+        """Tells the server that what the run had started is gone, which frees its slot."""
+        if self._run_id is not None:
+            with _server() as client:
+                client.set_flow_run_state(self._run_id, Cancelled(message="its engine ended it"))
+
+    def _look(self) -> None:
+        since: float | None = None
+        while not self.is_over.wait(_CANCEL_LOOK_SECONDS):
+            with _server() as client:
+                self._run_id = self._run_id or UUID(flow_run.root_flow_run_id)
+                state = client.read_flow_run(self._run_id).state
+                if state is None or not (state.is_cancelling() or state.is_cancelled()):
+                    since = None
+                elif since is None:
+                    since = time.monotonic()
+                self.is_cancelled = (
+                    since is not None and time.monotonic() - since > _CANCEL_PATIENCE_SECONDS
+                )
+
+
+@contextmanager
+def _server() -> Iterator[SyncPrefectClient]:
+    """A client of the server, which may be away."""
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except (httpx.HTTPError, PrefectException, OSError, RuntimeError) as error:
+        logger.debug("cancellation is not looked at: %s %s", type(error).__name__, error)
+
+
+@contextmanager
+def _cancellable() -> Iterator[Callable[[], None]]:
+    """Yields what raises once the flow run was cancelled and its worker, if it has one, did not end it.
+
+    A worker ends only engines that it started itself, and nobody ends that of a command.
+    """
+    watch = _CancelWatch()
+    watch.start()
+    try:
+        yield watch.raise_if_cancelled
+    except Abort:
+        watch.confirm()
+        raise
+    finally:
+        watch.is_over.set()
+
+
 def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
     return isinstance(error, BaseException) and is_retryable(error)
@@ -70,6 +144,7 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
     with (
         shown_progress(name, key, f"{name}: {directory.name}") as show,
         tracked(directory, settings) as begin_tracking,
+        _cancellable() as raise_if_cancelled,
     ):
 
         def on_progress(progress: Progress) -> None:
@@ -82,6 +157,7 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
             _AnyResult,
             directory=directory,
             on_progress=on_progress,
+            check=raise_if_cancelled,
             settings=settings,
             alone=entry in _TRAINERS,
         )

@@ -82,7 +82,7 @@ class PrefectRows:
         for worker in self._online(pool):
             beat = _instant(worker["last_heartbeat_time"])
             since = _instant(worker.get("created"))
-            seen = "" if beat is None else f"heartbeat {self._now - beat:.0f} s ago"
+            seen = "" if beat is None else f"heartbeat {max(0.0, self._now - beat):.0f} s ago"
             yield StatusRow(part="worker", state="up", since=since, progress=seen)
         if self._online(pool):
             return

@@ -71,17 +71,27 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
 
 
 def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
-    """Prints a table of all parts and, below it, the findings."""
-    table = Table("part", "state", "waits for", "since", "likely cause", "progress")
+    """Prints a table of all parts and, below it, the findings. Columns without a word take no room."""
     now = time.time()
-    for row in rows:
-        style = "red" if row.fault is not None else None
-        texts = (row.part, row.state, row.waits_for, ago(row.since, now), row.cause, row.progress)
-        table.add_row(*(escape(text) for text in texts), style=style)
+    columns = {
+        "part": [row.part for row in rows],
+        "state": [row.state for row in rows],
+        "waits for": [row.waits_for for row in rows],
+        "since": [ago(row.since, now) for row in rows],
+        "likely cause": [row.cause for row in rows],
+        "progress": [row.progress for row in rows],
+    }
+    table = Table()
+    told = {name: texts for name, texts in columns.items() if any(texts)}
+    for name in told:
+        table.add_column(name, overflow="fold")
+    for row, texts in zip(rows, zip(*told.values(), strict=True), strict=True):
+        table.add_row(*map(escape, texts), style="red" if row.fault is not None else None)
     console.print(table)
     findings = [f"{row.fault} ({row.part})" for row in rows if row.fault is not None]
-    told = ", ".join(findings) if findings else "none"
-    console.print(f"findings: {told}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"findings: {', '.join(findings) or 'none'}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def ago(instant: float | None, now: float) -> str:

@@ -88,15 +88,16 @@ def run_child(
     *,
     directory: Path,
     on_progress: OnProgress | None = None,
+    check: Callable[[], None] = lambda: None,
     settings: Settings | None = None,
     alone: bool = False,
 ) -> R:
     """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
     Raises the child's own typed error, ClusterError when it was killed. Any exception in the
-    caller, KeyboardInterrupt included, ends the child's whole session before it travels on, unless
-    another supervisor waits for the same child. `alone`: a trainer, which waits for the machine's
-    device and keeps it to its end.
+    caller, KeyboardInterrupt and what `check` raises while it waits included, ends the child's whole
+    session before it travels on, unless another supervisor waits for the same child. `alone`: a
+    trainer, which waits for the machine's device and keeps it to its end.
     """
     directory = directory.absolute()
     with boundary(StorageError, f"making {directory}"):
@@ -112,7 +113,7 @@ def run_child(
         with boundary(StorageError, f"starting a child in {directory}"):
             child = _attach_or_start(order, owner)
         try:
-            exit_code = _watch(child, directory, on_progress, _Pulse(directory, settings))
+            exit_code = _watch(child, on_progress, check, _Pulse(directory, settings))
         except BaseException as error:
             _give_up(child, directory, owner, error)
             raise
@@ -363,8 +364,11 @@ class _Pulse:
         return progress if is_new else None
 
 
-def _watch(child: _Child, directory: Path, on_progress: OnProgress | None, pulse: _Pulse) -> int:
+def _watch(
+    child: _Child, on_progress: OnProgress | None, check: Callable[[], None], pulse: _Pulse
+) -> int:
     while True:
+        check()
         exit_code = child.exit_code()
         progress = pulse.newer_progress(must_live=exit_code is None)
         if on_progress is not None and progress is not None:
