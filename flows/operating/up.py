@@ -102,7 +102,9 @@ def up(settings: Settings, recipe: str, line: str | None, console: Console) -> N
             _say(
                 console, "deployments", f"recipe {recipe}: {', '.join(local_prefect.flow_names())}"
             )
-            for name in schedule_again(environment["PREFECT_API_URL"]):
+            url = environment["PREFECT_API_URL"]
+            # a server that starts marks runs without a heartbeat as crashed, maybe before we look
+            for name in (*schedule_again(url), *resume_overdue(url, after_seconds=0.0)):
                 _say(console, "goes on", name)
             services.start(local_prefect.worker(settings, environment))
             services.start(local_prefect.dashboard(settings, environment))
