@@ -157,31 +157,65 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
     assert finish(here, run["id"], 240)["type"] == "CANCELLED"
 
 
-def test_run_whose_engine_is_killed_goes_on_by_itself_after_a_pause(
+def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:
+    """One whose engine is killed, and one that is marked as crashed although its engine lives."""
+    program = DEPLOY.replace("'auto-resume'", "'auto-resume', queue='realtime'")
+    elsewhere = run_python(here.environment, program).splitlines()[-1]
     release = tmp_path / "release"
-    run_id = here.start(
-        counting, directory=str(tmp_path / "work"), steps=4, release_file=str(release)
-    )
-    wait_until("the last step", (tmp_path / "work" / "waiting").exists, 240)
-    killed_at = datetime.datetime.now(tz=datetime.UTC)
-    here.engine_of(run_id).send_signal(signal.SIGKILL)
-
-    def began_again() -> dict | None:
-        run = here.api.get(f"flow_runs/{run_id}").raise_for_status().json()
-        return run if run["run_count"] > 1 and run["state_type"] == "RUNNING" else None
-
-    again = wait_until("a second start", began_again, 300)
-    began = datetime.datetime.fromisoformat(again["state"]["timestamp"])
-    assert (began - killed_at).total_seconds() > 10  # its pause
+    order = {"steps": 4, "release_file": str(release)}
+    killed = here.start(counting, directory=str(tmp_path / "killed"), **order)
+    marked = here.start(elsewhere, directory=str(tmp_path / "marked"), **order)
+    for name in ("killed", "marked"):
+        wait_until("the last step", (tmp_path / name / "waiting").exists, 240)
+    crashed_at = datetime.datetime.now(tz=datetime.UTC)
+    here.engine_of(killed).send_signal(signal.SIGKILL)
+    here.set_state(marked, "CRASHED", "Crashed")
+    for run_id in (killed, marked):
+        again = wait_until("a second start", lambda run_id=run_id: began_again(here, run_id), 300)
+        began = datetime.datetime.fromisoformat(again["state"]["timestamp"])
+        assert (began - crashed_at).total_seconds() > 10  # its pause
     release.touch()
-    # not its first end: a report of the crash that comes late crashes it once more
-    wait_until("completion", lambda: here.state(run_id)["type"] == "COMPLETED", 300)
-    assert steps_of(tmp_path / "work") == ["0", "1", "2", "3"]  # one child, never a second
-    parent = {"flow_runs": {"parent_flow_run_id": {"any_": [run_id]}}}
-    below = here.api.post("flow_runs/filter", json=parent).raise_for_status().json()
-    assert not [run for run in below if run["state_type"] == "RUNNING"]
+    for name, run_id in (("killed", killed), ("marked", marked)):
+        # not its first end: a report of the crash that comes late crashes it once more
+        wait_until(
+            "completion", lambda run_id=run_id: here.state(run_id)["type"] == "COMPLETED", 300
+        )
+        assert steps_of(tmp_path / name) == ["0", "1", "2", "3"]  # one child, never a second
+        parent = {"flow_runs": {"parent_flow_run_id": {"any_": [run_id]}}}
+        below = here.api.post("flow_runs/filter", json=parent).raise_for_status().json()
+        assert not [run for run in below if run["state_type"] == "RUNNING"]
+
+
+def began_again(here: PrefectHere, run_id: str) -> dict | None:
+    run = here.api.get(f"flow_runs/{run_id}").raise_for_status().json()
+    return run if run["run_count"] > 1 and run["state_type"] == "RUNNING" else None
+
+
+@pytest.mark.nightly
+def test_run_that_lost_worker_and_engine_is_found_by_its_heartbeat_and_goes_on(
+    here: PrefectHere, counting: str, tmp_path: Path
+) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    run_id = here.start(counting, directory=str(work), steps=4, release_file=str(release))
+    wait_until("the last step", (work / "waiting").exists, 240)
+    engine = here.engine_of(run_id)
+    replace_worker(here)
+    engine.kill()
+    wait_until("a second start", lambda: began_again(here, run_id), 300)
+    release.touch()
+    assert finish(here, run_id, 300)["type"] == "COMPLETED"
+    assert steps_of(work) == ["0", "1", "2", "3"]
+
+
+def replace_worker(here: PrefectHere) -> None:
+    """SIGKILL to the worker; another takes its place."""
+    [worker] = [one for one in here.services.running if one.service.name == "prefect-worker"]
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    wait_until("its death is seen", lambda: here.services.mend(time.time()), 10)
+    wait_until("another worker", lambda: here.services.mend(time.time()), 30)
 
 
 def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_first(
@@ -217,11 +251,7 @@ def test_cancelled_run_of_an_earlier_worker_ends_with_its_stage(
     run_id = here.start(counting, **order)
     wait_until("the last step", (work / "waiting").exists, 240)
     engine = here.engine_of(run_id)
-    [worker] = [one for one in here.services.running if one.service.name == "prefect-worker"]
-    os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
-    wait_until("its death is seen", lambda: here.services.mend(time.time()), 10)
-    wait_until("another worker", lambda: here.services.mend(time.time()), 30)
+    replace_worker(here)
     here.set_state(run_id, "CANCELLING", "Cancelling")
     assert finish(here, run_id, 60)["type"] == "CANCELLED"
     wait_until("nobody waits for the stage", lambda: not live_owners(work), 5)
