@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.filesize import decimal
 
 from ostinato.flows.commands import garbage, lineage, models, planning, replaying
 from ostinato.flows.commands.certify_command import certify
@@ -410,8 +411,9 @@ def gc(
     expired = [] if recipe is None else store.find(load_recipe(recipe))
     found = garbage.find_garbage(settings, older_than_days)
     console = Console()
-    for one in (*expired, *found):
-        console.print(f"{one.title}: {one.why}", highlight=False, soft_wrap=True)
+    removed = [f"{one.title}: {one.why}" for one in expired]
+    for line in (*removed, *garbage.describe(found)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not dry_run:
         for one in expired:
             store.remove(one)
@@ -419,7 +421,7 @@ def gc(
             garbage.remove(one)
     size = sum(item.size_bytes for item in (*expired, *found))
     console.print(
-        f"{'would free ' if dry_run else ''}{len(expired) + len(found)} things, {size} bytes",
+        f"{'would free ' if dry_run else ''}{len(expired) + len(found)} things, {decimal(size)}",
         highlight=False,
     )
 

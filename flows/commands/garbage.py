@@ -5,10 +5,13 @@ requests and results of stages stay.
 """
 
 import contextlib
+import itertools
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from rich.filesize import decimal
 
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.artifacts import open_artifacts
@@ -41,10 +44,6 @@ class Garbage(Record):
     size_bytes: int
     why: str
 
-    @property
-    def title(self) -> str:
-        return str(self.path)
-
 
 def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     """Files and folders of this home that may go. Nothing that a live process works in."""
@@ -61,6 +60,14 @@ def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     if not live:  # a stage under way may read any of them
         found += [item for item in _copies(settings) if item.path.stat().st_mtime < before]
     return found
+
+
+def describe(found: Iterable[Garbage]) -> Iterator[str]:
+    """A line for each folder and reason."""
+    for (folder, why), group in itertools.groupby(found, lambda item: (item.path.parent, item.why)):
+        items = list(group)
+        place = items[0].path if len(items) == 1 else f"{folder}, {len(items)} things"
+        yield f"{place}, {decimal(sum(item.size_bytes for item in items))}: {why}"
 
 
 def remove(garbage: Garbage) -> None:

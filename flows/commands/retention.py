@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from ostinato.flows.commands.garbage import live_stages
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.run_options import STAGES
@@ -38,7 +40,7 @@ class Expired(Record):
 
     @property
     def title(self) -> str:
-        return f"{self.ref}, {self.size_bytes} bytes"
+        return f"{self.ref}, {decimal(self.size_bytes)}"
 
 
 class Retention:

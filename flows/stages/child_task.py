@@ -85,6 +85,8 @@ class _CancelWatch(threading.Thread):
 
     def _look(self) -> None:
         since: float | None = None
+        if flow_run.id is None:  # a task of no flow run
+            return
         while not self.is_over.wait(_CANCEL_LOOK_SECONDS):
             with _server() as client:
                 self._run_id = self._run_id or UUID(flow_run.root_flow_run_id)
