@@ -36,7 +36,7 @@ IMAGE_REPOSITORY = (
 )
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 SERVER = "prefect-server"
-_PATIENCE_SECONDS = 100.0  # whoever starts the server gives up before
+_PATIENCE_SECONDS = 310.0  # whoever starts the server gives up before
 _EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # of `make setup`
 
 

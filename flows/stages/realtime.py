@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
+from ostinato.flows.commands import lineage
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import champion_id, line_of
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.events import (
@@ -116,14 +118,21 @@ def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) ->
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
-    return _tell(line.decide(decision), decision)
+    return _tell(context, line.decide(decision), decision)
 
 
-def _tell(report: PromotionReport, decision: GateDecision) -> PromotionReport:
-    """Sends the gate's word and a promotion as events. Returns the report."""
+def _tell(
+    context: StageContext, report: PromotionReport, decision: GateDecision
+) -> PromotionReport:
+    """Sends the gate's word and a promotion as events, and shows what the new champion was made from. Returns the
+    report.
+    """
     tell_gate(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
         tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
+        origins = lineage.describe(lineage.trace(context.settings, report.candidate))
+        text = "\n".join(("```text", *origins, "```"))
+        show_markdown(text, key="lineage", description=report.candidate)
     return report
 
 
@@ -338,9 +347,9 @@ def ship(
     line.publish_candidate(candidate, decision)
     canary = context.recipe.cycle.canary
     if canary is not None and decision.passed:
-        report = _tell(line.start_canary(decision, canary.share), decision)
+        report = _tell(context, line.start_canary(decision, canary.share), decision)
     else:
-        report = _tell(line.decide(decision), decision)
+        report = _tell(context, line.decide(decision), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
     was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome

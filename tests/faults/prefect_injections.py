@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,7 @@ def prefect_server(home: Path) -> Iterator[PrefectServer]:
     settings, port = Settings(home=home), find_free_port()
     environment = local_prefect.prefect_environment(settings, port)
     with ServiceGroup() as services, open_api(f"http://127.0.0.1:{port}/api/") as api:
-        service = local_prefect.server_service(settings, port, environment)
-        services.start(replace(service, ready_within_seconds=300.0))
+        services.start(local_prefect.server_service(settings, port, environment))
         yield PrefectServer(home, port, api)
 
 

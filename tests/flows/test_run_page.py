@@ -80,7 +80,10 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
             wait_until("events of two offers", lambda: _events(api) == EVENTS, 120)
             shown = api.post("artifacts/filter", json={}).raise_for_status().json()
     assert "miniature-seed4 counting" in {run["name"] for run in runs}
-    assert {item["key"] for item in shown} == {"miniature-seed4-counting"}
+    texts = {item["key"]: item["data"] for item in shown}
+    assert texts.keys() == {"miniature-seed4-counting", "miniature-seed4-lineage"}
+    for word in ("reinforced/mine@1", "promoted on line mine", "problems/mine@1"):
+        assert word in texts["miniature-seed4-lineage"]
 
 
 def _our_lines(api: httpx.Client) -> list[str]:

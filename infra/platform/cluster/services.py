@@ -128,7 +128,7 @@ class Service:
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     is_ready: Callable[[], bool] = lambda: True
-    ready_within_seconds: float = 90.0
+    ready_within_seconds: float = 300.0  # of a busy machine; one that dies is seen at once
 
 
 @dataclass
