@@ -39,7 +39,7 @@ from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
-from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.settings import load_launch, load_settings
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.reinforcement.records import WEIGHTS
 
@@ -49,6 +49,7 @@ CHAT = "ostinato.flows.chat.command"
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
 RETENTION = "ostinato.flows.commands.retention:Retention"
+RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
@@ -464,8 +465,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for noisy in ("httpx", "httpcore", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    launch = load_launch()
     try:
-        app()
+        if launch is None:
+            app()
+        else:
+            load_entry(RUN_LAUNCHED)(launch, app)
     except OstinatoError as error:
         print_error(error)
         sys.exit(2)

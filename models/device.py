@@ -38,14 +38,14 @@ def count_gpus() -> int:
 def choose_device(
     wanted: Literal["auto", "cpu", "cuda"], *, num_parameters: int, num_ranks: int, num_gpus: int
 ) -> Literal["cpu", "cuda"]:
-    """The kind of device for a model that `num_ranks` processes of a machine train.
+    """The kind of device for a model that `num_ranks` processes train.
 
     auto: CUDA for models from `CUDA_FROM_PARAMETERS` on where every rank has a GPU of its own, else the
     CPU. cuda: ValueError where the GPUs do not suffice.
     """
     if wanted == "cuda" and num_gpus < num_ranks:
         raise ValueError(
-            f"device is 'cuda' and this machine shows {num_gpus} GPUs, wanted one for each of the "
+            f"device is 'cuda' and there are {num_gpus} GPUs, wanted one for each of the "
             f"{num_ranks} ranks; take fewer ranks or OSTINATO_DEVICE=cpu"
         )
     if wanted == "auto":
@@ -55,8 +55,12 @@ def choose_device(
 
 
 def rank_device(kind: DeviceKind, rank: int) -> torch.device:
-    """The device of one of this machine's ranks: GPUs are taken in turn."""
-    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    """The device of a rank. GPUs that its process was shown are taken in turn: a machine's ranks follow one
+    another, and a Ray actor is shown one.
+    """
+    if kind != "cuda":
+        return torch.device(kind)
+    return torch.device(kind, rank % (count_gpus() or rank + 1))
 
 
 def use_device(device: torch.device) -> None:

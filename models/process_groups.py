@@ -1,12 +1,13 @@
 """Process groups of a rank: torch's and Megatron's, opened and closed together."""
 
+import socket
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "fake" too
 
 from ostinato.models.device import BACKENDS, DeviceKind, current_device, rank_device, use_device
@@ -18,7 +19,7 @@ MEETING_SECONDS = 60.0  # from a rank's start to that of the last; imports take 
 def open_process_groups(
     rank: int = 0,
     world_size: int = 1,
-    rendezvous_file: Path | None = None,
+    meeting: Store | str | None = None,
     patience_seconds: float = 1800.0,
     layout: ParallelLayout | None = None,
     kind: DeviceKind | None = None,
@@ -26,9 +27,10 @@ def open_process_groups(
     """Opens torch's and Megatron's process groups on this rank's device: gloo on CPUs, NCCL on GPUs. A
     second call with groups open changes nothing.
 
-    One process needs no rendezvous, nor does one of a dry run. Several meet in `rendezvous_file`, which must not exist before
-    the first of them starts. A rank that does not come within `MEETING_SECONDS` is an error, and so
-    is a collective that lasts longer than `patience_seconds`. `layout` None: data parallel only.
+    One process needs no meeting, nor does one of a dry run. Several meet in a store that all of them reach;
+    of `host_meeting` the first has the store itself and the others its URL. A rank that does not come within
+    `MEETING_SECONDS` is an error, and so is a collective that lasts longer than `patience_seconds`.
+    `layout` None: data parallel only.
     `kind` None: the device of groups that are open, else the CPU.
     """
     if not dist.is_initialized():
@@ -38,11 +40,10 @@ def open_process_groups(
             store: Any = FakeStore()
         elif world_size == 1:
             store = HashStore()
-        elif rendezvous_file is None:
-            raise ValueError(f"rendezvous_file is None, wanted a path for world_size={world_size}")
+        elif meeting is None:
+            raise ValueError(f"meeting is None, wanted a store or URL for world_size={world_size}")
         else:
-            store = FileStore(str(rendezvous_file), world_size)
-            _meet(store, rank, world_size)
+            store = _meet(meeting, rank, world_size)
         dist.init_process_group(
             BACKENDS[kind],
             store=store,
@@ -68,10 +69,32 @@ def open_process_groups(
         )
 
 
-def _meet(store: Any, rank: int, world_size: int) -> None:
-    """Waits for all ranks: gloo itself would wait for a dead one as long as for a collective."""
+def host_meeting(host: str) -> tuple[TCPStore, str]:
+    """The store that ranks meet in, listening on that address of this machine alone, and its URL."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.bind((host, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=MEETING_SECONDS),
+        master_listen_fd=listener.detach(),
+    )
+    return store, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _meet(meeting: Store | str, rank: int, world_size: int) -> Any:
+    """The store, once all ranks are there: gloo itself would wait for a dead one as long as for a collective."""
+    limit = timedelta(seconds=MEETING_SECONDS)
+    store: Any = meeting
+    if isinstance(meeting, str):
+        store, _, _ = next(rendezvous(meeting, rank, world_size, timeout=limit))
     store.set(f"here-{rank}", b"")
-    store.wait([f"here-{other}" for other in range(world_size)], timedelta(seconds=MEETING_SECONDS))
+    store.wait([f"here-{other}" for other in range(world_size)], limit)
+    return store
 
 
 def close_process_groups() -> None:

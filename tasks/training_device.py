@@ -5,15 +5,19 @@ import logging
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+from ostinato.infra.platform.cluster.launch import join_stage
+from ostinato.infra.platform.cluster.placement import cluster_gpus
 from ostinato.infra.platform.cluster.ranks import marked_rank
+from ostinato.infra.platform.cluster.ray_start import start_ray
+from ostinato.infra.platform.cluster.stage_ranks import run_rank_actors
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.errors import ClusterError, ConfigError, TrainingError, boundary
+from ostinato.infra.platform.settings import Settings, load_launch
 from ostinato.infra.platform.telemetry import fields
 from ostinato.models.device import choose_device, count_gpus
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.data_parallel import LostRank, run_rank, run_ranks
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -22,9 +26,11 @@ Given = tuple[Request, Workspace]
 _logger = logging.getLogger(__name__)
 
 
-def training_device(settings: Settings, spec: ModelSpec, num_ranks: int) -> Literal["cpu", "cuda"]:
-    """The kind of device that all ranks train on. ConfigError where OSTINATO_DEVICE asks for GPUs that this
-    machine has not.
+def training_device(
+    settings: Settings, spec: ModelSpec, num_ranks: int, num_gpus: int | None = None
+) -> Literal["cpu", "cuda"]:
+    """The kind of device that all ranks train on. ConfigError where OSTINATO_DEVICE asks for GPUs that are
+    not there: `num_gpus` of a cluster (None: those of this machine).
     """
     parameters = spec.num_parameters()
     with boundary(ConfigError, "OSTINATO_DEVICE"):
@@ -32,7 +38,7 @@ def training_device(settings: Settings, spec: ModelSpec, num_ranks: int) -> Lite
             settings.device,
             num_parameters=parameters,
             num_ranks=num_ranks,
-            num_gpus=count_gpus(),
+            num_gpus=count_gpus() if num_gpus is None else num_gpus,
         )
     chosen = fields(device=kind, wanted=settings.device, parameters=parameters, ranks=num_ranks)
     _logger.info("trains on %s", chosen)
@@ -46,12 +52,27 @@ def train_on_ranks(
     layout: ParallelLayout,
     stage: str,
 ) -> Answer:
-    """Rank 0's answer. Each rank's process is known to `ostinato status`."""
+    """Rank 0's answer. Ranks are torchrun's processes under it, actors of the cluster of OSTINATO_RAY_ADDRESS,
+    else processes of this machine. Each is known to `ostinato status`.
+    """
     workspace = given[1]
-    kind = training_device(workspace.settings, spec, layout.world_size)
+    settings, world_size = workspace.settings, layout.world_size
+    launch = load_launch()
     marked = functools.partial(_train_marked, train_rank)
     with boundary(TrainingError, f"{stage} in {workspace.directory}"):
-        return run_ranks(marked, given, layout, workspace.directory, kind)
+        if launch is not None:
+            kind = training_device(settings, spec, launch.local_world_size)
+            meeting = join_stage(launch, workspace.directory, world_size)
+            return run_rank(marked, given, launch.rank, layout, meeting, kind)
+        if settings.ray_address is not None and world_size > 1:
+            start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
+            kind = training_device(settings, spec, world_size, cluster_gpus())
+            return run_rank_actors(marked, given, layout, kind)
+        kind = training_device(settings, spec, world_size)
+        try:
+            return run_ranks(marked, given, layout, kind)
+        except LostRank as error:
+            raise ClusterError(f"{stage} in {workspace.directory}: {error}") from error
 
 
 def _train_marked(

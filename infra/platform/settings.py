@@ -101,6 +101,26 @@ class Settings(BaseSettings):
         return environment
 
 
+class Launch(BaseSettings):
+    """Place of this process among those that torchrun started, read from torchrun's own variables."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    rank: int
+    world_size: int
+    local_world_size: int = Field(description="processes of this machine")
+    master_addr: str = Field(description="where torchrun keeps the store that they meet in")
+    master_port: int
+    torchelastic_restart_count: int = Field(
+        description="how often torchrun started all of them again"
+    )
+
+
+def load_launch() -> Launch | None:
+    """None when torchrun did not start this process."""
+    return Launch() if "TORCHELASTIC_RUN_ID" in os.environ else None  # type: ignore[call-arg]
+
+
 def named_secret(variable: str) -> str:
     """Value of an environment variable that a person named. ConfigError when it is not set."""
     value = os.environ.get(variable, "")

@@ -7,17 +7,33 @@ newest checkpoint. The journal is the caller's: it marks groups as trained at st
 groups that the restored weights have not seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
+import ray
 import torch
 from pydantic import Field
+from ray.util.placement_group import PlacementGroup
 
+from ostinato.infra.platform.cluster.actors import wait_for
+from ostinato.infra.platform.cluster.placement import (
+    rank_options,
+    release_ranks,
+    reserve_ranks,
+)
+from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Record, Sample
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+STEP_SECONDS = 3600.0
 
 
 class Publication(Record):
@@ -49,11 +65,13 @@ class TrainedStep(Record):
 class TrainerActor:
     """Trainer behind a Ray actor, or called directly."""
 
-    def __init__(self, request: TrainerRequest, objects: ObjectStore) -> None:
+    def __init__(
+        self, request: TrainerRequest, objects: ObjectStore, room: PlacementGroup | None = None
+    ) -> None:
         """Takes up the newest step checkpoint and puts its weights on the chain."""
         torch.set_num_threads(1)
         self._chain_id = request.chain_id
-        self._trainer = RLTrainer(request, objects)
+        self._trainer = RLTrainer(request, objects, room)
 
     def status(self) -> TrainerStatus:
         """Step and version of the trainer. Right after the start: those it resumed from."""
@@ -83,3 +101,24 @@ class TrainerActor:
     def close(self) -> None:
         """Waits for what is under way and ends the other ranks."""
         self._trainer.close()
+
+
+def train_in_room(
+    work: Callable[Concatenate[TrainerRequest, PlacementGroup | None, Given], Answer],
+    settings: Settings,
+    request: TrainerRequest,
+    *arguments: Given.args,
+    **options: Given.kwargs,
+) -> Answer:
+    """`work` with a trainer of its own: here, or with several ranks on Ray, where the first has its room."""
+    num_ranks = request.config.world_size
+    if num_ranks == 1:
+        return work(request, None, *arguments, **options)
+    start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
+    room = reserve_ranks(num_ranks, request.device)
+    try:
+        task = ray.remote(work).options(max_retries=0, **rank_options(room, 0))
+        answer = task.remote(request, room, *arguments, **options)
+        return wait_for(answer, f"the trainer of {request.chain_id}", STEP_SECONDS)
+    finally:
+        release_ranks(room)

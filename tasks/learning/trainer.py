@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from ray.util.placement_group import PlacementGroup
 
 from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
@@ -36,9 +37,11 @@ class RLTrainer:
         self,
         request: TrainerRequest,
         objects: ObjectStore,
+        room: PlacementGroup | None = None,
         rank_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Opens the newest step checkpoint of the work directory, or else the model RL begins with.
+        """Opens the newest step checkpoint of the work directory, or else the model RL begins with. `room` is for
+        several ranks.
 
         Its weights are on the chain afterwards, as its newest version: the first one of a new chain is 0, and after a
         restart from an older step the numbers go on where the chain ends.
@@ -47,7 +50,7 @@ class RLTrainer:
         self.config: LearningConfig = config
         self.weight_version = -1  # not on the chain yet
         self._versions: dict[int, dict[str, torch.Tensor]] = {}  # the newest, by version
-        self._ranks = RankGroup(request, objects, rank_patience_seconds)
+        self._ranks = RankGroup(request, objects, room, rank_patience_seconds)
         try:
             self._own = TrainerRank(request)
             self._check_ranks_agree()

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ray.util.placement_group import PlacementGroup
+
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
@@ -16,6 +18,7 @@ from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoi
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.collect import collect
 from ostinato.tasks.feedback.distil import distil
+from ostinato.tasks.learning.actor import train_in_room
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
@@ -65,16 +68,28 @@ def _train(
 ) -> dict[str, float]:
     """Takes the one step, writes the checkpoint, and returns the step's numbers."""
     spec = load_spec(Path(request.checkpoint_directory))
-    trainer = RLTrainer(
-        TrainerRequest(
-            config=request.learning,
-            checkpoint_directory=request.checkpoint_directory,
-            work_directory=str(workspace.directory / "steps"),
-            chain_id=f"chain-{request.cycle_id}",
-            device=training_device(workspace.settings, spec, request.learning.world_size),
-        ),
-        objects,
+    asked = TrainerRequest(
+        config=request.learning,
+        checkpoint_directory=request.checkpoint_directory,
+        work_directory=str(workspace.directory / "steps"),
+        chain_id=f"chain-{request.cycle_id}",
+        device=training_device(workspace.settings, spec, request.learning.world_size),
     )
+    metadata = {"cycle": request.cycle_id, "parent": request.checkpoint_directory}
+    return train_in_room(
+        _take_step, workspace.settings, asked, objects, samples, directory, metadata
+    )
+
+
+def _take_step(
+    asked: TrainerRequest,
+    room: PlacementGroup | None,
+    objects: ObjectStore,
+    samples: Sequence[Sample],
+    directory: Path,
+    metadata: dict[str, str],
+) -> dict[str, float]:
+    trainer = RLTrainer(asked, objects, room)
     metrics: dict[str, float] = {}
     if trainer.step == 0:
         metrics = {
@@ -84,13 +99,13 @@ def _train(
         }
         trainer.publish()
         trainer.save()
-    start = load_checkpoint(Path(request.checkpoint_directory))
+    start = load_checkpoint(Path(asked.checkpoint_directory))
     save_checkpoint(
         directory,
         trainer.spec,
         trainer.export_weights(),
         tokenizer_path=start.tokenizer_path,
-        metadata={"cycle": request.cycle_id, "parent": request.checkpoint_directory},
+        metadata=metadata,
     )
     trainer.close()
     return metrics

@@ -6,11 +6,12 @@ processor or torch the bits differ for no fault of anyone: that is refused.
 """
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
+from ray.util.placement_group import PlacementGroup
 
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -18,6 +19,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.models.checkpoint import load_checkpoint, load_spec
+from ostinato.tasks.learning.actor import train_in_room
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.ranks.step_checkpoints import (
     StepState,
@@ -25,7 +27,9 @@ from ostinato.tasks.learning.ranks.step_checkpoints import (
     link_step,
     step_directory,
 )
+from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.records import (
     WEIGHTS,
     ReplayedStep,
@@ -67,6 +71,7 @@ class Replay:
 
     def __init__(self, request: ReplayRequest, workspace: Workspace) -> None:
         settings = workspace.settings
+        self._settings = settings
         self._run, self._metric = request.run, request.metric
         spec = load_spec(Path(request.run.checkpoint_directory))
         self._device: Literal["cpu", "cuda"] = training_device(
@@ -92,21 +97,17 @@ class Replay:
             if step > 1:
                 self._require(step - 1)
                 link_step(self._steps_directory, step - 1, work)
-            trainer = RLTrainer(
-                TrainerRequest(
-                    config=trainer_config(learning, self._run.decoding),
-                    checkpoint_directory=self._run.checkpoint_directory,
-                    work_directory=str(work),
-                    chain_id="replay",
-                    device=self._device,
-                ),
-                ObjectStore.from_url(f"file://{scratch}/objects"),
+            asked = TrainerRequest(
+                config=trainer_config(learning, self._run.decoding),
+                checkpoint_directory=self._run.checkpoint_directory,
+                work_directory=str(work),
+                chain_id="replay",
+                device=self._device,
             )
-            try:
-                report = trainer.train_step(self._samples.of(groups))
-                weights = trainer.export_weights()
-            finally:
-                trainer.close()
+            objects = ObjectStore.from_url(f"file://{scratch}/objects")
+            report, weights = train_in_room(
+                _take_step, self._settings, asked, objects, self._samples.of(groups)
+            )
         different = {
             name: float((recorded[name].double() - tensor.double()).abs().max())
             for name, tensor in weights.items()
@@ -165,3 +166,17 @@ def _comparable(names: Iterable[str]) -> list[str]:
     """
     left_out = ("parity", "staleness", "wall", "tokens_per_second", "weight_version", "step")
     return sorted(name for name in names if not name.startswith(left_out))
+
+
+def _take_step(
+    asked: TrainerRequest,
+    room: PlacementGroup | None,
+    objects: ObjectStore,
+    samples: Sequence[Sample],
+) -> tuple[StepReport, dict[str, torch.Tensor]]:
+    """The next step, and the weights that it led to."""
+    trainer = RLTrainer(asked, objects, room)
+    try:
+        return trainer.train_step(samples), trainer.export_weights()
+    finally:
+        trainer.close()

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from ray.util.placement_group import PlacementGroup
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.actors import (
@@ -16,9 +18,16 @@ from ostinato.infra.platform.cluster.actors import (
     this_node,
     wait_for,
 )
+from ostinato.infra.platform.cluster.placement import (
+    cluster_gpus,
+    rank_options,
+    release_ranks,
+    reserve_ranks,
+)
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
 from ostinato.models.checkpoint import load_spec
@@ -71,7 +80,10 @@ async def open_services(
     """Everything a run needs, ended with the block."""
     spec = load_spec(Path(request.checkpoint_directory))
     ranks = request.learning.world_size
-    device = training_device(workspace.settings, spec, ranks)
+    device = training_device(workspace.settings, spec, ranks, cluster_gpus())
+    room = await asyncio.to_thread(trainer_room, ranks, device, workspace.settings)
+    # with one rank its checkpoints are files of a machine that need not share them
+    place: dict[str, Any] = {"on_node": this_node()} if room is None else rank_options(room, 0)
     trainer = get_or_create_actor(
         TrainerActor,
         f"{request.run_id}.trainer",
@@ -83,9 +95,8 @@ async def open_services(
             device=device,
         ),
         objects,
-        num_cpus=trainer_cores(ranks, workspace.settings.cpu_limit),
-        num_gpus=ranks if device == "cuda" else 0,
-        on_node=this_node(),  # its checkpoints are files of this run's folder
+        room,
+        **place,
     )
     replicas = start_replicas(
         spec,
@@ -116,6 +127,8 @@ async def open_services(
             await boxes.close()
         for actor in (trainer, *replicas.values(), *evaluators.values()):
             end_actor(actor)
+        if room is not None:
+            release_ranks(room)
 
 
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
@@ -127,16 +140,18 @@ def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> Learni
     return learning.model_copy(update={"parity": parity})
 
 
-def trainer_cores(world_size: int, cpu_limit: int) -> float:
-    """Cores that Ray sets aside for the trainer. One rank shares its core with everything else."""
-    if world_size == 1:
-        return 0.0
-    if world_size > cpu_limit:
+def trainer_room(
+    world_size: int, device: Literal["cpu", "cuda"], settings: Settings
+) -> PlacementGroup | None:
+    """Room for the trainer's ranks. None: a single one on CPUs shares its core with everything else."""
+    if world_size == 1 and device == "cpu":
+        return None
+    if settings.ray_address is None and world_size > settings.cpu_limit:
         raise ConfigError(
-            f"[learning] world_size is {world_size}, wanted at most {cpu_limit}, the cores of this machine "
-            "(OSTINATO_CPU_LIMIT): the trainer's ranks are processes of one machine"
+            f"[learning] world_size is {world_size}, wanted at most {settings.cpu_limit}, the cores of this "
+            "machine (OSTINATO_CPU_LIMIT), or a cluster (OSTINATO_RAY_ADDRESS)"
         )
-    return float(world_size)
+    return reserve_ranks(world_size, device)
 
 
 def _boxes_name(request: ReinforcementRequest) -> str | None:

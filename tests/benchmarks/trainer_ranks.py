@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ranks
+from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
@@ -67,9 +69,9 @@ def measure(
         chain_id="chain",
     )
     began = time.perf_counter()
-    trainer = RLTrainer(
-        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    )
+    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    room = reserve_ranks(world_size, "cpu")
+    trainer = RLTrainer(request, objects, room)
     stood = time.perf_counter()
     figures: Figures = defaultdict(list)
     try:
@@ -83,6 +85,7 @@ def measure(
             figures["publish"].append(time.perf_counter() - stepped)
     finally:
         trainer.close()
+        release_ranks(room)
     return {name: seconds[1:] for name, seconds in figures.items()} | {"start": [stood - began]}
 
 
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each number of ranks")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    start_ray(num_cpus=max(WORLD_SIZES), object_store_bytes=2**28)
     samples = make_samples(24 if arguments.quick else 96)
     rounds, steps = (1, 2) if arguments.quick else (arguments.rounds, 3)
     taken: dict[int, Figures] = {world_size: defaultdict(list) for world_size in WORLD_SIZES}

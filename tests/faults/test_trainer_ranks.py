@@ -5,14 +5,19 @@ hangs, no version is half committed, and one made anew goes on from the newest s
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import ray
+from ray.util.placement_group import PlacementGroup
 
+from ostinato.infra.platform.cluster.placement import rank_options, release_ranks, reserve_ranks
 from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.ranks import marked_ranks
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import ClusterError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.chain_manifest import list_versions
@@ -31,7 +36,7 @@ from ostinato.tasks.learning.ranks.rank import OtherRank
 from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
-from tests.fakes.processes import command_line
+from tests.fakes.processes import command_line, is_running, wait_for_end
 from tests.faults.weight_chain_programs import TroubledStore
 from tests.unit.infra.serving.weights.strategies import same_bits
 from tests.unit.tasks.learning.samples import TINY, random_samples
@@ -65,13 +70,24 @@ def open_store(request: TrainerRequest) -> ObjectStore:
     return ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
 
 
+@pytest.fixture
+def room() -> Iterator[PlacementGroup]:
+    """Of two ranks, on a Ray of its own."""
+    start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
+    room = reserve_ranks(2, "cpu")
+    yield room
+    release_ranks(room)
+    stop_ray()
+
+
+def other_ranks() -> list[psutil.Process]:
+    """Those among this process's descendants."""
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if "RankActor" in command_line(child)]
+
+
 def rank_pids() -> list[int]:
-    """The other ranks among this process's children."""
-    found = []
-    for child in psutil.Process().children():
-        if "spawn_main" in command_line(child):
-            found.append(child.pid)
-    return found
+    return [rank.pid for rank in other_ranks()]
 
 
 class WorkAfterSignal:
@@ -85,11 +101,11 @@ class WorkAfterSignal:
         return self._work.run(share)
 
 
-def check_goes_on(request: TrainerRequest, version: int) -> None:
+def check_goes_on(request: TrainerRequest, room: PlacementGroup, version: int) -> None:
     """A trainer made anew, as a restart makes one, starts from step 1 and publishes above `version`."""
     batches = [batch(2)]
     store = open_store(request)
-    trainer = RLTrainer(request, store)
+    trainer = RLTrainer(request, store, room)
     try:
         assert trainer.step == 1
         trainer.train_step(batches[0])
@@ -110,10 +126,10 @@ def check_chain_is_whole(store: ObjectStore) -> int:
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
 def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
-    tmp_path: Path, ending: signal.Signals
+    tmp_path: Path, room: PlacementGroup, ending: signal.Signals
 ) -> None:
     request, batches = make_request(tmp_path), [batch(1), batch(2)]
-    trainer = RLTrainer(request, open_store(request), rank_patience_seconds=PATIENCE_SECONDS)
+    trainer = RLTrainer(request, open_store(request), room, PATIENCE_SECONDS)
     [pid] = rank_pids()
     marks = marked_ranks(Path(request.work_directory))
     assert {rank: mark.pid for rank, mark in marks.items()} == {0: os.getpid(), 1: pid}
@@ -128,12 +144,14 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     assert not is_alive(marked_ranks(Path(request.work_directory))[1])
     trainer.close()
     assert marked_ranks(Path(request.work_directory)) == {}
-    assert not psutil.pid_exists(pid)
+    assert not is_running(pid)
     newest = check_chain_is_whole(open_store(request))
-    check_goes_on(request, newest)
+    check_goes_on(request, room, newest)
 
 
-def test_rank_killed_during_a_publish_leaves_no_half_version(tmp_path: Path) -> None:
+def test_rank_killed_during_a_publish_leaves_no_half_version(
+    tmp_path: Path, room: PlacementGroup
+) -> None:
     request, batches = make_request(tmp_path), [batch(1), batch(2)]
     plain = open_store(request)
     pids: list[int] = []
@@ -143,7 +161,7 @@ def test_rank_killed_during_a_publish_leaves_no_half_version(tmp_path: Path) -> 
         if operation == "put" and key.startswith(f"chains/{CHAIN}/00000002/plan."):
             os.kill(pids[0], signal.SIGKILL)
 
-    actor = ActorWithStore(request, plain, kill_at_the_plan_of_version_2)
+    actor = ActorWithStore(request, plain, room, kill_at_the_plan_of_version_2)
     pids.extend(rank_pids())
     actor.advance(batches[0])
     with pytest.raises((ClusterError, StorageError), match="trainer of run"):
@@ -154,23 +172,27 @@ def test_rank_killed_during_a_publish_leaves_no_half_version(tmp_path: Path) -> 
         actor.close()
     assert list_versions(plain, CHAIN) == [0, 1]
     assert check_chain_is_whole(plain) == 1
-    check_goes_on(request, 1)
+    check_goes_on(request, room, 1)
 
 
 class ActorWithStore(TrainerActor):
     """The actor, whose own publisher meets `before` at each operation."""
 
     def __init__(
-        self, request: TrainerRequest, store: ObjectStore, before: Callable[[str, str], None]
+        self,
+        request: TrainerRequest,
+        store: ObjectStore,
+        room: PlacementGroup,
+        before: Callable[[str, str], None],
     ) -> None:
-        super().__init__(request, store)
+        super().__init__(request, store, room)
         publisher = self._trainer._publisher
         publisher._objects = PatientStore.around(TroubledStore(store, before))
 
 
-def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path, room: PlacementGroup) -> None:
     request = make_request(tmp_path)
-    trainer = RLTrainer(request, open_store(request))
+    trainer = RLTrainer(request, open_store(request), room)
     with pytest.raises(ClusterError, match="rank 1 failed") as failed:
         trainer._ranks.run_beside(OtherRank.score_reference, [], lambda: None)
     assert "there is no KL reference to score" in str(failed.value)
@@ -178,11 +200,13 @@ def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
     trainer.close()
 
 
-def test_ranks_end_with_the_first_one(tmp_path: Path) -> None:
-    """However rank 0 ends, its pipe ends with it, and a rank that waits for orders ends at once."""
+def test_ranks_end_with_the_first_one(tmp_path: Path, room: PlacementGroup) -> None:
+    """However rank 0 ends, Ray ends the actors that it started."""
     request = make_request(tmp_path)
-    trainer = RLTrainer(request, open_store(request))
-    [pid] = rank_pids()
-    trainer._ranks._pipes[0].close()
-    assert psutil.Process(pid).wait(PATIENCE_SECONDS) == 0
-    trainer.close()
+    first: Any = ray.remote(TrainerActor).options(**rank_options(room, 0))
+    trainer = first.remote(request, open_store(request), room)
+    ray.get(trainer.status.remote(), timeout=600)
+    marks = marked_ranks(Path(request.work_directory))
+    os.kill(marks[0].pid, signal.SIGKILL)
+    wait_for_end(other_ranks, PATIENCE_SECONDS)
+    assert not is_alive(marks[1])

@@ -1,4 +1,6 @@
-"""A run on a Ray cluster of two nodes: its actors are on both, and it goes on when one node dies."""
+"""A run on a Ray cluster: trainer ranks, replicas, workers and boxes are on all nodes, and it goes on when
+they die.
+"""
 
 import threading
 import time
@@ -11,22 +13,25 @@ from ray.cluster_utils import Cluster
 
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from tests.fakes.processes import command_line
-from tests.fakes.reinforcement import miniature_request
+from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
 
-STEPS = 5
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+STEPS = 6
+SMALL = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+NODE = {"num_cpus": 1, **SMALL}  # room for one rank
 SPREAD_ACTORS = {"MailboxReplica", "RolloutActor", "SandboxNodeActor"}
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Two nodes; `remove_node` kills one as a machine that vanishes."""
+    """Two nodes with room for a rank and one without; `remove_node` kills one as a machine that vanishes."""
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     cluster.add_node(**NODE)
+    cluster.add_node(num_cpus=0, **SMALL)
     yield cluster
     cluster.shutdown()
 
@@ -51,43 +56,61 @@ def run(request: ReinforcementRequest, directory: Path, settings: Settings) -> R
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_run_is_spread_over_two_nodes_and_outlives_one(tmp_path: Path, cluster: Cluster) -> None:
-    request = miniature_request(tmp_path, "spread", STEPS)
+@pytest.mark.timeout(900)
+def test_run_is_spread_over_machines_and_outlives_them(tmp_path: Path, cluster: Cluster) -> None:
+    """Without one that has no rank it goes on as it is; one with a rank ends it, and with another machine in
+    its place it goes on from the newest step.
+    """
+    request = miniature_request(tmp_path, "spread", STEPS, world_size=2)
     request = request.model_copy(
         update={
-            "engine_replicas": 2,
-            "rollout_workers": 2,
+            "engine_replicas": 3,
+            "rollout_workers": 3,
             "rollout": request.rollout.model_copy(update={"boxes": "fleet"}),
         }
     )
     directory = tmp_path / "run"
     settings = Settings(home=tmp_path / "home", cpu_limit=2, ray_address=cluster.address)
-    head, other = cluster.list_all_nodes()
+    nodes = cluster.list_all_nodes()
     seen: list[set[str]] = []
 
-    def kill_node_after_step() -> None:
-        while len(read_metrics(directory / "metrics.jsonl")) < 2:
+    def await_step(step: int) -> None:
+        while len(read_metrics(directory / "metrics.jsonl")) < step:
             if (directory / "failure.json").exists():
                 return
             time.sleep(0.05)
-        for node in (head, other):
+
+    def kill_nodes() -> None:
+        await_step(1)
+        for node in nodes:
             raylet = node.all_processes["raylet"][0].process
             seen.append(actors_below(psutil.Process(raylet.pid)))
-        cluster.remove_node(other, allow_graceful=False)
+        cluster.remove_node(nodes[2], allow_graceful=False)
+        await_step(3)
+        cluster.remove_node(nodes[1], allow_graceful=False)
 
-    killer = threading.Thread(target=kill_node_after_step, daemon=True)
+    killer = threading.Thread(target=kill_nodes, daemon=True)
     killer.start()
-    result = run(request, directory, settings)
+    with pytest.raises(ClusterError):
+        run(request, directory, settings)
     killer.join()
+    cluster.add_node(**NODE)
+    result = run(request, directory, settings)
 
-    on_head, on_other = seen
-    assert on_head >= SPREAD_ACTORS | {"TrainerActor", "FleetActor"}
-    assert on_other >= SPREAD_ACTORS
+    assert all(actors >= SPREAD_ACTORS for actors in seen)
+    ranks = [actors & {"TrainerActor", "RankActor"} for actors in seen]
+    assert [len(of_node) for of_node in ranks] == [1, 1, 0]
+    assert set.union(*ranks) == {"TrainerActor", "RankActor"}
+    assert "FleetActor" in seen[0]
     assert result.steps == STEPS
-    assert [row["step"] for row in read_metrics(directory / "metrics.jsonl")] == list(
-        range(1, STEPS + 1)
-    )
+    steps = [row["step"] for row in read_metrics(directory / "metrics.jsonl")]
+    assert steps == list(range(1, STEPS + 1))
+    trained = [
+        row.group_id
+        for row in Ledger(settings.ledger_url).journal.rows("spread")
+        if row.trained_step is not None
+    ]
+    assert len(trained) == len(set(trained)) == STEPS * GROUPS_PER_STEP
 
 
 def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:

@@ -160,7 +160,10 @@ class StageRows:
     ) -> Iterator[StatusRow]:
         ranks = stage.live_ranks()
         members = self._processes.family(mark.pid) + [
-            member for rank in ranks.values() for member in self._processes.family(rank.pid)
+            member
+            for rank in ranks.values()
+            if not is_elsewhere(rank)
+            for member in self._processes.family(rank.pid)
         ]
         yield self._standstill(stage, mark, sorted(set(members)), row) or row.model_copy(
             update={"state": "running", "since": mark.started_at}
@@ -212,7 +215,7 @@ class StageRows:
         since = _works_since(stage)
         stalled = self._seconds_since(since)
         if stalled > self._thresholds.progress and not are_computing(
-            [mark.pid, *(rank.pid for rank in stage.live_ranks().values())]
+            [mark.pid, *(r.pid for r in stage.live_ranks().values() if not is_elsewhere(r))]
         ):
             cause = (
                 f"no progress for {stalled:.0f} s and nothing is computed: a collective, the network "

@@ -44,12 +44,14 @@ def get_or_create_actor(
     max_restarts: int = 0,
     on_node: str | None = None,
     is_movable: bool = False,
+    scheduling_strategy: Any = None,
     **named_arguments: object,
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
     `actor_class` is a plain class or one decorated with `ray.remote`. `on_node` is Ray's id of the
     machine it lives on (None: any); one that is movable starts again elsewhere when that machine is gone.
+    `scheduling_strategy` is Ray's, as `placement.rank_options` gives it.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
@@ -66,6 +68,8 @@ def get_or_create_actor(
     if on_node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=is_movable)
         options["memory"] = 1  # byte; an actor without needs is placed at random
+    if scheduling_strategy is not None:
+        options["scheduling_strategy"] = scheduling_strategy
     return remote_class.options(**options).remote(*arguments, **named_arguments)
 
 

@@ -97,17 +97,22 @@ def _run(entry: str, directory: Path, *, alone: bool) -> None:
     if envelope is None or envelope.entry != entry:
         seen = envelope.entry if envelope is not None else None
         raise ConfigError(f"{directory / REQUEST} asks for {seen!r}, wanted {entry!r}")
-    function, request_type = _resolve(entry)
-    try:
-        request = request_type.model_validate(envelope.request)
-    except ValidationError as error:
-        raise ConfigError(f"request for {entry} is wrong: {error}") from error
     workspace = Workspace.open(directory, load_settings())
     with device_alone(workspace) if alone else contextlib.nullcontext():
-        result = function(request, workspace)
+        result = answer_request(envelope, workspace)
     answer = ResultEnvelope(fingerprint=envelope.fingerprint, result=result.model_dump(mode="json"))
     replace_text(directory / RESULT, json.dumps(answer.model_dump(mode="json"), indent=1))
     _logger.info("child is done %s", fields(entry=entry, directory=directory))
+
+
+def answer_request(envelope: RequestEnvelope, workspace: Workspace) -> BaseModel:
+    """Calls the entry of a request. ConfigError when it is not the one that the entry takes."""
+    function, request_type = _resolve(envelope.entry)
+    try:
+        request = request_type.model_validate(envelope.request)
+    except ValidationError as error:
+        raise ConfigError(f"request for {envelope.entry} is wrong: {error}") from error
+    return function(request, workspace)
 
 
 def load_entry(entry: str) -> Any:

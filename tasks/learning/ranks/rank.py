@@ -4,7 +4,6 @@ All ranks hold the same weights, optimiser state and KL reference: they start fr
 checkpoint and take the same steps. The first rank alone saves, commits versions and decides.
 """
 
-import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +57,7 @@ class TrainerRank:
         self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
         self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.model.draft.requires_grad_(False)  # no token of RL goes through draft layers
         self._work = ShareWork(self.model, self.optimizer, config)
         self.reference: TrainerModel | None = None
         self.reference_step: int | None = None
@@ -103,8 +103,13 @@ class TrainerRank:
         if loaded is None:
             return
         self.step_taken_up = loaded.state.step
-        self.model.import_weights(loaded.weights)
-        self.optimizer.load_state_dict(loaded.optimizer_state)
+        what = (
+            f"taking up step {loaded.state.step} of {self.checkpoints.directory}, which another model or "
+            "optimiser wrote; delete that folder to begin anew"
+        )
+        with boundary(StorageError, what):
+            self.model.import_weights(loaded.weights)
+            self.optimizer.load_state_dict(loaded.optimizer_state)
         self.reference_step = loaded.state.reference_step
         if self.reference is not None and loaded.reference_weights is not None:
             self.reference.import_weights(loaded.reference_weights)
@@ -113,12 +118,11 @@ class TrainerRank:
 class OtherRank(TrainerRank):
     """A rank that follows the first one's orders and publishes its shard."""
 
-    def __init__(
-        self, request: TrainerRequest, objects: ObjectStore, rank: int, has_failed: ctypes.c_bool
-    ) -> None:
-        """`has_failed` is shared with the first rank, which would wait long for a shard that does not come."""
+    def __init__(self, request: TrainerRequest, objects: ObjectStore, rank: int) -> None:
         super().__init__(request)
-        self._has_failed = has_failed
+        self.has_failed_upload = (
+            False  # the first rank would wait long for a shard that does not come
+        )
         self._rank = rank
         self._publisher = ShardPublisher(
             objects, request.chain_id, shard=rank, num_shards=self.config.world_size
@@ -128,7 +132,7 @@ class OtherRank(TrainerRank):
     def join_chain(self, claim: tuple[int, ChainManifest | None]) -> None:
         """Takes up the first rank's epoch and the version that it took up."""
         self._settle()
-        self._has_failed.value = False
+        self.has_failed_upload = False
         self._publisher.resume(*claim)
 
     def start_publish(self, version: int) -> None:
@@ -138,7 +142,7 @@ class OtherRank(TrainerRank):
         self._uploads.start(version, own)
 
     def _note_failure(self, error: BaseException) -> None:
-        self._has_failed.value = not isinstance(error, PublisherFenced)
+        self.has_failed_upload = not isinstance(error, PublisherFenced)
 
     def _settle(self) -> None:
         """Ends the upload before. Whether its version counts was the first rank's to say, and it has gone on."""

@@ -16,7 +16,7 @@ import xxhash
 from ostinato.infra.serving.weights.codec import tensor_bits
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.data_parallel import UsedGradients
+from ostinato.models.training.gradients import LayoutGradients
 from ostinato.tasks.learning.batches.packing import Microbatch
 from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
 from ostinato.tasks.learning.hints import HintedRows, hint_divergence
@@ -58,14 +58,12 @@ class ShareWork:
         self._model = model
         self._optimizer = optimizer
         self._config = config
-        self._gradients = UsedGradients(model) if config.world_size > 1 else None
+        self._gradients = LayoutGradients(model)
 
     def run(self, share: StepShare) -> ShareResult:
         """Computes the share and takes the step together with the other ranks, which must all run theirs."""
         self._model.train()
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._gradients is not None:
-            self._gradients.clear()
+        self._gradients.clear()
         parts = [self._accumulate(batch, share.entropy_coefficient) for batch in share.microbatches]
         hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
@@ -76,7 +74,7 @@ class ShareWork:
             num_replayed=num_replayed,
             num_replaced=num_replaced,
             gradient_norm=gradient_norm,
-            weights_checksum="" if self._gradients is None else checksum_weights(self._model),
+            weights_checksum=checksum_weights(self._model) if self._config.world_size > 1 else "",
             hint_kl_nats=hint_kl_nats,
         )
 
@@ -120,16 +118,10 @@ class ShareWork:
 
         All ranks see the same sum: a norm that is not finite leaves weights and optimiser alone on each of them.
         """
-        if self._gradients is not None:
-            self._gradients.reduce()
-        limit = self._config.optimizer.gradient_clip_norm
-        parameters = [weight for weight in self._model.parameters() if weight.grad is not None]
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
-        )
+        self._gradients.reduce()
+        norm = self._gradients.clip(self._config.optimizer.gradient_clip_norm)
         if np.isfinite(norm):
             self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
         return norm
 
 

@@ -29,7 +29,8 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.data_parallel import UsedGradients, run_ranks
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.tasks.learning.config import (
@@ -116,7 +117,7 @@ def pretrain(
     )
     given = (request, workspace_in(directory))
     with on(kind):
-        result = run_ranks(pretraining_run.train_rank, given, ParallelLayout(), directory, kind)
+        result = run_ranks(pretraining_run.train_rank, given, ParallelLayout(), kind)
     weights = load_checkpoint(Path(result.checkpoint_directory)).weights
     return weights, result.after.perplexity
 
@@ -187,7 +188,7 @@ def test_draft_layers_learn_the_same_on_the_chosen_device(
     for one in ("cpu", kind):
         given = (request, workspace_in(tmp_path / one))
         with on(one):
-            run = run_ranks(mtp_run.train_rank, given, ParallelLayout(), tmp_path / one, one)
+            run = run_ranks(mtp_run.train_rank, given, ParallelLayout(), one)
         kl_nats.append(run.after.kl_nats)
 
     assert kl_nats[1] == pytest.approx(kl_nats[0], rel=FIGURES)
@@ -262,12 +263,11 @@ def test_gradients_of_several_ranks_are_summed_on_the_chosen_device() -> None:
     open_process_groups(kind="meta")
     with ChosenDevice(strict=True):
         model = build_trainer_model(TINY)
-        gradients = UsedGradients(model)
+        gradients = LayoutGradients(model)
         tokens_BT = on_device(np.arange(12).reshape(2, 6))
         model.token_logprobs(tokens_BT).sum().backward()
         gradients.reduce()
 
-    assert gradients.buffer.device == DEVICE
     used = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert used
     assert {gradient.device for gradient in used} == {DEVICE}

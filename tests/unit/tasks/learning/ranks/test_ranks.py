@@ -1,4 +1,4 @@
-"""Laws of a trainer on several ranks, in real processes over gloo: it is the trainer on one rank, to rounding; its
+"""Laws of a trainer on several ranks, in actors of a real Ray over gloo: it is the trainer on one rank, to rounding; its
 ranks hold the same bits; its chain holds the first one's.
 """
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ranks
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.chain_manifest import list_versions, payload_key, read_manifest
@@ -61,15 +63,23 @@ def make_request(directory: Path, start: Path, world_size: int) -> TrainerReques
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def three_cores() -> Iterator[None]:
+    start_ray(num_cpus=3, object_store_bytes=100 * 2**20)
+    yield
+    stop_ray()
+
+
 @contextmanager
 def open_trainer(request: TrainerRequest) -> Iterator[RLTrainer]:
-    trainer = RLTrainer(
-        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    )
+    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    room = reserve_ranks(request.config.world_size, "cpu")
+    trainer = RLTrainer(request, objects, room)
     try:
         yield trainer
     finally:
         trainer.close()
+        release_ranks(room)
 
 
 def with_routes(sample: Sample, generator: np.random.Generator) -> Sample:

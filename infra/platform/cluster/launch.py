@@ -1,0 +1,100 @@
+"""Stages under torchrun: each of its processes is a rank of every stage that trains.
+
+The first runs the command as anyone would. The others wait in torchrun's store for the directories
+of its stages, read the request there, and take part; so all need the home under the same path.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
+
+from ostinato.infra.platform.cluster.child_main import answer_request
+from ostinato.infra.platform.cluster.workspace import (
+    REQUEST,
+    RequestEnvelope,
+    Workspace,
+    read_record,
+)
+from ostinato.infra.platform.errors import ConfigError, StorageError
+from ostinato.infra.platform.settings import Launch, load_settings
+from ostinato.infra.platform.telemetry import configure_logging, fields
+
+_ANSWER = timedelta(seconds=60)  # of the store
+_END = ""
+_COUNT = "stages"
+
+_logger = logging.getLogger(__name__)
+_followed = 0  # the stage that this process takes part in, unless it is the first rank's
+
+
+def run_launched(launch: Launch, command: Callable[[], object]) -> None:
+    """Runs the command in the first process; the others follow it to its end."""
+    if launch.rank > 0:
+        _follow(launch)
+        return
+    try:
+        command()
+    finally:
+        store = _open_store(launch)
+        store.set(_key(store.add(_COUNT, 1)), _END)
+
+
+def join_stage(launch: Launch, directory: Path, world_size: int) -> Store:
+    """The store that the ranks of a stage meet in, of which the first tells the others."""
+    if launch.world_size != world_size:
+        raise ConfigError(
+            f"torchrun started {launch.world_size} processes and world_size of {directory.name} is "
+            f"{world_size}, wanted as many; add --set {directory.name}.world_size={launch.world_size}"
+        )
+    store, stage = _open_store(launch), _followed
+    if launch.rank == 0:
+        stage = store.add(_COUNT, 1)
+        store.set(_key(stage), str(directory))
+    return PrefixStore(f"{_key(stage)}/ranks", store)
+
+
+def _follow(launch: Launch) -> None:
+    global _followed
+    configure_logging()
+    store = _open_store(launch)
+    while True:
+        _followed += 1
+        _logger.info("waits for a stage %s", fields(rank=launch.rank, stage=_followed))
+        told = _wait(store, _key(_followed)).decode()
+        if told == _END:
+            return
+        try:
+            _take_part(Path(told))
+        except Exception:  # the first rank's part ends too, and its flow decides what comes next
+            _logger.exception("a stage failed %s", fields(rank=launch.rank, stage=_followed))
+
+
+def _take_part(directory: Path) -> None:
+    envelope = read_record(directory / REQUEST, RequestEnvelope)
+    if envelope is None:
+        raise StorageError(
+            f"{directory / REQUEST} is not there, wanted the home on a file system that all machines see"
+        )
+    answer_request(envelope, Workspace.open(directory, load_settings()))
+
+
+def _open_store(launch: Launch) -> Store:
+    store = TCPStore(launch.master_addr, launch.master_port, is_master=False, timeout=_ANSWER)
+    return PrefixStore(f"ostinato/{launch.torchelastic_restart_count}", store)
+
+
+def _wait(store: Store, key: str) -> bytes:
+    while True:
+        try:
+            store.wait([key], _ANSWER)
+            return store.get(key)
+        except DistStoreError:  # not yet there
+            continue
+
+
+def _key(stage: int) -> str:
+    return f"stage-{stage}"

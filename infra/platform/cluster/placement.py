@@ -1,0 +1,79 @@
+"""Room for the ranks of a trainer on whichever machines a Ray cluster has: one bundle for each in a
+placement group, and the network they meet in.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import psutil
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ostinato.infra.platform.errors import ClusterError
+
+PLACEMENT_SECONDS = 300.0  # for a machine that comes back, or that an autoscaler adds
+
+
+def reserve_ranks(
+    num_ranks: int, device: Literal["cpu", "cuda"], wait_seconds: float = PLACEMENT_SECONDS
+) -> PlacementGroup:
+    """A core for each rank, and a GPU where they train on GPUs, on as few machines as hold them.
+    ClusterError when the cluster has not had the room within the time. Its owner's end frees it.
+    """
+    bundle = {"CPU": 1.0} if device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
+    group = placement_group([bundle] * num_ranks, strategy="PACK")
+    if not group.wait(wait_seconds):
+        seen = _cluster()
+        remove_placement_group(group)
+        raise ClusterError(
+            f"no room for {num_ranks} trainer ranks within {wait_seconds:.0f} s: wanted {num_ranks} bundles of "
+            f"{_words(bundle)}, the cluster has {seen}; add machines or take fewer ranks (world_size)"
+        )
+    return group
+
+
+def release_ranks(group: PlacementGroup) -> None:
+    """Frees the room. What still runs in it ends."""
+    remove_placement_group(group)
+
+
+def rank_options(group: PlacementGroup, rank: int) -> dict[str, Any]:
+    """Options of the actor of one rank."""
+    bundle = group.bundle_specs[rank]
+    return {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank),
+    }
+
+
+def cluster_gpus() -> int:
+    """GPUs of all machines of the cluster that this process has joined."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def meet_here() -> str:
+    """This machine's address in its cluster, in whose network gloo talks from now on. Otherwise it
+    would take the address that the host's name resolves to.
+    """
+    address = ray.util.get_node_ip_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+    return address
+
+
+def _cluster() -> str:
+    """Machines with what each has, and what is free in all of them together."""
+    nodes = [
+        f"{node['NodeManagerAddress']} ({_words(node['Resources'])})"
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return f"{', '.join(nodes)}, of which {_words(ray.available_resources())} are free"
+
+
+def _words(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
