@@ -65,6 +65,7 @@ def open_process_groups(
             tensor_model_parallel_size=one.tensor,
             expert_model_parallel_size=one.expert,
             expert_tensor_parallel_size=one.expert_tensor,
+            distributed_timeout_minutes=patience_seconds / 60,  # type: ignore[arg-type]  # of any length
             create_gloo_process_groups=current_device().type != "meta",
         )
 

@@ -20,6 +20,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
+from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.corpus.config import (
     CorpusConfig,
@@ -32,7 +33,7 @@ from ostinato.tasks.corpus.config import (
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
-from ostinato.tasks.pretraining.config import PLACEMENT, PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from ostinato.tasks.problems.config import (
     ProblemsConfig,
     ProblemSelection,
@@ -232,14 +233,17 @@ def pretrain(
         return Path(result.checkpoint_directory), summary
 
     identity = {
-        "config": recipe.pretraining.model_dump(
-            mode="json", exclude=PLACEMENT, exclude_defaults=True
-        ),
+        "config": _without_placement(recipe.pretraining),
         "model": recipe.model,
         "base": base_identity(recipe),
     }
     parents = (corpus,) if start is None else (corpus, start)
     return context.ensure("pretraining", identity, parents, build)
+
+
+def _without_placement(config: BaseModel) -> dict[str, Any]:
+    """Settings of a stage that trains, whatever number of ranks and layout computes them."""
+    return config.model_dump(mode="json", exclude=PLACEMENT, exclude_defaults=True)
 
 
 def distil_draft_layers(
@@ -256,7 +260,8 @@ def distil_draft_layers(
         result, summary = _run("mtp", request, MtpResult, directory)
         return Path(result.checkpoint_directory), summary
 
-    return context.ensure("mtp", context.recipe.mtp, (corpus, pretrained), build)
+    identity = _without_placement(context.recipe.mtp)
+    return context.ensure("mtp", identity, (corpus, pretrained), build)
 
 
 def measure_speculation(
@@ -283,7 +288,7 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
     recipe = context.recipe
     identity = {
         "rollout": recipe.rollout,
-        "learning": recipe.learning,
+        "learning": _without_placement(recipe.learning),
         "grading": recipe.grading,
         "harness": recipe.harness,
         "reinforcement": recipe.reinforcement,

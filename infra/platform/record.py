@@ -1,6 +1,6 @@
 """Base of the project's records and settings."""
 
-from typing import Annotated
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,3 +11,11 @@ class Record(BaseModel):
     """Frozen values; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A request part of which says where it is computed and not what: its work goes on when that changes."""
+
+    def placement(self) -> Any:
+        """The fields, as pydantic's `exclude` takes them."""

@@ -8,6 +8,8 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
+# Settings that say where a run is computed and not what: a run goes on when they change.
+PLACEMENT = {"world_size", "layout"}
 
 
 class TrainingRecord(BaseModel):

@@ -5,7 +5,7 @@ Torch-free: the recipe composes them.
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ostinato.models.training.config import LoopConfig, PhaseResult, TrainingRecord
+from ostinato.models.training.config import PLACEMENT, LoopConfig, PhaseResult, TrainingRecord
 
 
 class MtpConfig(LoopConfig):
@@ -34,6 +34,10 @@ class MtpRequest(TrainingRecord):
     config: MtpConfig
     corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
     checkpoint_directory: str = Field(description="the model to give draft layers to")
+
+    def placement(self) -> dict[str, set[str]]:
+        """Its fields that say where."""
+        return {"config": PLACEMENT}
 
 
 class DraftQuality(TrainingRecord):

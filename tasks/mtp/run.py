@@ -45,7 +45,12 @@ def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
         # a frozen trunk keeps its routing too
         config = config.model_copy(update={"balance_rate": 0.0})
     work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
-    run = TrainingRun(work, directory, request.model_dump_json(), workspace.progress.update)
+    run = TrainingRun(
+        work,
+        directory,
+        request.model_dump_json(exclude=request.placement()),
+        workspace.progress.update,
+    )
     state = run.run()
     names = DraftQuality.model_fields
     evaluations = tuple(

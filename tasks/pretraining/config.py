@@ -10,15 +10,13 @@ from pydantic import Field, PositiveInt, model_validator
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import (
+    PLACEMENT,
     LayoutConfig,
     LoopConfig,
     LoraConfig,
     PhaseResult,
     TrainingRecord,
 )
-
-# Settings that say where a run is computed and not what: a run goes on when they change.
-PLACEMENT = {"world_size", "layout"}
 
 
 class PretrainingConfig(LoopConfig):
@@ -91,6 +89,10 @@ class PretrainingRequest(TrainingRecord):
                 "beside weights that are trained already"
             )
         return self
+
+    def placement(self) -> dict[str, set[str]]:
+        """Its fields that say where."""
+        return {"config": PLACEMENT}
 
 
 class Perplexity(TrainingRecord):

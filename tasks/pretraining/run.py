@@ -20,7 +20,6 @@ from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import (
-    PLACEMENT,
     Perplexity,
     PretrainingRequest,
     PretrainingResult,
@@ -90,7 +89,7 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
 
 def identity_of(request: PretrainingRequest) -> str:
     """Name of the run whose resume point a request may continue."""
-    return request.model_dump_json(exclude={"config": PLACEMENT})
+    return request.model_dump_json(exclude=request.placement())
 
 
 def starting_spec(request: PretrainingRequest) -> ModelSpec:

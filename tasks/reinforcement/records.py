@@ -5,6 +5,7 @@ from pydantic import Field
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.config import DecodingConfig
+from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.learning.config import LearningConfig
@@ -60,6 +61,10 @@ class ReinforcementRequest(ReinforcementConfig):
     search_directory: str | None = Field(
         default=None, description="encoder of code search; None: words alone"
     )
+
+    def placement(self) -> dict[str, set[str]]:
+        """Its fields that say where."""
+        return {"learning": PLACEMENT}
 
 
 class EvaluationPoint(Record):

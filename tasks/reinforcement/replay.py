@@ -127,10 +127,11 @@ class Replay:
         self._require(step)
         checkpoint = load_checkpoint(step_directory(self._steps_directory, step))
         state = StepState.model_validate(checkpoint.metadata)
-        if state.computed_on != describe_machine():
+        here = describe_machine(self._run.learning.world_size)
+        if state.computed_on != here:
             raise ConfigError(
                 f"{self._run.run_id} step {step}: not comparable, it was computed on "
-                f"{state.computed_on!r} and this is {describe_machine()!r}"
+                f"{state.computed_on!r} and this is {here!r}"
             )
         return checkpoint.weights
 

@@ -88,7 +88,7 @@ def steps(home: Path) -> int:
     model = build_trainer_model(SMALL_SPEC, seed=0)
     weights = model.export_weights()
     optimizer = {"moments": torch.ones(30_000)}
-    checkpoints = StepCheckpoints(home / "work", SMALL_SPEC, None, keep=2)
+    checkpoints = StepCheckpoints(home / "work", SMALL_SPEC, None, keep=2, num_ranks=1)
 
     def save(step: int) -> Path:
         state = StepState(step=step, weight_version=step, reference_step=step - 1)

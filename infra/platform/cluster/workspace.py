@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Placed, Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
 
@@ -130,7 +130,8 @@ def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
     """The request with the identity by which its result is recognised."""
     content = request.model_dump(mode="json")
     # without defaults: a field that a later version of the code adds leaves a run under way its work
-    written = request.model_dump(mode="json", exclude_defaults=True)
+    placement = request.placement() if isinstance(request, Placed) else None
+    written = request.model_dump(mode="json", exclude_defaults=True, exclude=placement)
     canonical = json.dumps([entry, written], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:16]
     return RequestEnvelope(entry=entry, fingerprint=digest, request=content)

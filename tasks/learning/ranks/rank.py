@@ -69,6 +69,7 @@ class TrainerRank:
             self.spec,
             start.tokenizer_path,
             None if config.keep_for_replay else config.keep_checkpoints,
+            config.world_size,
         )
         self._restore()
 

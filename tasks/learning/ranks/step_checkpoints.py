@@ -49,14 +49,19 @@ class StepCheckpoints:
     """The checkpoints of one work directory."""
 
     def __init__(
-        self, directory: Path, spec: ModelSpec, tokenizer_path: Path | None, keep: int | None
+        self,
+        directory: Path,
+        spec: ModelSpec,
+        tokenizer_path: Path | None,
+        keep: int | None,
+        num_ranks: int,
     ) -> None:
-        """`keep`: newest checkpoints that stay; None: all."""
+        """`keep`: newest checkpoints that stay; None: all. `num_ranks` take the steps."""
         self.directory = directory
         self._spec = spec
         self._tokenizer_path = tokenizer_path
         self._keep = keep
-        self._machine = describe_machine()
+        self._machine = describe_machine(num_ranks)
 
     def save(
         self,
@@ -143,11 +148,13 @@ def link_step(source: Path, step: int, target: Path) -> None:
         (target / reference.name).symlink_to(reference.absolute(), target_is_directory=True)
 
 
-def describe_machine() -> str:
-    """What decides the bits of a step besides its inputs: processor, instruction set, GPU, torch."""
+def describe_machine(num_ranks: int) -> str:
+    """What decides the bits of a step besides its inputs: processor, instruction set, GPU, torch, ranks."""
     names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = names[0] if names else platform.machine()
     units = [processor, torch.backends.cpu.get_cpu_capability()]
     if current_device().type == "cuda":
         units.append(torch.cuda.get_device_name())
+    if num_ranks > 1:
+        units.append(f"{num_ranks} ranks")
     return f"{', '.join(units)}, torch {torch.__version__}"

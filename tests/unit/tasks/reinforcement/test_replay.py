@@ -168,6 +168,6 @@ def test_an_unknown_metric_names_those_there_are(
 def test_steps_of_another_processor_are_refused(
     sound: ReplayRequest, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "describe_machine", lambda: "another processor")
+    monkeypatch.setattr(replay, "describe_machine", lambda _: "another processor")
     with pytest.raises(ConfigError, match="not comparable, it was computed on"):
         main(sound, Workspace.open(tmp_path, settings))
