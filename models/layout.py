@@ -92,6 +92,15 @@ class ParallelLayout(BaseModel):
                 f"divide num_layers={spec.num_layers}"
             )
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a rank holds a part of the model only."""
+        return self.world_size > self.data or self.expert > 1
+
+    def leaders(self) -> list[int]:
+        """The first rank of each place in data parallelism."""
+        return [place.rank for place in self.places() if (place.tensor, place.context) == (0, 0)]
+
     def places(self) -> tuple[RankPlace, ...]:
         """Coordinates of every rank."""
         return tuple(self._place(rank) for rank in range(self.world_size))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -153,12 +154,25 @@ def _score_tokens(
     """Log-probabilities and entropies, with the vocabulary on one rank or cut over several."""
     if find_cut(head_VD) is None:
         return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
-    if with_entropy:
-        raise ValueError("with_entropy is True under tensor parallelism, wanted False")
     if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
         return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
-    losses_N = vocab_parallel_cross_entropy(hidden_ND @ head_VD.T, targets_N)
-    return -losses_N, torch.zeros_like(losses_N)
+    logits_NV = hidden_ND @ head_VD.T  # of this rank's stretch of the vocabulary
+    entropy_N = (
+        _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
+    )
+    return -vocab_parallel_cross_entropy(logits_NV, targets_N), entropy_N
+
+
+def _entropy_of_cut(logits_NV: Tensor) -> Tensor:
+    """Entropies in nats of a vocabulary that is cut over the ranks of tensor parallelism."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    highest_N = logits_NV.amax(-1)
+    dist.all_reduce(highest_N, dist.ReduceOp.MAX, group=group)
+    shifted_NV = logits_NV - highest_N[:, None]
+    weights_NV = shifted_NV.exp()
+    sums_2N = torch.stack((weights_NV.sum(-1), (weights_NV * shifted_NV).sum(-1)))
+    dist.all_reduce(sums_2N, group=group)
+    return sums_2N[0].log() - sums_2N[1] / sums_2N[0]
 
 
 class TrainerModel(torch.nn.Module):
@@ -346,7 +360,11 @@ class TrainerModel(torch.nn.Module):
             router.plausibility_ratio = plausibility_ratio
             router.replay_NK = None
             if routes_BTLK is not None:
-                router.replay_NK = routes_BTLK[:, :, index].transpose(0, 1).flatten(0, 1).long()
+                routes_TBK = routes_BTLK[:, :, index].transpose(0, 1)
+                if self.trunk.config.sequence_parallel:  # a rank routes its stretch of each row
+                    group = parallel_state.get_tensor_model_parallel_group()
+                    routes_TBK = routes_TBK.chunk(group.size())[group.rank()]
+                router.replay_NK = routes_TBK.flatten(0, 1).long()
 
     def expert_counts_LE(self) -> Tensor:
         """Returns how many tokens each expert took since the last `balance_experts`."""

@@ -17,6 +17,8 @@ from pydantic import (
 
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.training.config import LayoutConfig
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
@@ -189,6 +191,7 @@ class LearningConfig(Record):
         default=1,
         description="processes that share each step's microbatches and the publishing of its weights",
     )
+    layout: LayoutConfig = LayoutConfig()
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
@@ -208,6 +211,31 @@ class LearningConfig(Record):
         description="all step checkpoints stay, so that `ostinato replay` can compute any step again; each takes about "
         "16 bytes per parameter",
     )
+
+    @property
+    def parallel_layout(self) -> ParallelLayout:
+        """The layout of the ranks."""
+        return self.layout.over(self.world_size)
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        if not self.parallel_layout.is_cut:
+            return self
+        alone = {  # what one rank computes alone
+            "objective.hint_coefficient": self.objective.hint_coefficient,
+            "parity.earlier_versions": self.parity.earlier_versions,
+            "router_replay.compared_tokens": self.router_replay.compared_tokens,
+        }
+        for name, value in alone.items():
+            if value:
+                raise ValueError(f"{name} is {value}, wanted 0 where ranks share the model")
+        for tokens in self.packing.bucket_tokens:
+            if tokens % self.layout.tensor:
+                raise ValueError(
+                    f"layout.tensor={self.layout.tensor} does not divide {tokens} of packing.bucket_tokens: "
+                    "ranks of tensor parallelism share each row"
+                )
+        return self
 
 
 class TrainerRequest(Record):

@@ -5,6 +5,7 @@ the journal.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, Overla
 from ostinato.infra.serving.weights.shards import Waiting
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.learning.batches.advantages import penalize_divergence
-from ostinato.tasks.learning.batches.packing import Microbatch, deal
+from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank, own_tensors
 from ostinato.tasks.learning.ranks.rank_group import PATIENCE_SECONDS, RankGroup
@@ -49,6 +50,7 @@ class RLTrainer:
         config = request.config
         self.config: LearningConfig = config
         self.weight_version = -1  # not on the chain yet
+        self._nothing = [None] * config.world_size  # argument of orders without one
         self._versions: dict[int, dict[str, torch.Tensor]] = {}  # the newest, by version
         self._ranks = RankGroup(request, objects, room, rank_patience_seconds)
         try:
@@ -78,7 +80,8 @@ class RLTrainer:
         """Takes one optimiser step from the samples and counts it."""
         if not samples:
             raise TrainingError(f"step {self.step + 1} got no samples, wanted at least one group")
-        self._ranks.run(self._own, TrainerRank.begin_step, [self.step] * self.config.world_size)
+        steps_taken = [self.step] * self.config.world_size
+        self._ranks.run(self._own, TrainerRank.begin_step, steps_taken)
         advantages, reference_k1_nats = None, 0.0
         if self._own.reference is not None:
             k1_nats = gather_k1(samples, self.config, self._score_reference)
@@ -112,7 +115,8 @@ class RLTrainer:
             last = self._publisher.resume()
             claim = (self._publisher.epoch, last)
             self._ranks.run_beside(OtherRank.join_chain, claim, lambda: None)
-        weights = self._own.model.export_weights()
+        self._ranks.run(self._own, TrainerRank.gather_weights, self._nothing)
+        weights = self._own.whole
         newest = self._publisher.last_version
         if newest is not None and self._publisher.holds(weights):
             self._published = self._publisher.last_manifest
@@ -146,14 +150,16 @@ class RLTrainer:
         state = StepState(
             step=self.step, weight_version=self.weight_version, reference_step=own.reference_step
         )
-        reference = None if own.reference is None else own.reference.export_weights()
-        return own.checkpoints.save(
-            state, own.model.export_weights(), own.optimizer.state_dict(), reference
-        )
+        if self.config.parallel_layout.is_cut:
+            self._ranks.run(own, TrainerRank.gather_state, self._nothing)
+        else:
+            own.gather_state()
+        return own.checkpoints.save(state, own.whole, own.optimizer_state, own.whole_reference)
 
     def export_weights(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights by canonical name."""
-        return self._own.model.export_weights()
+        self._ranks.run(self._own, TrainerRank.gather_weights, self._nothing)
+        return self._own.whole
 
     def close(self) -> None:
         """Waits for the upload under way, ends its thread and the other ranks."""
@@ -171,15 +177,52 @@ class RLTrainer:
             del self._versions[old]
 
     def _run_shares(self, shares: list[StepShare]) -> list[ShareResult]:
-        return self._ranks.run(self._own, TrainerRank.take_share, shares)
+        """Each place in data parallelism has a share; its ranks take it together."""
+        places = self.config.parallel_layout.places()
+        given = [shares[place.data] for place in places]
+        results = self._ranks.run(self._own, TrainerRank.take_share, given)
+        self._check_weights(
+            [result.weights_checksum for result in results], f"after step {self.step + 1}"
+        )
+        return [
+            replace(
+                results[leader],
+                num_replayed=sum(
+                    r.num_replayed for r, p in zip(results, places, strict=True) if p.data == data
+                ),
+                num_replaced=sum(
+                    r.num_replaced for r, p in zip(results, places, strict=True) if p.data == data
+                ),
+            )
+            for data, leader in enumerate(self.config.parallel_layout.leaders())
+        ]
 
     def _score_reference(self, batches: Sequence[Microbatch]) -> list[list[float]]:
-        places = deal(batches, self.config.world_size)
-        shares = [[batches[index] for index in place] for place in places]
-        return in_order(places, self._ranks.run(self._own, TrainerRank.score_reference, shares))
+        layout = self.config.parallel_layout
+        evened = even_out(batches, layout.data) if layout.expert > 1 else batches
+        shares = deal(evened, layout.data)
+        given = [[evened[index] for index in shares[place.data]] for place in layout.places()]
+        answers = self._ranks.run(self._own, TrainerRank.score_reference, given)
+        rows = in_order(shares, [answers[leader] for leader in layout.leaders()])
+        return [
+            row[: len(batch.sample_indices_B)]
+            for batch, row in zip(batches, rows[: len(batches)], strict=True)
+        ]
 
     def _check_ranks_agree(self) -> None:
-        nothing = [None] * self.config.world_size
-        states = self._ranks.run(self._own, TrainerRank.state, nothing)
-        if any(state != states[0] for state in states):
-            raise ClusterError(f"ranks were taken up at {states}, wanted one step and one checksum")
+        states = self._ranks.run(self._own, TrainerRank.state, self._nothing)
+        if len({state.step for state in states}) > 1:
+            raise ClusterError(f"ranks were taken up at {states}, wanted one step")
+        self._check_weights([state.weights_checksum for state in states], "when they were taken up")
+
+    def _check_weights(self, checksums: Sequence[str], when: str) -> None:
+        """Ranks that hold the same part of the model hold the same bits."""
+        places = self.config.parallel_layout.places()
+        parts: dict[tuple[int, int], set[str]] = {}
+        for place, checksum in zip(places, checksums, strict=True):
+            parts.setdefault((place.tensor, place.expert), set()).add(checksum)
+        if any(len(seen) > 1 for seen in parts.values()):
+            raise ClusterError(
+                f"weights of the ranks {when} have checksums {list(checksums)}, wanted one of each part; the "
+                "newest step checkpoint is sound"
+            )

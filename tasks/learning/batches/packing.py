@@ -6,7 +6,7 @@ Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,55 @@ def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
         shares[rank].append(index)
         work[rank] += cost(batch.tokens_BT.shape)
     return shares
+
+
+def even_out(microbatches: Sequence[Microbatch], num_ranks: int) -> list[Microbatch]:
+    """The microbatches, padded so that those of `num_ranks` in turn have one shape, and empty ones at the end to
+    make their number even: ranks that share experts meet in each layer of each microbatch.
+    """
+    evened: list[Microbatch] = []
+    for start in range(0, len(microbatches), num_ranks):
+        turn = list(microbatches[start : start + num_ranks])
+        turn += [_empty(turn[0])] * (num_ranks - len(turn))
+        rows, tokens = (max(batch.tokens_BT.shape[axis] for batch in turn) for axis in (0, 1))
+        evened += [_widen(batch, rows, tokens) for batch in turn]
+    return evened
+
+
+def _empty(like: Microbatch) -> Microbatch:
+    return replace(
+        like,
+        sample_indices_B=like.sample_indices_B[:0],
+        loss_mask_BT=np.zeros_like(like.loss_mask_BT),
+        padding_BT=np.ones_like(like.padding_BT),
+        routes_BTLK=np.full_like(like.routes_BTLK, MISSING_ROUTE),
+    )
+
+
+def _widen(batch: Microbatch, rows: int, tokens: int) -> Microbatch:
+    """The batch with rows and places of padding behind its own."""
+    missing = (rows - batch.tokens_BT.shape[0], tokens - batch.tokens_BT.shape[1])
+    if missing == (0, 0):
+        return batch
+
+    def pad(array: np.ndarray, value: float | bool) -> np.ndarray:
+        widths = [
+            (0, missing[axis] if axis < min(2, array.ndim) else 0) for axis in range(array.ndim)
+        ]
+        return np.pad(array, widths, constant_values=value)
+
+    return Microbatch(
+        sample_indices_B=batch.sample_indices_B,
+        tokens_BT=pad(batch.tokens_BT, 0),
+        loss_mask_BT=pad(batch.loss_mask_BT, False),
+        padding_BT=pad(batch.padding_BT, True),
+        rollout_logprobs_BT=pad(batch.rollout_logprobs_BT, 0.0),
+        weight_versions_BT=pad(batch.weight_versions_BT, -1),
+        is_kept_cache_BT=pad(batch.is_kept_cache_BT, False),
+        advantages_B=pad(batch.advantages_B, 0.0),
+        temperatures_B=pad(batch.temperatures_B, 1.0),
+        routes_BTLK=pad(batch.routes_BTLK, MISSING_ROUTE),
+    )
 
 
 def trainable_length(segment: Segment) -> int:

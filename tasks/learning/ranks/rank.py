@@ -7,10 +7,11 @@ checkpoint and take the same steps. The first rank alone saves, commits versions
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import (
     ChainManifest,
@@ -54,6 +55,8 @@ class TrainerRank:
         with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
             start = load_checkpoint(Path(request.checkpoint_directory))
         self.spec = start.spec
+        with boundary(ConfigError, "learning.layout"):
+            config.parallel_layout.check(self.spec)
         self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
         self.optimizer = build_optimizer(self.model, config.optimizer)
@@ -61,6 +64,9 @@ class TrainerRank:
         self._work = ShareWork(self.model, self.optimizer, config)
         self.reference: TrainerModel | None = None
         self.reference_step: int | None = None
+        self.whole: dict[str, Tensor] = {}
+        self.whole_reference: dict[str, Tensor] | None = None
+        self.optimizer_state: dict[str, Any] = {}
         if config.objective.kl_coefficient > 0:
             self.reference = build_trainer_model(self.spec, config.world_size)
             self.reference.import_weights(start.weights)
@@ -76,6 +82,17 @@ class TrainerRank:
     def state(self, _: None = None) -> RankState:
         """State it resumed from."""
         return RankState(step=self.step_taken_up, weights_checksum=checksum_weights(self.model))
+
+    def gather_weights(self, _: None = None) -> None:
+        """Takes a copy of all weights, whole, into `whole`."""
+        self.whole = self.model.export_weights()
+
+    def gather_state(self, _: None = None) -> None:
+        """As `gather_weights`, and copies of what else a step checkpoint holds."""
+        self.gather_weights()
+        self.optimizer_state = self.optimizer.state_dict()
+        if self.reference is not None:
+            self.whole_reference = self.reference.export_weights()
 
     def begin_step(self, steps_taken: int) -> None:
         """Refreshes the KL reference when it is due and sets the rates of the next step."""
@@ -137,9 +154,9 @@ class OtherRank(TrainerRank):
         self._publisher.resume(*claim)
 
     def start_publish(self, version: int) -> None:
-        """Takes a copy of its tensors and uploads them in the background."""
+        """Uploads its tensors of the copy in the background."""
         self._settle()
-        own = own_tensors(self.model.export_weights(), self._rank, self.config.world_size)
+        own = own_tensors(self.whole, self._rank, self.config.world_size)
         self._uploads.start(version, own)
 
     def _note_failure(self, error: BaseException) -> None:

@@ -53,8 +53,11 @@ class RankActor:
         """Meets the other ranks in process groups."""
         meet_here()
         world_size, kind = self._request.config.world_size, self._request.device
+        layout = self._request.config.parallel_layout
         return _answer(
-            lambda: open_process_groups(self._rank, world_size, url, patience_seconds, kind=kind)
+            lambda: open_process_groups(
+                self._rank, world_size, url, patience_seconds, layout=layout, kind=kind
+            )
         )
 
     def run(self, method: Callable[..., Any], argument: Any) -> tuple[bool, Any]:
@@ -112,7 +115,12 @@ class RankGroup:
                 "open process groups",
                 opening,
                 lambda: open_process_groups(
-                    0, world_size, store, patience_seconds, kind=request.device
+                    0,
+                    world_size,
+                    store,
+                    patience_seconds,
+                    layout=request.config.parallel_layout,
+                    kind=request.device,
                 ),
             )
 

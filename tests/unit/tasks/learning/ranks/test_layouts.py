@@ -1,0 +1,146 @@
+"""RL under a layout: two ranks that share experts or matrices take the steps of one rank, and a run that was
+killed under one layout goes on under another.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
+from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.config import LayoutConfig
+from ostinato.tasks.learning.batches.packing import Microbatch, even_out, pack
+from ostinato.tasks.learning.config import LearningConfig, ParityConfig, RouterReplayConfig
+from ostinato.tasks.learning.report import StepReport
+from ostinato.tasks.records import Sample
+from tests.unit.tasks.learning.ranks.test_ranks import (
+    CHAIN,
+    SPEC,
+    Weights,
+    batch,
+    distance,
+    make_request,
+    open_trainer,
+    same,
+)
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_cores() -> Iterator[None]:
+    start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
+    yield
+    stop_ray()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("start") / "checkpoint"
+    return save_checkpoint(directory, SPEC, build_trainer_model(SPEC, seed=3).export_weights())
+
+
+@pytest.fixture(scope="module")
+def batches(start: Path) -> list[list[Sample]]:
+    """The second is one sample: one of two ranks has an empty microbatch."""
+    return [batch(1), batch(2, count=1), batch(3)]
+
+
+@pytest.fixture(scope="module")
+def alone(
+    start: Path, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[StepReport], Weights]:
+    return train(tmp_path_factory.mktemp("alone"), start, batches, 1, {})
+
+
+def train(
+    directory: Path,
+    start: Path,
+    batches: list[list[Sample]],
+    world_size: int,
+    degrees: dict[str, int],
+) -> tuple[list[StepReport], Weights]:
+    """Reports of the steps, and the weights that the chain then serves."""
+    request = make_request(directory, start, world_size)
+    config = LearningConfig.model_validate(
+        request.config.model_dump()
+        | {
+            "layout": LayoutConfig(**degrees),
+            "parity": ParityConfig(earlier_versions=0),
+            "router_replay": RouterReplayConfig(),
+        }
+    )
+    with open_trainer(request.model_copy(update={"config": config})) as trainer:
+        reports = [trainer.train_step(samples) for samples in batches]
+        version = trainer.publish().version
+        trainer.save()
+        store = ObjectStore.from_url(f"file://{directory}/objects")
+        served = ChainSubscriber(store, CHAIN).fetch(version)
+        assert same(served, trainer.export_weights())
+    return reports, served
+
+
+def check(
+    reports: list[StepReport],
+    weights: Weights,
+    alone: tuple[list[StepReport], Weights],
+    start: Path,
+) -> None:
+    for seen, wanted in zip(reports, alone[0][-len(reports) :], strict=True):
+        for name in ("loss", "gradient_norm", "reference_k1_nats", "entropy_nats"):
+            assert getattr(seen, name) == pytest.approx(getattr(wanted, name), rel=1e-3, abs=1e-5)
+        assert seen.sampled_tokens == wanted.sampled_tokens
+        assert seen.replaced_routes_ratio == pytest.approx(wanted.replaced_routes_ratio, abs=1e-2)
+        assert seen.mismatch_all.k3_nats == pytest.approx(wanted.mismatch_all.k3_nats, rel=1e-3)
+    assert distance(weights, alone[1]) <= 2e-3 * distance(alone[1], load_checkpoint(start).weights)
+
+
+def test_ranks_that_share_matrices_take_the_steps_of_one(
+    tmp_path: Path,
+    start: Path,
+    batches: list[list[Sample]],
+    alone: tuple[list[StepReport], Weights],
+) -> None:
+    reports, weights = train(tmp_path, start, batches, 2, {"tensor": 2})
+    check(reports, weights, alone, start)
+
+
+def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
+    tmp_path: Path,
+    start: Path,
+    batches: list[list[Sample]],
+    alone: tuple[list[StepReport], Weights],
+) -> None:
+    train(tmp_path, start, batches[:2], 2, {"expert": 2})
+    reports, weights = train(tmp_path, start, batches[2:], 2, {})
+    assert [report.step for report in reports] == [3]
+    check(reports, weights, alone, start)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_evened_microbatches_hold_the_same_tokens_in_shapes_that_turns_share(
+    num_ranks: int,
+) -> None:
+    request = make_request(Path("unused"), Path("unused"), 1)
+    samples = batch(5, count=13)
+    plain = pack(samples, [1.0] * len(samples), request.config.packing)
+    evened = even_out(plain, num_ranks)
+    assert len(evened) % num_ranks == 0
+    for first in range(0, len(evened), num_ranks):
+        turn = evened[first : first + num_ranks]
+        assert len({one.tokens_BT.shape for one in turn}) == 1
+    for before, after in zip(plain, evened, strict=False):
+        assert np.array_equal(before.sample_indices_B, after.sample_indices_B)
+        for name in ("tokens_BT", "rollout_logprobs_BT", "routes_BTLK"):
+            wanted, seen = masked(before, name), masked(after, name)
+            assert np.array_equal(wanted, seen)
+    assert not any(one.loss_mask_BT.any() for one in evened[len(plain) :])
+
+
+def masked(batch: Microbatch, name: str) -> np.ndarray:
+    return getattr(batch, name)[batch.loss_mask_BT]
