@@ -32,13 +32,16 @@ from ostinato.tasks.learning.ranks.rank import TrainerRank
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
-from tests.unit.tasks.learning.samples import TINY, random_samples
+from tests.fakes.small_spec import make_spec
+from tests.unit.tasks.learning.samples import random_samples
 
 pytestmark = pytest.mark.timeout(600)  # each rank is a process that imports torch and Megatron
 
 CHAIN = "run"
 # Draft layers get no gradient here: weight decay must pass them over on every number of ranks.
-SPEC = TINY.model_copy(update={"mtp_depth": 1, "mtp_hidden_size": 8})
+SPEC = make_spec(24, 16, heads=(2, 2, 8), experts=(4, 2, 8), max_sequence_tokens=64).model_copy(
+    update={"mtp_depth": 1, "mtp_hidden_size": 8}
+)
 Weights = dict[str, torch.Tensor]
 
 
