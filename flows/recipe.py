@@ -159,10 +159,11 @@ class Recipe(Record):
 
     @model_validator(mode="after")
     def _layout_fits_the_model(self) -> "Recipe":
-        try:
-            self.pretraining.parallel_layout.check(self.model)
-        except ValueError as error:
-            raise ValueError(f"pretraining.layout: {error}") from None
+        for name in ("pretraining", "learning"):
+            try:
+                getattr(self, name).parallel_layout.check(self.model)
+            except ValueError as error:
+                raise ValueError(f"{name}.layout: {error}") from None
         return self
 
     @model_validator(mode="after")

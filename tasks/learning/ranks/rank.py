@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
+from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import (
     ChainManifest,
@@ -55,8 +55,6 @@ class TrainerRank:
         with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
             start = load_checkpoint(Path(request.checkpoint_directory))
         self.spec = start.spec
-        with boundary(ConfigError, "learning.layout"):
-            config.parallel_layout.check(self.spec)
         self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
         self.optimizer = build_optimizer(self.model, config.optimizer)

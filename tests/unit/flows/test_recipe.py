@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.flows.recipe import Recipe, describe_recipe, load_recipe, recipe_names
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.grading.rewards import term_weights
-from ostinato.tasks.pretraining.config import PLACEMENT
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -137,6 +137,11 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_recipe() -> None:
         load_recipe("nano", overrides=[ranks, "pretraining.layout.tensor=3"])
     with pytest.raises(ConfigError, match=r"  the whole: .*tensor=4 does not divide num_query"):
         load_recipe("nano", overrides=[ranks, "pretraining.layout.tensor=4"])
+    shared = ["learning.world_size=2", "learning.layout.expert=2"]
+    with pytest.raises(ConfigError, match=r"parity.earlier_versions is 2, wanted 0"):
+        load_recipe("nano", overrides=shared)
+    allowed = load_recipe("nano", overrides=[*shared, "learning.parity.earlier_versions=0"])
+    assert allowed.learning.parallel_layout.expert == 2
 
 
 def test_ranks_and_layout_are_no_part_of_what_pretraining_makes() -> None:
