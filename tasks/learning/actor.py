@@ -14,10 +14,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 import ray
 import torch
 from pydantic import Field
-from ray.util.placement_group import PlacementGroup
 
 from ostinato.infra.platform.cluster.actors import wait_for
 from ostinato.infra.platform.cluster.placement import (
+    Room,
     rank_options,
     release_ranks,
     reserve_ranks,
@@ -66,7 +66,7 @@ class TrainerActor:
     """Trainer behind a Ray actor, or called directly."""
 
     def __init__(
-        self, request: TrainerRequest, objects: ObjectStore, room: PlacementGroup | None = None
+        self, request: TrainerRequest, objects: ObjectStore, room: Room | None = None
     ) -> None:
         """Takes up the newest step checkpoint and puts its weights on the chain."""
         torch.set_num_threads(1)
@@ -104,7 +104,7 @@ class TrainerActor:
 
 
 def train_in_room(
-    work: Callable[Concatenate[TrainerRequest, PlacementGroup | None, Given], Answer],
+    work: Callable[Concatenate[TrainerRequest, Room | None, Given], Answer],
     settings: Settings,
     request: TrainerRequest,
     *arguments: Given.args,

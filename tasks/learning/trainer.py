@@ -4,13 +4,15 @@ It is the first rank itself and starts the others, if there are any; it knows ne
 the journal.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from ray.util.placement_group import PlacementGroup
 
+from ostinato.infra.platform.cluster.placement import Room
+from ostinato.infra.platform.cluster.rank_group import PATIENCE_SECONDS, RankGroup
 from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
@@ -20,7 +22,6 @@ from ostinato.tasks.learning.batches.advantages import penalize_divergence
 from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank, own_tensors
-from ostinato.tasks.learning.ranks.rank_group import PATIENCE_SECONDS, RankGroup
 from ostinato.tasks.learning.ranks.share import ShareResult, StepShare
 from ostinato.tasks.learning.ranks.step_checkpoints import StepState
 from ostinato.tasks.learning.report import StepReport
@@ -38,7 +39,7 @@ class RLTrainer:
         self,
         request: TrainerRequest,
         objects: ObjectStore,
-        room: PlacementGroup | None = None,
+        room: Room | None = None,
         rank_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Opens the newest step checkpoint of the work directory, or else the model RL begins with. `room` is for
@@ -52,7 +53,15 @@ class RLTrainer:
         self.weight_version = -1  # not on the chain yet
         self._nothing = [None] * config.world_size  # argument of orders without one
         self._versions: dict[int, dict[str, torch.Tensor]] = {}  # the newest, by version
-        self._ranks = RankGroup(request, objects, room, rank_patience_seconds)
+        self._ranks = RankGroup(
+            request.chain_id,
+            functools.partial(OtherRank, request, objects),
+            Path(request.work_directory),
+            config.parallel_layout,
+            request.device,
+            room,
+            rank_patience_seconds,
+        )
         try:
             self._own = TrainerRank(request)
             self._check_ranks_agree()

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray.util.placement_group import PlacementGroup
-
+from ostinato.infra.platform.cluster.placement import Room
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
@@ -83,7 +82,7 @@ def _train(
 
 def _take_step(
     asked: TrainerRequest,
-    room: PlacementGroup | None,
+    room: Room | None,
     objects: ObjectStore,
     samples: Sequence[Sample],
     directory: Path,

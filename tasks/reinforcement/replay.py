@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from ray.util.placement_group import PlacementGroup
 
+from ostinato.infra.platform.cluster.placement import Room
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
@@ -171,7 +171,7 @@ def _comparable(names: Iterable[str]) -> list[str]:
 
 def _take_step(
     asked: TrainerRequest,
-    room: PlacementGroup | None,
+    room: Room | None,
     objects: ObjectStore,
     samples: Sequence[Sample],
 ) -> tuple[StepReport, dict[str, torch.Tensor]]:

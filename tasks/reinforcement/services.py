@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ray.util.placement_group import PlacementGroup
-
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.actors import (
     end_actor,
@@ -19,6 +17,7 @@ from ostinato.infra.platform.cluster.actors import (
     wait_for,
 )
 from ostinato.infra.platform.cluster.placement import (
+    Room,
     cluster_gpus,
     rank_options,
     release_ranks,
@@ -142,7 +141,7 @@ def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> Learni
 
 def trainer_room(
     world_size: int, device: Literal["cpu", "cuda"], settings: Settings
-) -> PlacementGroup | None:
+) -> Room | None:
     """Room for the trainer's ranks. None: a single one on CPUs shares its core with everything else."""
     if world_size == 1 and device == "cpu":
         return None

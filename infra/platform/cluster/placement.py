@@ -13,12 +13,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ostinato.infra.platform.errors import ClusterError
 
+Room = PlacementGroup
+
 PLACEMENT_SECONDS = 300.0  # for a machine that comes back, or that an autoscaler adds
 
 
 def reserve_ranks(
     num_ranks: int, device: Literal["cpu", "cuda"], wait_seconds: float = PLACEMENT_SECONDS
-) -> PlacementGroup:
+) -> Room:
     """A core for each rank, and a GPU where they train on GPUs, on as few machines as hold them.
     ClusterError when the cluster has not had the room within the time. Its owner's end frees it.
     """
@@ -34,12 +36,12 @@ def reserve_ranks(
     return group
 
 
-def release_ranks(group: PlacementGroup) -> None:
+def release_ranks(group: Room) -> None:
     """Frees the room. What still runs in it ends."""
     remove_placement_group(group)
 
 
-def rank_options(group: PlacementGroup, rank: int) -> dict[str, Any]:
+def rank_options(group: Room, rank: int) -> dict[str, Any]:
     """Options of the actor of one rank."""
     bundle = group.bundle_specs[rank]
     return {

@@ -1,4 +1,4 @@
-"""The other ranks of a trainer, Ray actors that live as long as it does.
+"""The other ranks of a trainer that gives orders, Ray actors that live as long as it does.
 
 `RankGroup`: their start, the orders they get, their end. A rank that is dead, silent or in error
 takes the whole group with it: no rank can go on without the others, and the owner starts anew from
@@ -15,18 +15,17 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
 
 from ostinato.infra.platform.cluster.actors import wait_for
-from ostinato.infra.platform.cluster.placement import meet_here, rank_options
+from ostinato.infra.platform.cluster.placement import Room, meet_here, rank_options
 from ostinato.infra.platform.cluster.processes import is_alive, kill_processes
 from ostinato.infra.platform.cluster.ranks import forget_rank, mark_rank, marked_ranks
 from ostinato.infra.platform.errors import ClusterError, OstinatoError, StorageError
-from ostinato.infra.platform.objects import ObjectStore
+from ostinato.models.device import DeviceKind
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.process_groups import close_process_groups, host_meeting, open_process_groups
-from ostinato.tasks.learning.config import TrainerRequest
-from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank
 
+Rank = TypeVar("Rank")
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 Own = TypeVar("Own")
@@ -40,23 +39,23 @@ WATCH_SECONDS = 60.0  # for a word about an upload, which is asked beside a step
 class RankActor:
     """One of the other ranks. What fails in it is answered with its reason."""
 
-    def __init__(self, request: TrainerRequest, objects: ObjectStore, rank: int) -> None:
-        self._request, self._objects, self._rank = request, objects, rank
-        self._own: OtherRank | None = None
-        mark_rank(Path(request.work_directory), rank)
+    def __init__(self, make_rank: Callable[[int], Any], directory: Path, rank: int) -> None:
+        self._make_rank, self._rank = make_rank, rank
+        self._own: Any = None
+        mark_rank(directory, rank)
 
     def start(self) -> tuple[bool, None]:
         """Answers once the process has imported what it needs."""
         return True, None
 
-    def open(self, url: str, patience_seconds: float) -> tuple[bool, Any]:
+    def open(
+        self, url: str, patience_seconds: float, layout: ParallelLayout, kind: DeviceKind
+    ) -> tuple[bool, Any]:
         """Meets the other ranks in process groups."""
         meet_here()
-        world_size, kind = self._request.config.world_size, self._request.device
-        layout = self._request.config.parallel_layout
         return _answer(
             lambda: open_process_groups(
-                self._rank, world_size, url, patience_seconds, layout=layout, kind=kind
+                self._rank, layout.world_size, url, patience_seconds, layout=layout, kind=kind
             )
         )
 
@@ -65,7 +64,7 @@ class RankActor:
 
         def work() -> Any:
             if self._own is None:
-                self._own = OtherRank(self._request, self._objects, self._rank)
+                self._own = self._make_rank(self._rank)
             return method(self._own, argument)
 
         return _answer(work)
@@ -81,23 +80,26 @@ class RankGroup:
 
     def __init__(
         self,
-        request: TrainerRequest,
-        objects: ObjectStore,
-        room: PlacementGroup | None = None,
+        name: str,
+        make_rank: Callable[[int], Any],
+        directory: Path,
+        layout: ParallelLayout,
+        kind: DeviceKind,
+        room: Room | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Starts the actors in `room`, whose first bundle is this process's own, and opens process groups with
-        them. Groups this process had open are closed.
+        them. Groups this process had open are closed. `make_rank` makes each in its process.
         """
-        self._name = f"the trainer of {request.chain_id}, {request.config.world_size} ranks"
+        self._name = f"the trainer of {name}, {layout.world_size} ranks"
         self._patience_seconds = patience_seconds
         self._others: list[Any] = []
         self._ended = ""
-        self._directory = Path(request.work_directory)
-        self._world_size = world_size = request.config.world_size
-        mark_rank(self._directory, 0)
+        self._directory = directory
+        self._world_size = world_size = layout.world_size
+        mark_rank(directory, 0)
         if world_size == 1:
-            open_process_groups(kind=request.device)
+            open_process_groups(kind=kind)
             return
         if room is None:
             raise ClusterError(f"{self._name}: room is None, wanted a placement group for them")
@@ -107,27 +109,22 @@ class RankGroup:
             actor = remote(concurrency_groups={"watch": 1})(RankActor)
             for rank in range(1, world_size):
                 placed = actor.options(**rank_options(room, rank))
-                self._others.append(placed.remote(request, objects, rank))
+                self._others.append(placed.remote(make_rank, directory, rank))
             self._gather("start", [o.start.remote() for o in self._others], START_SECONDS)
             store, url = host_meeting(meet_here())
-            opening = [other.open.remote(url, patience_seconds) for other in self._others]
+            opening = [o.open.remote(url, patience_seconds, layout, kind) for o in self._others]
             self._together(
                 "open process groups",
                 opening,
                 lambda: open_process_groups(
-                    0,
-                    world_size,
-                    store,
-                    patience_seconds,
-                    layout=request.config.parallel_layout,
-                    kind=request.device,
+                    0, world_size, store, patience_seconds, layout=layout, kind=kind
                 ),
             )
 
     def run(
         self,
-        own: TrainerRank,
-        method: Callable[[TrainerRank, Argument], Answer],
+        own: Rank,
+        method: Callable[[Rank, Argument], Answer],
         arguments: Sequence[Argument],
     ) -> list[Answer]:
         """Runs the method on every rank, of which `own` is the first. Each has its own argument."""
@@ -137,7 +134,7 @@ class RankGroup:
 
     def run_beside(
         self,
-        method: Callable[[OtherRank, Argument], object],
+        method: Callable[[Any, Argument], object],
         argument: Argument,
         own: Callable[[], Own],
     ) -> Own:
