@@ -362,8 +362,9 @@ class TrainerModel(torch.nn.Module):
             if routes_BTLK is not None:
                 routes_TBK = routes_BTLK[:, :, index].transpose(0, 1)
                 if self.trunk.config.sequence_parallel:  # a rank routes its stretch of each row
-                    group = parallel_state.get_tensor_model_parallel_group()
-                    routes_TBK = routes_TBK.chunk(group.size())[group.rank()]
+                    ranks = parallel_state.get_tensor_model_parallel_world_size()
+                    rank = parallel_state.get_tensor_model_parallel_rank()
+                    routes_TBK = routes_TBK.chunk(ranks)[rank]
                 router.replay_NK = routes_TBK.flatten(0, 1).long()
 
     def expert_counts_LE(self) -> Tensor:
