@@ -28,10 +28,8 @@ SPREAD_ACTORS = {"MailboxReplica", "RolloutActor", "SandboxNodeActor"}
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Two nodes with room for a rank and one without; `remove_node` kills one as a machine that vanishes."""
+    """A node with room for a rank; `remove_node` kills one as a machine that vanishes."""
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    cluster.add_node(**NODE)
-    cluster.add_node(num_cpus=0, **SMALL)
     yield cluster
     cluster.shutdown()
 
@@ -71,7 +69,7 @@ def test_run_is_spread_over_machines_and_outlives_them(tmp_path: Path, cluster: 
     )
     directory = tmp_path / "run"
     settings = Settings(home=tmp_path / "home", cpu_limit=2, ray_address=cluster.address)
-    nodes = cluster.list_all_nodes()
+    nodes = [cluster.head_node, cluster.add_node(**NODE), cluster.add_node(num_cpus=0, **SMALL)]
     seen: list[set[str]] = []
 
     def await_step(step: int) -> None:
