@@ -1,10 +1,12 @@
 """Every declared dependency is imported, or listed here with its use; every import is declared."""
 
 import ast
+import functools
 import importlib.metadata
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 
 from tests.architecture.source import ROOT, list_files, list_modules, parse
 
@@ -54,7 +56,8 @@ def _declared(group: str | None) -> set[str]:
     return {_normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
 
 
-def _imported(*, with_tests: bool) -> set[str]:
+@functools.cache
+def _imported(*, with_tests: bool) -> frozenset[str]:
     """Distributions whose modules are imported."""
     tops = {
         name.partition(".")[0]
@@ -62,9 +65,15 @@ def _imported(*, with_tests: bool) -> set[str]:
         for node in ast.walk(parse(path))
         for name in _names(node)
     }
-    distributions = importlib.metadata.packages_distributions()
+    distributions = _distributions()
     outside = tops - sys.stdlib_module_names - {"ostinato", "tests"}
-    return {_normal(found) for top in outside for found in distributions.get(top, [])}
+    return frozenset(_normal(found) for top in outside for found in distributions.get(top, []))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Distributions by the modules that they bring: the files of all of them are read."""
+    return importlib.metadata.packages_distributions()
 
 
 def _names(node: ast.AST) -> list[str]:
