@@ -20,6 +20,7 @@ from tenacity import (
     wait_fixed,
 )
 
+from ostinato.infra.platform.cluster.actors import ask
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import EngineError, ProblemError
@@ -34,7 +35,6 @@ from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
     START_SECONDS,
     RunServices,
-    ask,
     chain_id_of,
     open_services,
 )

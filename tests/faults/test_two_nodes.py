@@ -19,7 +19,7 @@ from tests.fakes.reinforcement import miniature_request
 
 STEPS = 5
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-SPREAD_ACTORS = {"MailboxReplica", "RolloutActor", "SandboxNodeActor"}
+SPREAD_ACTORS = {"MailboxReplica", "RolloutActor", "BoxNode"}
 
 
 @pytest.fixture
@@ -53,14 +53,8 @@ def run(request: ReinforcementRequest, directory: Path, settings: Settings) -> R
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_is_spread_over_two_nodes_and_outlives_one(tmp_path: Path, cluster: Cluster) -> None:
-    request = miniature_request(tmp_path, "spread", STEPS)
-    request = request.model_copy(
-        update={
-            "engine_replicas": 2,
-            "rollout_workers": 2,
-            "rollout": request.rollout.model_copy(update={"boxes": "fleet"}),
-        }
-    )
+    request = miniature_request(tmp_path, "spread", STEPS, boxes="fleet")
+    request = request.model_copy(update={"engine_replicas": 2, "rollout_workers": 2})
     directory = tmp_path / "run"
     settings = Settings(home=tmp_path / "home", cpu_limit=2, ray_address=cluster.address)
     head, other = cluster.list_all_nodes()
@@ -82,7 +76,7 @@ def test_run_is_spread_over_two_nodes_and_outlives_one(tmp_path: Path, cluster: 
     killer.join()
 
     on_head, on_other = seen
-    assert on_head >= SPREAD_ACTORS | {"TrainerActor", "FleetActor"}
+    assert on_head >= SPREAD_ACTORS | {"TrainerActor"}
     assert on_other >= SPREAD_ACTORS
     assert result.steps == STEPS
     assert [row["step"] for row in read_metrics(directory / "metrics.jsonl")] == list(
