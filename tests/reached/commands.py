@@ -84,6 +84,8 @@ AFTER_SERVICES: tuple[tuple[str, ...], ...] = (
 def write_inputs(folder: Path) -> None:
     """A git repository that nobody prepared, and conversations to fine-tune on."""
     shop = folder / "shop"
+    if shop.exists():  # of an earlier run in the folder that is kept
+        return
     (shop / "shop").mkdir(parents=True)
     (shop / "tests").mkdir()
     code = "".join(FUNCTION.replace("NAME", name) for name in FUNCTIONS)
