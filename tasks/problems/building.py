@@ -31,6 +31,7 @@ from ostinato.tasks.problems.proving.judging import (
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
+from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -102,6 +103,7 @@ class RepositoryProver:
             )
             for seed in _HASH_SEEDS
         )
+        self._stub_trials = StubTrials(self._servers[0], config.rules.time_limit_seconds)
         self._leaks = LeakCheck.of(part.repository)
         name = part.repository.name
         journal = work / "judged" / f"{name}.jsonl"
@@ -146,8 +148,9 @@ class RepositoryProver:
         # in a thread: reading every file must not hold up the runs of others
         if await asyncio.to_thread(self._leaks.leaks, candidate):
             return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
-        server, second = self._servers
-        under_test = RepositoryUnderTest(baseline, server, second, self._config.rules)
+        under_test = RepositoryUnderTest(
+            baseline, *self._servers, self._config.rules, self._stub_trials
+        )
         return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:

@@ -35,7 +35,7 @@ def test_nothing():
 
 def test_a_deleted_function_whose_tests_any_quiet_body_passes_is_no_problem(tmp_path):
     write_source(tmp_path, {"src/kit/__init__.py": CODE, "tests/test_kit.py": TESTS})
-    source = KIT.model_copy(update={"quotas": Quotas(deleted_function=2)})
+    source = KIT.model_copy(update={"quotas": Quotas(mutation=0, deleted_function=2)})
     config = ProblemsConfig(repositories=(source,), oracle=OracleConfig(enabled=False))
     _, problems = build_set(tmp_path, config, "run")
     assert {problem.symbol for problem in problems} == {"half"}
