@@ -106,7 +106,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
         problem = candidate.draft("").model_copy(update=drawn)
         if await under_test.stub_trials.is_passed(problem):
             finding = Finding.STUB_PASSES
-    if finding is not Finding.PROVEN:
+    if finding not in (Finding.PROVEN, Finding.STUB_PASSES):
         return Judgement(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
     failure = report.first_failure
     return Judgement(
