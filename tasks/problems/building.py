@@ -149,8 +149,9 @@ class RepositoryProver:
         # in a thread: reading every file must not hold up the runs of others
         if await asyncio.to_thread(self._leaks.leaks, candidate):
             return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
+        server, second = self._servers
         under_test = RepositoryUnderTest(
-            baseline, *self._servers, self._config.rules, self._stub_trials
+            baseline, server, second, self._config.rules, self._stub_trials
         )
         return await judge_candidate(candidate, under_test)
 
