@@ -25,7 +25,7 @@ _COMPARISONS = frozenset(
     {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
 )
 _CHANGED_SHARE = 0.35
-_CHANGED_BESIDE = (1, 3, 9)  # literals beside the tests of a copy
+_CHANGED_IN_CALLS = (0, 1, 3)
 _SPARED_CALLS = frozenset({"parametrize", "usefixtures", "getattr", "hasattr", "importorskip"})
 _MOST_INTEGER = 10_000
 
@@ -53,9 +53,7 @@ def take_expectations_out(
         beside = _find_beside(tree.body, chosen)
         for node in chosen:
             _ChangedLiterals(chance).visit(node)
-        # few: one impossible value in a table of cases breaks the import of the whole copy
-        held = [item for node in beside for item in ast.walk(node) if _may_change(item)]
-        some = chance.sample(held, min(len(held), chance.choice(_CHANGED_BESIDE)))
+        some = _draw_literals(beside, chance)
         for node in beside:
             _ChangedLiterals(chance, some).visit(node)
     tree = _Blind(with_literals).visit(tree)
@@ -127,8 +125,22 @@ def _given(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _may_change(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and not isinstance(node.value, (bool, type(None)))
+def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AST]:
+    """Literals to change beside the tests of a copy, one at least. Few of those in calls: one that is
+    impossible there (a date) breaks the import of the whole copy.
+    """
+    parts = [part for node in beside for part in ast.walk(node)]
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    in_calls = {id(part) for call in calls for part in ast.walk(call)}
+    held = [
+        part
+        for part in parts
+        if isinstance(part, ast.Constant) and not isinstance(part.value, (bool, type(None)))
+    ]
+    some = [part for part in held if id(part) not in in_calls and chance.random() < _CHANGED_SHARE]
+    risky = [part for part in held if id(part) in in_calls]
+    some += chance.sample(risky, min(len(risky), chance.choice(_CHANGED_IN_CALLS)))
+    return [*some] or [*chance.sample(held, min(len(held), 1))]
 
 
 class _Blind(ast.NodeTransformer):
@@ -169,7 +181,7 @@ class _ChangedLiterals(ast.NodeTransformer):
 
     def __init__(self, chance: random.Random, some: list[ast.AST] | None = None) -> None:
         self._chance = chance
-        self._some = some
+        self._some = None if some is None else frozenset(map(id, some))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.body and _is_text(node.body[0]):
@@ -187,9 +199,7 @@ class _ChangedLiterals(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         is_one = (
-            self._chance.random() < _CHANGED_SHARE
-            if self._some is None
-            else any(node is item for item in self._some)
+            self._chance.random() < _CHANGED_SHARE if self._some is None else id(node) in self._some
         )
         if not is_one:
             return node
