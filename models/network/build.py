@@ -404,20 +404,11 @@ class TrainerModel(torch.nn.Module):
                 weights[name] = value.clone(memory_format=torch.contiguous_format)
         return {name: weights[name] for name in self.spec.weight_shapes()}
 
-    def moving_weights(self) -> dict[str, Tensor]:
-        """What training moves: the adapters alone where there are any, else all weights."""
+    def moving_tensors(self) -> dict[str, Tensor]:
+        """Live tensors that training moves: the adapters' alone where there are any, else all."""
         if not self.adapters:
-            return self.export_weights()
-        return {
-            name: value.to("cpu", copy=True) for name, value in self.adapters.state_dict().items()
-        }
-
-    def restore_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes back what `moving_weights` gave."""
-        if self.adapters:
-            self.adapters.load_state_dict(weights)
-        else:
-            self.import_weights(weights)
+            return self.canonical_tensors()
+        return {f"adapters.{name}": value for name, value in self.adapters.named_parameters()}
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
