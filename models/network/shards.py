@@ -77,7 +77,7 @@ def sharded_parts(
     is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
     """
     cut = find_cut(parameter) if tensor.ndim else None
-    if is_expert(parameter):
+    if is_expert(parameter) and tensor.ndim:
         copies = parallel_state.get_expert_data_parallel_group()
     elif cut is None:
         copies = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
