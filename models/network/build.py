@@ -15,7 +15,6 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -30,15 +29,20 @@ from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
-from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
+from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.latent import LatentSelfAttention
 from ostinato.models.network.mtp import DraftLayer
-from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.network.transformer_engine import (
+    EngineRecipe,
+    TrunkModules,
+    engine_context,
+    engine_options,
+    trunk_modules,
+)
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec, check_shapes
 
@@ -61,12 +65,16 @@ class HiddenStateGPT(GPTModel):
         return hidden_states
 
 
-def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> TrunkConfig:
+def megatron_config(
+    spec: ModelSpec, precision: PrecisionName = "fp32", engine: EngineRecipe | None = None
+) -> TrunkConfig:
     """Translates a shape and the layout of the open process groups into Megatron's configuration."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     return TrunkConfig(
         spec=spec,
         precision=precision,
+        engine=engine,
+        **engine_options(engine),
         tensor_model_parallel_size=tensor,
         sequence_parallel=tensor > 1,  # without it every rank would run the experts on all tokens
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
@@ -103,44 +111,46 @@ def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> Trunk
     )
 
 
-def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
-    """Names the module of each place in the trunk: Megatron's, save core attention and experts."""
+def block_modules(
+    spec: ModelSpec, engine: EngineRecipe | None = None
+) -> TransformerBlockSubmodules:
+    """Names the module of each place in the trunk: Megatron's, save core attention, norms and experts."""
+    modules = trunk_modules(engine)
     dense = ModuleSpec(
-        module=MLP, submodules=DENSE_MLP, params={"ffn_hidden_size": spec.dense_hidden_size}
+        module=MLP, submodules=modules.mlp, params={"ffn_hidden_size": spec.dense_hidden_size}
     )
-    layers = [_layer_modules(spec, dense)] * spec.num_dense_layers
-    layers += [_layer_modules(spec, SortedMoELayer)] * spec.num_moe_layers
-    return TransformerBlockSubmodules(
-        layer_specs=layers,
-        layer_norm=RootMeanSquareNorm,  # type: ignore[arg-type]
-    )
+    layers = [_layer_modules(spec, dense, modules)] * spec.num_dense_layers
+    layers += [_layer_modules(spec, SortedMoELayer, modules)] * spec.num_moe_layers
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=modules.norm)
 
 
-def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> ModuleSpec:
+def _layer_modules(
+    spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer], modules: TrunkModules
+) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=RootMeanSquareNorm,
-            self_attention=_attention_modules(spec),
+            input_layernorm=modules.norm,
+            self_attention=_attention_modules(spec, modules),
             self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
-            pre_mlp_layernorm=RootMeanSquareNorm,
+            pre_mlp_layernorm=modules.norm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
         ),
     )
 
 
-def _attention_modules(spec: ModelSpec) -> ModuleSpec:
+def _attention_modules(spec: ModelSpec, modules: TrunkModules) -> ModuleSpec:
     if spec.latent is not None:
         return ModuleSpec(module=LatentSelfAttention)
-    head_norm: Any = RootMeanSquareNorm if spec.qk_norm else IdentityOp
+    head_norm: Any = modules.norm if spec.qk_norm else IdentityOp
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=BlockCoreAttention,  # type: ignore[arg-type]
-            linear_proj=RowParallelLinear,
+            linear_qkv=modules.column_linear,
+            core_attention=modules.core_attention,
+            linear_proj=modules.row_linear,
             q_layernorm=head_norm,
             k_layernorm=head_norm,
         ),
@@ -164,12 +174,17 @@ def _score_tokens(
 class TrainerModel(torch.nn.Module):
     """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
 
-    def __init__(self, spec: ModelSpec, precision: PrecisionName = "fp32") -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        precision: PrecisionName = "fp32",
+        engine: EngineRecipe | None = None,
+    ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.engine = spec, engine
         self.trunk = HiddenStateGPT(
-            config=megatron_config(spec, precision),
-            transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
+            config=megatron_config(spec, precision, engine),
+            transformer_layer_spec=block_modules(spec, engine),  # type: ignore[arg-type]
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=spec.tied_embeddings,
@@ -243,7 +258,9 @@ class TrainerModel(torch.nn.Module):
         """
         self._set_replay(routes_BTLK, plausibility_ratio)
         try:
-            hidden_TBD = self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
+            with engine_context(self.engine):
+                hidden_TBD = self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
+            hidden_TBD = hidden_TBD.to(self.embedding_VD.dtype)
             if self.trunk.config.sequence_parallel:
                 hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
             return hidden_TBD
@@ -404,20 +421,11 @@ class TrainerModel(torch.nn.Module):
                 weights[name] = value.clone(memory_format=torch.contiguous_format)
         return {name: weights[name] for name in self.spec.weight_shapes()}
 
-    def moving_weights(self) -> dict[str, Tensor]:
-        """What training moves: the adapters alone where there are any, else all weights."""
+    def moving_tensors(self) -> dict[str, Tensor]:
+        """Live tensors that training moves: the adapters' alone where there are any, else all."""
         if not self.adapters:
-            return self.export_weights()
-        return {
-            name: value.to("cpu", copy=True) for name, value in self.adapters.state_dict().items()
-        }
-
-    def restore_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes back what `moving_weights` gave."""
-        if self.adapters:
-            self.adapters.load_state_dict(weights)
-        else:
-            self.import_weights(weights)
+            return self.canonical_tensors()
+        return {f"adapters.{name}": value for name, value in self.adapters.named_parameters()}
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -437,10 +445,11 @@ def build_trainer_model(
     world_size: int = 1,
     seed: int = 0,
     precision: PrecisionName = "fp32",
+    engine: EngineRecipe | None = None,
 ) -> TrainerModel:
     """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds give
     equal weights in every process on the same kind of device. `precision` is that of the experts'
-    products; weights are fp32 in all.
+    products, `engine` Transformer Engine's for the rest; weights are fp32 in all.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.
@@ -449,5 +458,5 @@ def build_trainer_model(
     device = current_device()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
-        model = TrainerModel(spec, precision)
+        model = TrainerModel(spec, precision, engine)
     return model.train()

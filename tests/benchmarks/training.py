@@ -28,7 +28,9 @@ from torch import Tensor
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
@@ -44,10 +46,18 @@ LEARNING_RATE = 1e-4
 ALLOCATOR = {name: text for name, text in CHILD_ENVIRONMENT.items() if "MALLOC" in name}
 
 
-def our_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
-    """A step as pretraining takes it."""
-    model = build_trainer_model(spec)
-    model.import_weights(weights)
+def our_step(
+    spec: ModelSpec,
+    weights: dict[str, Tensor] | None,
+    tokens_BT: Tensor,
+    *,
+    precision: PrecisionName = "fp32",
+    engine: EngineRecipe | None = None,
+) -> Step:
+    """A step as pretraining takes it. Weights None: fresh ones."""
+    model = build_trainer_model(spec, precision=precision, engine=engine)
+    if weights is not None:
+        model.import_weights(weights)
     model.draft.requires_grad_(False)
     optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"), adam=LEARNING_RATE)
     gradients = LayoutGradients(model)
@@ -78,8 +88,17 @@ def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Te
     return step
 
 
-def megatron_step(spec: ModelSpec, tokens_BT: Tensor) -> Step:
-    """A step of Megatron's GPT model with its local modules; weights are its own draws."""
+def megatron_step(
+    spec: ModelSpec,
+    tokens_BT: Tensor,
+    *,
+    engine: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    """A step of Megatron's GPT model with its local modules, or Transformer Engine's; weights are its own
+    draws.
+    """
+    device = tokens_BT.device
     config = TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
@@ -106,20 +125,22 @@ def megatron_step(spec: ModelSpec, tokens_BT: Tensor) -> Step:
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
     )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=False),
+        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=engine),
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_tokens,
         share_embeddings_and_output_weights=spec.tied_embeddings,
         position_embedding_type="rope",
         rotary_percent=spec.rotary_fraction,
-    )
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
     tokens = tokens_BT.shape[1]
-    places_BT = torch.arange(tokens).expand_as(tokens_BT)
-    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    places_BT = torch.arange(tokens, device=device).expand_as(tokens_BT)
+    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device).tril()
 
     def step() -> None:
         optimizer.zero_grad()

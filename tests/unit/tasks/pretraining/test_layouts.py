@@ -176,24 +176,24 @@ def test_training_does_not_depend_on_the_layout(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"tensor": 2}, {"expert": 2}])
-def test_run_killed_on_one_rank_goes_on_in_another_layout(
-    corpus: Path, tmp_path: Path, alone: dict[str, Trained], layout: dict[str, int]
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [(1, {}), (2, {"tensor": 2}), (1, {})],
+        [(1, {}), (2, {"expert": 2}), (2, {})],
+        pytest.param([(1, {}), (2, {}), (4, {"tensor": 2})], marks=pytest.mark.nightly),
+    ],
+)
+def test_run_killed_in_each_layout_goes_on_in_the_next(
+    corpus: Path, tmp_path: Path, alone: dict[str, Trained], layouts: list[Any]
 ) -> None:
-    with pytest.raises(TrainingError, match="Killed"):
-        train(corpus, tmp_path / "run", NANO, 1, {}, die_at=3)
-    seen = train(corpus, tmp_path / "run", NANO, 2, layout)
+    for step, (ranks, layout) in enumerate(layouts[:-1], 2):
+        with pytest.raises(TrainingError, match="Killed"):
+            train(corpus, tmp_path / "run", NANO, ranks, layout, die_at=step)
+    seen = train(corpus, tmp_path / "run", NANO, *layouts[-1])
     assert len(seen.figures) == STEPS - 2  # the step that was reported last was not saved
     check_equal(seen, alone["nano"])
-
-
-@pytest.mark.slow
-def test_run_killed_under_tensor_parallelism_goes_on_on_one_rank(
-    corpus: Path, tmp_path: Path, alone: dict[str, Trained]
-) -> None:
-    with pytest.raises(TrainingError, match="Killed"):
-        train(corpus, tmp_path / "run", NANO, 2, {"tensor": 2}, die_at=3)
-    check_equal(train(corpus, tmp_path / "run", NANO, 1, {}), alone["nano"])
 
 
 @pytest.mark.slow
