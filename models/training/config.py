@@ -8,6 +8,7 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
+TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
 
 
 class TrainingRecord(BaseModel):
@@ -102,10 +103,17 @@ class LayoutConfig(TrainingRecord):
         default=1, ge=1, description="ranks that share each matrix, the vocabulary and each row"
     )
     expert: int = Field(default=1, ge=1, description="ranks that share the experts of a layer")
+    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
+    interleave: int = Field(
+        default=1, ge=1, description="chunks of layers a stage, which shorten its waits"
+    )
+    context: int = Field(
+        default=1, ge=1, description="ranks that share each row, all layers with it"
+    )
 
     def over(self, world_size: int) -> ParallelLayout:
         """The layout of `world_size` ranks. ValueError where they do not divide."""
-        return ParallelLayout.over(world_size, tensor=self.tensor, expert=self.expert)
+        return ParallelLayout.over(world_size, **self.model_dump())
 
 
 class LoraConfig(TrainingRecord):
