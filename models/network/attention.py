@@ -14,7 +14,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ostinato.kernels.attention.op import causal_attention
-from ostinato.models.network.context import context_ranks, gather_parts, in_order, my_chunks
+from ostinato.models.network.parallel.context import (
+    context_ranks,
+    gather_parts,
+    in_order,
+    my_chunks,
+)
 
 
 class BlockCoreAttention(torch.nn.Module):

@@ -20,12 +20,12 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.context import row_rotary, take_mine
 from ostinato.models.network.head import score_tokens
 from ostinato.models.network.mtp import DraftLayer
+from ostinato.models.network.parallel.context import row_rotary, take_mine
+from ostinato.models.network.parallel.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import ReplayRouter
-from ostinato.models.network.shards import cut_mine, find_cut, gather_whole
-from ostinato.models.network.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
 from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups

@@ -8,7 +8,7 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
-from ostinato.models.network.shards import find_cut
+from ostinato.models.network.parallel.shards import find_cut
 
 
 def score_tokens(

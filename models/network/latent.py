@@ -19,9 +19,14 @@ from torch import Tensor
 
 from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
-from ostinato.models.network.context import context_ranks, gather_parts, in_order, take_mine
 from ostinato.models.network.experts import TrunkConfig
 from ostinato.models.network.norm import RootMeanSquareNorm
+from ostinato.models.network.parallel.context import (
+    context_ranks,
+    gather_parts,
+    in_order,
+    take_mine,
+)
 from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
 LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have

@@ -15,9 +15,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
-from ostinato.models.network.context import context_ranks
 from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.latent import LatentSelfAttention
+from ostinato.models.network.parallel.context import context_ranks
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
     TrunkModules,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.shards import find_cut
-from ostinato.models.network.stages import is_copy
+from ostinato.models.network.parallel.shards import find_cut
+from ostinato.models.network.parallel.stages import is_copy
 
 
 class LayoutGradients:

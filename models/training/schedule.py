@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.context import context_ranks, take_mine
-from ostinato.models.network.stages import ChunkGPT
+from ostinato.models.network.parallel.context import context_ranks, take_mine
+from ostinato.models.network.parallel.stages import ChunkGPT
 from ostinato.models.training.batch import TokenBatch
 
 # Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.

@@ -303,6 +303,16 @@ def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
         train(corpus, tmp_path / "ranks", NANO, 4, {"tensor": 3})
     with pytest.raises(ValueError, match="tensor=6 does not divide evaluation_row_tokens=32"):
         train(corpus, tmp_path / "rows", NANO, 6, {"tensor": 6})
+    with pytest.raises(ValueError, match=r"x 2 x layout.context=32 does not divide evaluation_row"):
+        train(corpus, tmp_path / "rows", NANO, 32, {"context": 32})
+    with pytest.raises(
+        ValueError, match="1 microbatches per step and data-parallel rank, wanted a"
+    ):
+        train(corpus, tmp_path / "chunks", SPECS["nano-4"], 8, P2 | I2)
+    with pytest.raises(
+        ConfigError, match="pipeline x interleave = 2 x 2 = 4 does not divide num_l"
+    ):
+        train(corpus, tmp_path / "layers", NANO, 2, P2 | I2)
     with pytest.raises(ConfigError, match="tensor=4 does not divide num_query_groups=2"):
         train(corpus, tmp_path / "heads", NANO, 4, {"tensor": 4})
     with pytest.raises(ConfigError, match="expert=8 does not divide num_experts=4"):
