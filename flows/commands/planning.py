@@ -39,7 +39,7 @@ GIB = 2**30
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). This version pretrains in layouts of tensor and expert parallelism and runs RL "
+    "(docs/cluster-plan.md). This version pretrains in all layouts without expert_tensor and runs RL "
     "data-parallel only; no GPU has run it."
 )
 

@@ -110,8 +110,9 @@ class ShapeWalk(TorchDispatchMode):
         group = next(one for one in args if isinstance(one, torch.ScriptObject))
         ranks = dist.ProcessGroup.unbox(group).size()
         sides = [sum(one.nbytes for one in _tensors(part)) for part in args[:2]]
-        phase = "pipeline" if name == "send" else self._phase
-        key = (phase, name.strip("_"), ranks)
+        key = self._phase, name.strip("_"), ranks
+        if name == "send":  # to a neighbour, whatever group it goes through
+            key = "pipeline", name, 2
         self.calls[key] += 1
         self.sent_bytes[key] += max(sides) * RING[name](ranks)
         work = FakeWork().boxed()
