@@ -367,19 +367,18 @@ def build_trainer_model(
         torch.manual_seed(seed)
         model = TrainerModel(spec, precision, engine)
         if is_fresh and device.type != "meta":
-            _draw_whole(model, seed)
+            _draw_whole(model, seed, precision)
     return model.train()
 
 
 @torch.no_grad()
-def _draw_whole(model: TrainerModel, seed: int) -> None:
+def _draw_whole(model: TrainerModel, seed: int, precision: PrecisionName) -> None:
     """Gives a stage of a pipeline the weights that it has in the whole model of `seed`, which is drawn
     for that: stages alone would draw others.
     """
     if model.trunk.config.pipeline_model_parallel_size > 1:
         torch.manual_seed(seed)
-        config = model.trunk.config
-        whole = TrainerModel(model.spec, config.precision, model.engine, is_whole=True)
+        whole = TrainerModel(model.spec, precision, model.engine, is_whole=True)
         drawn = whole.canonical_tensors()
         for name, tensor in model.canonical_tensors().items():
             tensor.copy_(drawn[name])

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -19,7 +18,7 @@ from torch import Tensor
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import find_cut
-from ostinato.models.network.parallel.stages import is_copy
+from ostinato.models.network.parallel.stages import is_copy, pipeline_group
 
 
 class LayoutGradients:
@@ -28,7 +27,8 @@ class LayoutGradients:
     def __init__(self, model: TrainerModel) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
-        self.wrapped = [  # Megatron looks for the two ends of a pipeline in the first and the last
+        # Megatron looks for the two ends of a pipeline in the first and the last of them.
+        self.wrapped: list[Any] = [
             DistributedDataParallel(model.trunk.config, config, module)
             for module in (*model.chunks, model.draft, model.adapters)
             if any(parameter.requires_grad for parameter in module.parameters())
@@ -73,9 +73,8 @@ class LayoutGradients:
         for group, square in cut_over.items():
             dist.all_reduce(square, group=group)
             whole += square
-        stages = parallel_state.get_pipeline_model_parallel_group()
-        if dist.get_world_size(stages) > 1:
-            dist.all_reduce(whole, group=stages)
+        if pipeline_group().size() > 1:
+            dist.all_reduce(whole, group=pipeline_group())
         norm = math.sqrt(whole)
         if largest_norm is not None and norm > largest_norm:
             self.scale(largest_norm / norm)

@@ -20,6 +20,7 @@ from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import sharded_parts
+from ostinato.models.network.parallel.stages import pipeline_group
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
@@ -233,7 +234,7 @@ class TrainingRun:
 
 def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
     """Names of weights on the pipeline stages before this one."""
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group = pipeline_group()
     if group.size() == 1:
         return []
     stages: list[list[str]] = [[]] * group.size()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 from torch.nn.functional import pad
@@ -22,7 +21,7 @@ from torch.nn.functional import pad
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.context import context_ranks, take_mine
-from ostinato.models.network.parallel.stages import ChunkGPT
+from ostinato.models.network.parallel.stages import ChunkGPT, pipeline_group
 from ostinato.models.training.batch import TokenBatch
 
 # Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.
@@ -50,16 +49,14 @@ def run_microbatches(
     sums = torch.zeros(2, dtype=torch.float64, device=current_device())
     for one in found:  # the last stage's alone has any
         sums += one
-    group = parallel_state.get_pipeline_model_parallel_group()
-    if dist.get_world_size(group) > 1:
-        dist.all_reduce(sums, group=group)
+    if pipeline_group().size() > 1:
+        dist.all_reduce(sums, group=pipeline_group())
     return sums
 
 
 def _fill_rounds(batches: Sequence[TokenBatch]) -> list[TokenBatch]:
     """The batches, and behind them batches without a target: interleaved chunks go round by round."""
-    group = parallel_state.get_pipeline_model_parallel_group()
-    missing = -len(batches) % dist.get_world_size(group)
+    missing = -len(batches) % pipeline_group().size()
     last = batches[-1]
     empty = replace(last, loss_mask_BT=torch.zeros_like(last.loss_mask_BT))
     return [*batches, *[empty] * missing]

@@ -84,7 +84,7 @@ class ShapeWalk(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "c10d":
             return self._count(func, args)
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if (
             func is aten._local_scalar_dense.default
         ):  # ranks tell each other how many tokens they have

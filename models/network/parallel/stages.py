@@ -30,7 +30,8 @@ class ChunkGPT(GPTModel):
         if self.config.pipeline_model_parallel_size == 1:
             super().setup_embeddings_and_output_layer()
         elif self.share_embeddings_and_output_weights and not self.pre_process:
-            self.output_layer.weight.shared = True  # Megatron's name
+            copy: Any = self.output_layer.weight
+            copy.shared = True  # Megatron's name
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states
@@ -69,9 +70,15 @@ def build_chunks(
     return chunks
 
 
+def pipeline_group() -> dist.ProcessGroup:
+    """The stages of this rank's pipeline."""
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    return group
+
+
 def gather_stages(mine: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of all stages by name, on every stage. All ranks of the pipeline read it together."""
-    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    group = pipeline_group()
     if group.size() == 1:
         yield from mine.items()
         return
