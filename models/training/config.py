@@ -103,13 +103,6 @@ class LayoutConfig(TrainingRecord):
         default=1, ge=1, description="ranks that share each matrix, the vocabulary and each row"
     )
     expert: int = Field(default=1, ge=1, description="ranks that share the experts of a layer")
-    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
-    interleave: int = Field(
-        default=1, ge=1, description="chunks of layers a stage, which shorten its waits"
-    )
-    context: int = Field(
-        default=1, ge=1, description="ranks that share each row, all layers with it"
-    )
 
     def over(self, world_size: int) -> ParallelLayout:
         """The layout of `world_size` ranks. ValueError where they do not divide."""

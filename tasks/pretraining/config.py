@@ -23,10 +23,22 @@ from ostinato.models.training.config import (
 PLACEMENT = {"world_size", "layout"}
 
 
+class PretrainingLayout(LayoutConfig):
+    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+
+    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
+    interleave: int = Field(
+        default=1, ge=1, description="chunks of layers a stage, which shorten its waits"
+    )
+    context: int = Field(
+        default=1, ge=1, description="ranks that share each row, all layers with it"
+    )
+
+
 class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
 
-    layout: LayoutConfig = LayoutConfig()
+    layout: PretrainingLayout = PretrainingLayout()
     transformer_engine: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8"] | None = (
         Field(
             default=None,
@@ -54,7 +66,7 @@ class PretrainingConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        if self.lora is not None and self.layout != LayoutConfig():
+        if self.lora is not None and self.layout != PretrainingLayout():
             raise ValueError(
                 f"lora with layout {self.layout.model_dump(exclude_defaults=True)}, wanted none: "
                 "adapters are not cut over ranks"
