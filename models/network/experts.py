@@ -29,8 +29,8 @@ from torch.nn import functional
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
+from ostinato.models.network.parallel.shards import cut_mine, find_cut, mark_experts
 from ostinato.models.network.routing import ReplayRouter
-from ostinato.models.network.shards import cut_mine, find_cut, mark_experts
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
     plain_context,

@@ -8,6 +8,7 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
+TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
 
 
 class TrainingRecord(BaseModel):
@@ -105,7 +106,7 @@ class LayoutConfig(TrainingRecord):
 
     def over(self, world_size: int) -> ParallelLayout:
         """The layout of `world_size` ranks. ValueError where they do not divide."""
-        return ParallelLayout.over(world_size, tensor=self.tensor, expert=self.expert)
+        return ParallelLayout.over(world_size, **self.model_dump())
 
 
 class LoraConfig(TrainingRecord):

@@ -15,20 +15,18 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
-from torch import Tensor
 
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.shards import sharded_parts
-from ostinato.models.training.batch import TokenBatch
+from ostinato.models.network.parallel.shards import sharded_parts
+from ostinato.models.network.parallel.stages import pipeline_group
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.training.schedule import Loss, run_microbatches
 
-# A microbatch's loss summed over its target tokens, and their number.
-Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
 # (phase, steps done) -> figures as JSON
 Evaluate = Callable[[PhaseConfig, int], dict[str, Any]]
 # (steps done, steps of the run, phase, metrics by name)
@@ -129,18 +127,23 @@ class TrainingRun:
         set_learning_rates(self.optimizer, muon=muon, adam=adam)
         self.gradients.clear()
         first, per_step = self.state.step * phase.microbatches_per_step, phase.microbatches_per_step
-        sums = torch.zeros(2, device=current_device())
         rank = parallel_state.get_data_parallel_rank()
         ranks = parallel_state.get_data_parallel_world_size()
-        for index in range(first + rank, first + per_step, ranks):
-            loss, target_tokens = self.work.loss(data.microbatch(index).to(current_device()))
-            loss.backward()
-            sums += torch.stack((loss.detach(), target_tokens))
-        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+        batches = [
+            data.microbatch(index).to(current_device())
+            for index in range(first + rank, first + per_step, ranks)
+        ]
+        sums = run_microbatches(self.model, batches, self.work.loss)
+        dist.all_reduce(
+            sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
+        )
         loss_sum, target_tokens = sums.tolist()
         counts_LE = self.model.expert_counts_LE().clone()
         if counts_LE.numel():  # each rank counts the tokens of its rows, or of its part of each
-            dist.all_reduce(counts_LE, group=parallel_state.get_tensor_and_data_parallel_group())
+            dist.all_reduce(
+                counts_LE,
+                group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+            )
         self.gradients.reduce()
         self.gradients.scale(1 / max(1.0, target_tokens))
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
@@ -231,7 +234,7 @@ class TrainingRun:
 
 def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
     """Names of weights on the pipeline stages before this one."""
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group = pipeline_group()
     if group.size() == 1:
         return []
     stages: list[list[str]] = [[]] * group.size()

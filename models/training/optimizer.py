@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
+from ostinato.models.network.parallel.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 QUINTIC = (3.4445, -4.7750, 2.0315)

@@ -7,8 +7,6 @@ process groups.
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
@@ -18,7 +16,6 @@ from ostinato.models.network.adapters import attach_adapters, split_adapters
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import (
@@ -27,6 +24,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingRequest,
     PretrainingResult,
 )
+from ostinato.tasks.pretraining.loss import next_token_loss
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 from ostinato.tasks.training_device import train_on_ranks
 
@@ -52,16 +50,10 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
     corpus = Path(request.corpus_directory)
     model = open_model(request)
 
-    def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        logprobs_BT = model.token_logprobs(
-            batch.tokens_BT, mask_BT=batch.loss_mask_BT, padding_BT=batch.padding_BT
-        )
-        return -logprobs_BT.sum(), batch.loss_mask_BT.sum()
-
     def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
         return measure_perplexity(model, corpus, request.config, step=step).model_dump()
 
-    work = Work(model, loss, evaluate, request.config, corpus)
+    work = Work(model, next_token_loss(model), evaluate, request.config, corpus)
     run = TrainingRun(work, directory, identity_of(request), workspace.progress.update)
     state = run.run()
     evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
@@ -109,7 +101,7 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     with boundary(ConfigError, "pretraining.transformer_engine"):
         refuse_engine(current_device(), config.transformer_engine, config.precision, spec)
     options = config.world_size, config.seed, config.precision, config.transformer_engine
-    model = build_trainer_model(spec, *options)
+    model = build_trainer_model(spec, *options, is_fresh=request.spec is not None)
     if request.checkpoint_directory is not None:
         model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
     model.draft.requires_grad_(False)

@@ -32,7 +32,7 @@ ON_THE_CPU = (
     ("models/checkpoint/resume.py", ("save", "load_parts")),
     ("models/network/build.py", ("export_weights", "import_weights", "set_rope_scaling")),
     ("models/network/latent.py", ("_frequencies",)),
-    ("models/network/shards.py", ("sharded_parts",)),
+    ("models/network/parallel/shards.py", ("sharded_parts",)),
     ("kernels/fp32_products.py", ("choose_fp32_products",)),
     ("rotary_pos_embedding.py", ("__init__",)),
     ("torch/optim/adam.py", ("_init_group", "_single_tensor_adam")),

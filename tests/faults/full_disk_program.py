@@ -15,7 +15,7 @@ from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.network.build import build_trainer_model
-from ostinato.models.network.shards import sharded_parts
+from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
 from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints, StepState
 from ostinato.tasks.pretraining.config import PretrainingResult

@@ -12,7 +12,7 @@ from ostinato.models.checkpoint import (
     save_checkpoint,
 )
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
-from ostinato.models.network.shards import sharded_parts
+from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
 from tests.fakes.small_spec import SMALL_SPEC
 
