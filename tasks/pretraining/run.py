@@ -12,8 +12,7 @@ from torch import Tensor
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
-from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
-from ostinato.models.network.adapters import attach_adapters, split_adapters
+from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.batch import TokenBatch
@@ -71,11 +70,8 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
             weights,
             tokenizer_path=corpus / "tokenizer.json",
             metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
+            adapter=trained_adapter(model),
         )
-        if (lora := request.config.lora) is not None:
-            adapters = split_adapters(model, model.spec)
-            place = directory / CHECKPOINT / ADAPTER
-            write_adapter(place, model.spec, adapters, rank=lora.rank, alpha=lora.alpha)
     return PretrainingResult(
         checkpoint_directory=str(directory / CHECKPOINT),
         num_parameters=model.spec.num_parameters(),
