@@ -57,6 +57,10 @@ async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
             await client.with_options(api_key="wrong").models.list()
         with pytest.raises(openai.BadRequestError) as malformed:
             await client.chat.completions.create(model="x", messages=QUESTION, temperature=9)
+        (model,) = [model.id async for model in client.models.list()]
+        for told in ({"top_logprobs": 21, "logprobs": True}, {"top_logprobs": 3}):
+            with pytest.raises(openai.BadRequestError, match="top_logprobs is"):
+                await client.chat.completions.create(model=model, messages=QUESTION, **told)
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("nowhere")
         limited = client.with_options(api_key=slow_key)
