@@ -5,8 +5,9 @@ Run: python -m tests.benchmarks.training [--rounds N] [--models nano moe smollm2
 A step is forward, loss, backward and AdamW over one fixed batch in fp32, in one thread. Sides take
 turns within a round, so that a slow moment of the machine hits all; figures are medians of processor
 time, which others on the machine disturb less than the clock. Allocator settings are those that the
-product gives its trainers, and weights as a new model's are drawn, for every side. Megatron's local modules
-are what megatron-core trains without Transformer Engine: dense attention, one expert after another.
+product gives its trainers, and weights as a new model's are drawn, for every side. Megatron's local
+modules are what megatron-core trains without Transformer Engine: dense attention, one expert after
+another.
 """
 
 import argparse
