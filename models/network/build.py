@@ -333,7 +333,9 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model. Names and shapes must match exactly."""
+        """Copies canonical weights into the model. Names and shapes must match exactly. Adapters add
+        nothing afterwards.
+        """
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
@@ -342,6 +344,8 @@ class TrainerModel(torch.nn.Module):
             else:
                 whole = weights[name]
             tensor.copy_(cut_mine(whole, find_cut(tensor)))
+        for adapter in self.adapters.values():
+            adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
 
 
 def build_trainer_model(

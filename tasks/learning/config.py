@@ -17,6 +17,7 @@ from pydantic import (
 
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
+from ostinato.models.training.config import LoraConfig
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
@@ -29,7 +30,7 @@ PARITY_ALARM_K3 = {
 
 
 class PolicyOptimizerConfig(OptimizerConfig):
-    """Optimiser of the policy. All weights move; there are no adapters."""
+    """Optimiser of the policy."""
 
     kind: Literal["muon", "adamw"] = Field(
         default="adamw",
@@ -190,6 +191,11 @@ class LearningConfig(Record):
         description="processes that share each step's microbatches and the publishing of its weights",
     )
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train adapters of attention, dense MLPs and shared experts alone, beside the weights that RL "
+        "begins with, at the rate of AdamW; None: all parameters",
+    )
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()

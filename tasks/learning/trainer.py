@@ -13,6 +13,8 @@ from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
 from ostinato.infra.serving.weights.shards import Waiting
+from ostinato.models.checkpoint.adapter_files import TrainedAdapter
+from ostinato.models.network.adapters import trained_adapter
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.learning.batches.advantages import penalize_divergence
 from ostinato.tasks.learning.batches.packing import Microbatch, deal
@@ -143,14 +145,15 @@ class RLTrainer:
         state = StepState(
             step=self.step, weight_version=self.weight_version, reference_step=own.reference_step
         )
-        reference = None if own.reference is None else own.reference.export_weights()
-        return own.checkpoints.save(
-            state, own.model.export_weights(), own.optimizer.state_dict(), reference
-        )
+        return own.save(state)
 
     def export_weights(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights by canonical name."""
         return self._own.model.export_weights()
+
+    def export_adapter(self) -> TrainedAdapter | None:
+        """A copy of the adapter beside the weights that RL began with. None: all weights are trained."""
+        return trained_adapter(self._own.model)
 
     def close(self) -> None:
         """Waits for the upload under way, ends its thread and the other ranks."""

@@ -10,9 +10,8 @@ from typing import Any
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
-from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
 from ostinato.models.device import current_device
-from ostinato.models.network.adapters import attach_adapters, split_adapters
+from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.spec import ModelSpec
@@ -65,11 +64,8 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
             weights,
             tokenizer_path=corpus / "tokenizer.json",
             metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
+            adapter=trained_adapter(model),
         )
-        if (lora := request.config.lora) is not None:
-            adapters = split_adapters(model, model.spec)
-            place = directory / CHECKPOINT / ADAPTER
-            write_adapter(place, model.spec, adapters, rank=lora.rank, alpha=lora.alpha)
     return PretrainingResult(
         checkpoint_directory=str(directory / CHECKPOINT),
         num_parameters=model.spec.num_parameters(),

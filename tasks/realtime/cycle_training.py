@@ -91,6 +91,7 @@ def _train(
         trainer.export_weights(),
         tokenizer_path=start.tokenizer_path,
         metadata={"cycle": request.cycle_id, "parent": request.checkpoint_directory},
+        adapter=trainer.export_adapter(),
     )
     trainer.close()
     return metrics

@@ -3,9 +3,11 @@
 Run: python -m tests.benchmarks.training [--rounds N] [--models nano moe smollm2]
 
 A step is forward, loss, backward and AdamW over one fixed batch in fp32, in one thread. Sides take
-turns within a round, so that a slow moment of the machine hits all; figures are medians. Allocator
-settings are those that the product gives its trainers, for every side. Megatron's local modules
-are what megatron-core trains without Transformer Engine: dense attention, one expert after another.
+turns within a round, so that a slow moment of the machine hits all; figures are medians of processor
+time, which others on the machine disturb less than the clock. Allocator settings are those that the
+product gives its trainers, and weights as a new model's are drawn, for every side. Megatron's local
+modules are what megatron-core trains without Transformer Engine: dense attention, one expert after
+another.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import torch
 import transformers
@@ -37,7 +39,6 @@ from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.benchmarks.decode_peers import REFERENCE
 from tests.fakes.nano_spec import NANO
-from tests.fakes.tiny_model import random_weights
 
 Step = Callable[[], None]
 BATCHES = {"nano": (16, 256), "moe": (8, 256), "smollm2": (2, 512)}  # rows, tokens of each
@@ -155,7 +156,7 @@ def measure(name: str, spec: ModelSpec, rounds: int) -> dict[str, float]:
     """Median tokens a second of each side, and ratios to ours."""
     rows, tokens = BATCHES[name]
     tokens_BT = torch.randint(0, spec.vocab_size, (rows, tokens))
-    weights = random_weights(spec)
+    weights = build_trainer_model(spec).export_weights()
     sides = {
         "ours": our_step(spec, weights, tokens_BT),
         "transformers": transformers_step(spec, weights, tokens_BT),
@@ -166,9 +167,9 @@ def measure(name: str, spec: ModelSpec, rounds: int) -> dict[str, float]:
         step()  # the first one takes the memory
     for _ in range(rounds):
         for side, step in sides.items():
-            began = perf_counter()
+            began = process_time()
             step()
-            seconds[side].append(perf_counter() - began)
+            seconds[side].append(process_time() - began)
     found = {side: rows * tokens / median(taken) for side, taken in seconds.items()}
     ratios = {f"times_{side}": found["ours"] / found[side] for side in sides if side != "ours"}
     return {**{f"{side}_tokens_per_second": rate for side, rate in found.items()}, **ratios}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ostinato.models.network.adapters import attach_adapters
+from ostinato.models.network.adapters import attach_adapters, weights_put_back
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
@@ -69,6 +69,18 @@ def test_merged_weights_are_the_model_that_was_trained(spec: ModelSpec) -> None:
     assert (
         wanted - build_trainer_model(spec, seed=1).token_logprobs(tokens_BT())
     ).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_other_weights_in_the_model_for_a_while_leave_no_trace(spec: ModelSpec) -> None:
+    model = adapted(spec)
+    take_step(model)
+    before = model.token_logprobs(tokens_BT())
+    other = build_trainer_model(spec, seed=9)
+    with weights_put_back(model):
+        model.import_weights(other.export_weights())
+        assert torch.equal(model.token_logprobs(tokens_BT()), other.token_logprobs(tokens_BT()))
+    assert torch.equal(model.token_logprobs(tokens_BT()), before)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
