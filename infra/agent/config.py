@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
+from ostinato.infra.agent.transcript import Opening
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.protocol import Priority
 from ostinato.models.rendering.vocabulary import TOOL_NAMES
@@ -198,6 +199,10 @@ class AgentRequest(Record):
     )
     earlier_token_ids: tuple[int, ...] = Field(
         default=(), description="tokens of the conversation so far; the prompt is appended to them"
+    )
+    opening: Opening | None = Field(
+        default=None,
+        description="turns of another attempt that this one continues from; they count as its own",
     )
     return_routes: bool = True
     facts: PromptFacts = PromptFacts()

@@ -5,7 +5,7 @@ Failures of the engine, the sandbox or the clock end the attempt with a reason; 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
@@ -58,12 +58,20 @@ async def run_agent(
     config: HarnessConfig,
     *,
     clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end."""
     conversation = open_conversation(model, renderer, environment, request, config)
+    earlier = () if request.opening is None else request.opening.turns
     try:
         return await run_conversation(
-            conversation, environment, request.prompt, config, clock=clock
+            conversation,
+            environment,
+            request.prompt,
+            config,
+            clock=clock,
+            on_turn=on_turn,
+            earlier=earlier,
         )
     finally:
         await conversation.close()
@@ -105,12 +113,15 @@ async def run_conversation(
     *,
     clock: Callable[[], float] = time.monotonic,
     on_turn: OnTurn | None = None,
+    earlier: Sequence[TurnRecord] = (),
 ) -> Transcript:
     """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
     with; the conversation has been told already. `on_turn` hears of each turn as it completes.
+    `earlier`: turns that the conversation begins with; they count.
     """
     started = clock()
-    attempt = _Attempt(conversation, environment, prompt, config, on_turn)
+    attempt = _Attempt(conversation, environment, prompt, config, on_turn, list(earlier))
+    attempt.generated_tokens = sum(turn.generated_tokens for turn in earlier)
     detail = ""
     try:
         async with asyncio.timeout(config.attempt_time_limit_seconds):
