@@ -72,10 +72,12 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     tmp_path: Path, world_size: int, kill: Callable[[Path, int], None]
 ) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
-    request, run = (
+    plain, run = (
         miniature_request(tmp_path, "killed", STEPS, world_size=world_size),
         tmp_path / "run",
     )
+    forked = plain.rollout.model_copy(update={"forked_share": 0.5, "group_size": 3})
+    request = plain.model_copy(update={"rollout": forked})
 
     def start() -> ReinforcementResult:
         return run_child(
