@@ -87,6 +87,11 @@ class HarnessConfig(Record):
         default=None, description="context length that asks for a summary; None: never"
     )
     max_summaries: NonNegativeInt = 4
+    max_restarts: NonNegativeInt = Field(
+        default=0,
+        description="times an attempt may start over of its own accord: an answer without a call that begins with "
+        "'Start over:' puts the files it edited back, and the context begins anew with the request and that answer",
+    )
     dialect: str = Field(
         default=COMPACT,
         description="call format the template was trained with: compact, full or an installed one",

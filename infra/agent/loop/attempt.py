@@ -19,6 +19,7 @@ from ostinato.infra.agent.loop.conversation import (
 )
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
 from ostinato.infra.agent.loop.prompts import (
+    START_OVER,
     budget_note,
     summary_request,
     write_continuation,
@@ -164,6 +165,7 @@ class _Attempt:
     generated_tokens: int = 0
     broken_turns: int = 0
     num_summaries: int = 0
+    num_restarts: int = 0
 
     async def run(self) -> Ending:
         """Takes turns until something ends the attempt. The reason and its detail."""
@@ -175,13 +177,17 @@ class _Attempt:
                 await self._record(answer, [])
                 return EndReason.TOKEN_LIMIT, f"answer cut: {answer.cut_reason}"
             results = await self._execute(answer.parsed) if answer.parsed.calls else []
-            await self._record(answer, results)
-            if not answer.parsed.calls:
+            starts_over = self._starts_over(answer)
+            await self._record(answer, results, is_summary=starts_over)
+            if not answer.parsed.calls and not starts_over:
                 self.final_message = answer.parsed.prose
                 return EndReason.FINISHED, ""
             ending = self._check_progress()
             if ending is not None:
                 return ending
+            if starts_over:
+                await self._start_over(answer)
+                continue
             self._tell(results)
             ending = await self._summarise_if_due()
             if ending is not None:
@@ -269,6 +275,26 @@ class _Attempt:
         if len(self.turns) >= self.config.max_turns:
             return EndReason.TURN_LIMIT, ""
         return None
+
+    def _starts_over(self, answer: Answer) -> bool:
+        """Whether the model asks for a new beginning and has one left."""
+        if answer.parsed.calls or self.num_restarts >= self.config.max_restarts:
+            return False
+        return answer.text.lstrip().startswith(START_OVER)
+
+    async def _start_over(self, answer: Answer) -> None:
+        """The next segment begins with the request and what the model wrote to itself."""
+        self.num_restarts += 1
+        await self.environment.put_back()
+        await self.conversation.restart(
+            write_continuation(
+                self.prompt,
+                answer.text.strip(),
+                self.environment.state,
+                self.num_summaries + self.num_restarts,
+                self.config,
+            )
+        )
 
     async def _summarise_if_due(self) -> Ending | None:
         """Past the trigger, the model writes a summary and the next segment starts from it.
