@@ -6,7 +6,6 @@ from typing import Any
 
 from ostinato.flows.reporting.report import Curve
 from ostinato.flows.stages.run_options import STAGES
-from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.workspace import METRICS, PUBLISHED
 from ostinato.infra.platform.telemetry import read_metrics
 
@@ -37,13 +36,12 @@ def seed_curves(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Curve]:
     return [Curve(title=title, x_label="step", y_label="", series=series)]
 
 
-def newest_runs(context: StageContext) -> dict[int, list[dict[str, Any]]]:
-    """Steps of the newest finished RL run of each seed of this recipe, as this home has them."""
+def newest_runs(home: Path, recipe: str) -> dict[int, list[dict[str, Any]]]:
+    """Steps of the newest finished RL run of each seed of a recipe, as this home has them."""
     stage, found = STAGES["reinforcement"].kind, {}
-    places = context.settings.home / "runs"
-    done = places.glob(f"{context.recipe.name}-seed*/{stage}-*/{PUBLISHED}")
+    done = (home / "runs").glob(f"{recipe}-seed*/{stage}-*/{PUBLISHED}")
     for mark in sorted(done, key=lambda path: path.stat().st_mtime):
-        seed = mark.parents[1].name.removeprefix(f"{context.recipe.name}-seed")
+        seed = mark.parents[1].name.removeprefix(f"{recipe}-seed")
         if rows := steps_of(mark.with_name(METRICS)):
             found[int(seed)] = rows
     return found

@@ -432,7 +432,7 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
             },
         )
     ]
-    curves += seed_curves(newest_runs(context))
+    curves += seed_curves(newest_runs(context.settings.home, context.recipe.name))
     curves += rl_curves(_curve(context, reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
     return evaluation_curves(result.evaluations) + curves
