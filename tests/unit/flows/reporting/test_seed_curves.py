@@ -12,7 +12,6 @@ def finished_run(
     place = home / "runs" / f"nano-seed{seed}" / f"reinforced-{name}"
     place.mkdir(parents=True)
     rows = [{"step": step, "solve_rate": rate} for step, rate in enumerate(rates, 1)]
-    rows.append({"step": 0, "idle": 1.0})  # not a step
     (place / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     if done:
         (place / "published.txt").write_text("reinforced/nano@1")
