@@ -39,8 +39,7 @@ from ostinato.tasks.reinforcement.services import (
     open_services,
 )
 from ostinato.tasks.reinforcement.step_samples import StepSamples
-from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.history import GroupHistory
+from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.steps import Progress, StepRequest

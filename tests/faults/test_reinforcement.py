@@ -80,10 +80,12 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     kill: Callable[[Path, int], None],
 ) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
-    request, run = (
+    plain, run = (
         miniature_request(tmp_path, "killed", STEPS, world_size=world_size, boxes=boxes),
         tmp_path / "run",
     )
+    forked = plain.rollout.model_copy(update={"forked_share": 0.5, "group_size": 3})
+    request = plain.model_copy(update={"rollout": forked})
 
     def start() -> ReinforcementResult:
         return run_child(
