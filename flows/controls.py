@@ -8,14 +8,13 @@ from prefect import flow
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.reporting import showing
+from ostinato.flows.reporting.control_rows import read_rows, show_controls
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
-from ostinato.tasks.evaluation.statistics import AttemptRow
 from ostinato.tasks.records import Split
 
 
@@ -33,7 +32,7 @@ def controls(
         for checkpoint in (start, trained)
     ]
     report = compare(context, rows[0], rows[1])
-    showing.show_controls(chain.result_of(context, report, ControlReport))
+    show_controls(chain.result_of(context, report, ControlReport))
     return report
 
 
@@ -47,9 +46,3 @@ def compare(context: StageContext, start: ArtifactRef, trained: ArtifactRef) -> 
         return chain.one_file(directory, "controls.json", text), {chain.SUMMARY: found}
 
     return context.ensure("controls", {}, (start, trained), build)
-
-
-def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow]:
-    """A row per attempt of an evaluation."""
-    text = (context.directory_of(evaluation) / chain.ROWS_FILE).read_text()
-    return [AttemptRow.model_validate_json(line) for line in text.splitlines()]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
@@ -28,6 +29,20 @@ CPU = torch.device("cpu")
 _device = CPU
 _has_cuda: Callable[[], bool] = torch.cuda.is_available
 _cuda_device: Callable[[], int] = torch.cuda.current_device
+
+
+class _TorchHere:
+    """torch for Megatron's schedules, which count tokens on the device called "cuda"."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *shape: Any, **options: Any) -> Tensor:
+        """torch's, on the process's device."""
+        return torch.zeros(*shape, **{**options, "device": self._device})
 
 
 def count_gpus() -> int:
@@ -72,6 +87,7 @@ def use_device(device: torch.device) -> None:
     global _device
     _device = device
     cuda: Any = torch.cuda
+    schedules.torch = torch if device.type == "cuda" else _TorchHere(device)  # type: ignore[attr-defined]
     if device.type == "cuda":
         cuda.current_device, cuda.is_available = _cuda_device, _has_cuda
         torch.cuda.set_device(device)

@@ -63,6 +63,9 @@ def open_process_groups(
         one = layout or ParallelLayout(data=world_size)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=one.tensor,
+            pipeline_model_parallel_size=one.pipeline,
+            virtual_pipeline_model_parallel_size=one.interleave if one.interleave > 1 else None,
+            context_parallel_size=one.context,
             expert_model_parallel_size=one.expert,
             expert_tensor_parallel_size=one.expert_tensor,
             distributed_timeout_minutes=patience_seconds / 60,  # type: ignore[arg-type]  # of any length

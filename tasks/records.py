@@ -1,5 +1,6 @@
 """The records that stages hand to one another: frozen, made by one stage and never changed by the next."""
 
+import base64
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -9,6 +10,7 @@ from pydantic import (
     model_validator,
 )
 
+from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record as FrozenRecord
@@ -228,6 +230,26 @@ class RewardReport(Record):
         return self
 
 
+class Branch(Record):
+    """Point of an attempt that others of its group continue from, or that it continued from."""
+
+    turns: int = Field(description="answers before it; all of an attempt's: nothing branched off")
+    files: dict[str, str | None] = Field(
+        default_factory=dict,
+        description="files that differed from the repository's, in base64; None: removed",
+    )
+    state: HarnessState | None = Field(
+        default=None, description="what the harness remembered; None in those that continue"
+    )
+
+    def contents(self) -> dict[str, bytes | None]:
+        """The files that differed."""
+        return {
+            path: None if text is None else base64.b64decode(text)
+            for path, text in self.files.items()
+        }
+
+
 class Trajectory(Record):
     """One whole attempt at a problem, graded."""
 
@@ -244,8 +266,17 @@ class Trajectory(Record):
     reward: RewardReport
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
+    branch: Branch | None = Field(
+        default=None,
+        description="in a forked group: tokens before it are context and are not trained",
+    )
     started_at: float
     finished_at: float
+
+    @property
+    def is_context_only(self) -> bool:
+        """Whether it was begun for others to branch off and none did."""
+        return self.branch is not None and self.branch.turns >= len(self.transcript.turns)
 
 
 class Group(Record):

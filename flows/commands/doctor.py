@@ -38,6 +38,12 @@ from megatron.core.models.gpt import GPTModel
 use_device(CPU)
 print(f"megatron-core {megatron.core.__version__}, {GPTModel.__name__} can be imported")
 """
+_ENGINE_PROGRAM = """
+import torch
+from ostinato.models.network.transformer_engine import why_no_engine
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+print(why_no_engine(device) or "can be used: pretraining.transformer_engine")
+"""
 _RAY_PROGRAM = """
 import sys
 from ostinato.infra.platform.cluster.actors import get_or_create_actor, wait_for
@@ -68,6 +74,7 @@ def run_checks(settings: Settings, *, deep: bool = False) -> list[Check]:
         check_python(sys.version_info[:2]),
         check_program("torch", _TORCH_PROGRAM, _REINSTALL),
         check_program("megatron", _MEGATRON_PROGRAM, _REINSTALL),
+        check_program("transformer engine", _ENGINE_PROGRAM, _REINSTALL),
         check_ray(psutil.virtual_memory().available, settings.object_store_memory_bytes),
         check_sandbox(),
         check_box_programs(),
@@ -81,7 +88,7 @@ def run_checks(settings: Settings, *, deep: bool = False) -> list[Check]:
     if deep:
         arguments = [str(settings.cpu_limit), str(settings.object_store_memory_bytes)]
         fix = "free memory and look into /tmp/ray/session_latest/logs"
-        checks.insert(4, check_program("ray start", _RAY_PROGRAM, fix, arguments))
+        checks.insert(5, check_program("ray start", _RAY_PROGRAM, fix, arguments))
     return checks
 
 

@@ -1,16 +1,20 @@
 """`ostinato import` and `ostinato export`: models of others into checkpoint artifacts, and out again."""
 
+import contextlib
 import re
 import shutil
 import uuid
 from pathlib import Path
 
 from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.figures import interval
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.records import Scorecard
 
 KIND = "checkpoint"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -60,7 +64,13 @@ def export_model(
     write = load_entry("ostinato.tasks.conversion.exporting:export_model")
     with boundary(ConfigError, f"export of {reference}"):
         facts = write(
-            checkpoint, directory, name=reference, lineage=lineage, dtype=dtype, with_gguf=with_gguf
+            checkpoint,
+            directory,
+            name=reference,
+            lineage=lineage,
+            scores=_scores(settings, lineage),
+            dtype=dtype,
+            with_gguf=with_gguf,
         )
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
@@ -72,7 +82,8 @@ def export_adapter(settings: Settings, reference: str, directory: Path) -> None:
     checkpoint, lineage = _find(settings, reference)
     write = load_entry("ostinato.tasks.conversion.exporting:export_adapter")
     with boundary(ConfigError, f"export of {reference}"):
-        facts = write(checkpoint, directory, name=reference, lineage=lineage)
+        scores = _scores(settings, lineage)
+        facts = write(checkpoint, directory, name=reference, lineage=lineage, scores=scores)
     say(f"{directory}: adapters of {facts['layers']} layers, rank {facts['rank']}")
 
 
@@ -84,6 +95,18 @@ def _find(settings: Settings, reference: str) -> tuple[Path, list[str]]:
     ref = artifacts.get(reference)
     lineage = [str(ref), *(str(parent) for parent in artifacts.lineage(ref))]
     return artifacts.local_copy(ref, settings.home), lineage
+
+
+def _scores(settings: Settings, lineage: list[str]) -> list[str]:
+    """A line for each scorecard of the first of the lineage, the checkpoint itself."""
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        rows = ledger.scorecards.of_checkpoint(lineage[0]) if lineage else []
+    cards = [Scorecard.model_validate(row.payload) for row in rows]
+    return [
+        f"{card.suite}: {interval(card.average)} solved on average, {interval(card.best_of)} by the best of "
+        f"{card.attempts_per_problem}, {len(card.problems)} problems, temperature {card.temperature:g}"
+        for card in cards
+    ]
 
 
 def _name_of(place: str) -> str:

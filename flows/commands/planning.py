@@ -25,9 +25,10 @@ from ostinato.tasks.planning.plan import (
 from ostinato.tasks.planning.rollouts import RolloutPlan
 from ostinato.tasks.planning.walked import (
     LARGEST_DIFFERENCE_RATIO,
-    BuiltStage,
     DryRunRequest,
     DryRunResult,
+    Exchange,
+    WalkedStage,
 )
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 
@@ -38,7 +39,8 @@ GIB = 2**30
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). This version trains in layouts of tensor and expert parallelism; no GPU has run it."
+    "(docs/cluster-plan.md). This version pretrains in all layouts without expert_tensor and runs RL "
+    "under tensor and expert parallelism; no GPU has run it."
 )
 
 
@@ -113,7 +115,7 @@ def show_plan(
 
 
 def walk_step(recipe: Recipe, plan: TrainingPlan, console: Console) -> None:
-    """Builds a rank's part of the model without values, walks one step of pretraining in a child process
+    """Builds the part of a rank of each stage without values, walks one step of pretraining in a child process
     and prints what came out. ConfigError where built and planned parameters differ.
     """
     request = DryRunRequest(
@@ -128,7 +130,7 @@ def walk_step(recipe: Recipe, plan: TrainingPlan, console: Console) -> None:
     check_built(found.stages)
 
 
-def check_built(stages: Sequence[BuiltStage]) -> None:
+def check_built(stages: Sequence[WalkedStage]) -> None:
     """ConfigError names a stage whose built parameters are not the planned ones."""
     for stage in stages:
         if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:
@@ -141,27 +143,37 @@ def check_built(stages: Sequence[BuiltStage]) -> None:
 def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
     title = f"\ndry run of pretraining, {describe(plan.layout)}: {found.wall_seconds:.0f} s"
     console.print(title, highlight=False, soft_wrap=True)
-    stages = Table("stage", "built", "planned", "apart", title="parameters of a rank")
-    for one in found.stages:
-        apart = f"{one.difference_ratio:+.2%}"
-        stages.add_row(str(one.stage), f"{one.built:,}", f"{one.planned:,}", apart)
-    console.print(stages)
-    kinds = (found.weight_bytes, found.gradient_bytes, found.optimizer_bytes)
-    held = ", ".join(f"{size / GIB:.2f}" for size in kinds)
-    console.print(
-        f"GiB of weights, gradients and optimiser as this version holds them (fp32, not sharded over data "
-        f"parallelism, all stages): {held}",
-        highlight=False,
-        soft_wrap=True,
+    stages = Table(
+        *(
+            "stage",
+            "parameters built",
+            "planned",
+            "apart",
+            "GiB of weights",
+            "gradients",
+            "optimiser",
+        ),
+        title="a rank of each stage, as this version holds it: fp32, not sharded over data parallelism",
     )
-    walked = Table("phase", "collective", "ranks", "calls", "GB sent")
-    walked.title = f"one rank's step, {found.microbatches} microbatches"
-    for one in found.exchanges:
-        sent = f"{one.sent_bytes / GIGA:.3f}"
-        walked.add_row(one.phase, one.operation, str(one.group_ranks), str(one.calls), sent)
-    console.print(walked)
-    for missing in found.not_walked:
-        console.print(f"not walked: {missing}", highlight=False, soft_wrap=True)
+    for one in found.stages:
+        sizes = (one.weight_bytes, one.gradient_bytes, one.optimizer_bytes)
+        stages.add_row(
+            *(str(one.stage), f"{one.built:,}", f"{one.planned:,}", f"{one.difference_ratio:+.2%}"),
+            *(f"{size / GIB:.2f}" for size in sizes),
+        )
+    console.print(stages)
+    shown: tuple[Exchange, ...] = ()
+    for one in found.stages:
+        if one.exchanges == shown:
+            console.print(f"stage {one.stage}: as the stage before", highlight=False)
+            continue
+        shown = one.exchanges
+        walked = Table("phase", "collective", "ranks", "calls", "GB sent")
+        walked.title = f"a rank's step in stage {one.stage}, {found.microbatches} microbatches"
+        for exchange in shown:
+            row = exchange.phase, exchange.operation, exchange.group_ranks, exchange.calls
+            walked.add_row(*map(str, row), f"{exchange.sent_bytes / GIGA:.3f}")
+        console.print(walked)
 
 
 def _plan(

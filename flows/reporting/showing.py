@@ -8,10 +8,11 @@ from rich.console import Console
 
 from ostinato.flows.reporting.attempts_page import write_attempts
 from ostinato.flows.reporting.console import say
-from ostinato.flows.reporting.figures import interval, share
+from ostinato.flows.reporting.control_rows import control_rows
+from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
-from ostinato.flows.reporting.rl_curves import rl_curves
+from ostinato.flows.reporting.rl_curves import newest_runs, rl_curves, seed_curves, steps_of
 from ostinato.flows.reporting.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
@@ -19,10 +20,8 @@ from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import METRICS
-from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.environments.run import EnvironmentsResult
-from ostinato.tasks.evaluation.controls import ControlReport
 from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.mtp.config import MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationResult
@@ -123,31 +122,6 @@ def show_ablation(found: ArmComparison) -> None:
         description=f"solve rate with minus without: {difference.mean:+.3f} "
         f"[{difference.low:+.3f}, {difference.high:+.3f}]",
     )
-
-
-def show_controls(report: ControlReport) -> None:
-    """A trained checkpoint beside what its start does with as many tokens."""
-    rows = []
-    for control in (report.trained, *report.controls):
-        found, calls = control.difference, control.tool_calls
-        rows.append(
-            {
-                "policy": control.name if control.has_equal_tokens else f"{control.name} (fewer)",
-                "solved": f"{control.solved:.1%}",
-                "first edit": share(control.first_edit_solved),
-                "tokens": f"{control.generated_tokens:.0f}",
-                "tool calls": "not measured" if calls is None else f"{calls:.2f}",
-                "limit or repeat": share(control.cut_ratio),
-                "trained minus this": ""
-                if found is None
-                else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
-            }
-        )
-    verdict = "is above all controls" if report.gain_counts else "is not above all controls"
-    for row in rows:
-        say(", ".join(f"{name} {value}" for name, value in row.items() if value))
-    say(f"differences in points, 95 % by function: the trained one {verdict}")
-    show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
@@ -336,6 +310,11 @@ def _rows(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> 
                 overlap.get(split, ""),
             ),
         ]
+    start, after_rl = (
+        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
+        for checkpoint in (drafted, reinforced)
+    )
+    rows += control_rows(context, start, after_rl)
     return rows + _cycle_rows(cycle)
 
 
@@ -453,6 +432,7 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
             },
         )
     ]
+    curves += seed_curves(newest_runs(context.settings.home, context.recipe.name))
     curves += rl_curves(_curve(context, reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
     return evaluation_curves(result.evaluations) + curves
@@ -460,7 +440,7 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
 
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
     path = context.run_directory(ref.kind, ref.fingerprint) / METRICS
-    return [row for row in read_metrics(path) if "solve_rate" in row]
+    return steps_of(path)
 
 
 def _hack_row(run: ReinforcementResult) -> ReportRow:

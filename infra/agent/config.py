@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
+from ostinato.infra.agent.transcript import Opening
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.protocol import Priority
 from ostinato.models.rendering.vocabulary import TOOL_NAMES
@@ -86,6 +87,11 @@ class HarnessConfig(Record):
         default=None, description="context length that asks for a summary; None: never"
     )
     max_summaries: NonNegativeInt = 4
+    max_restarts: NonNegativeInt = Field(
+        default=0,
+        description="times an attempt may start over of its own accord: an answer without a call that begins with "
+        "'Start over:' puts the files it edited back, and the context begins anew with the request and that answer",
+    )
     dialect: str = Field(
         default=COMPACT,
         description="call format the template was trained with: compact, full or an installed one",
@@ -198,6 +204,10 @@ class AgentRequest(Record):
     )
     earlier_token_ids: tuple[int, ...] = Field(
         default=(), description="tokens of the conversation so far; the prompt is appended to them"
+    )
+    opening: Opening | None = Field(
+        default=None,
+        description="turns of another attempt that this one continues from; they count as its own",
     )
     return_routes: bool = True
     facts: PromptFacts = PromptFacts()

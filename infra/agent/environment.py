@@ -85,6 +85,17 @@ class AgentEnvironment:
         with _answered(f"cannot write {path}"):
             await self.sandbox.write(path, text.encode())
 
+    async def put_back(self) -> None:
+        """Files that its tools changed, as they were, and nothing remembered."""
+        originals = {
+            path: None if text is None else text.encode()
+            for path, text in self.state.originals.items()
+        }
+        failed = await self.sandbox.write_files(originals) if originals else {}
+        for error in failed.values():
+            raise error
+        self.state = HarnessState()
+
     async def read_original(self, path: str) -> str | None:
         """A file as it was when the attempt began. None when it was not there."""
         if path in self.state.originals:

@@ -140,6 +140,13 @@ class Segment(Record):
         return int(self.loss_mask_T.sum())
 
 
+class Opening(Record):
+    """First turns of an attempt in one segment, up to the header of the next answer."""
+
+    segment: Segment
+    turns: tuple[TurnRecord, ...]
+
+
 class Transcript(Record):
     """One whole attempt. `segments` has several entries when the context was summarised."""
 
@@ -161,6 +168,24 @@ class Transcript(Record):
             final_message="",
             detail=detail,
             wall_seconds=wall_seconds,
+        )
+
+    def opening_tokens(self, num_turns: int) -> int:
+        """Tokens of the first segment that the answer after so many turns was sampled from; all of
+        them where no answer followed.
+        """
+        segment = self.segments[0]
+        answered = sum(turn.generated_tokens > 0 for turn in self.turns[:num_turns])
+        edges_T = np.diff(segment.loss_mask_T.astype(np.int8), prepend=0)
+        starts = np.flatnonzero(edges_T == 1)
+        return int(starts[answered]) if answered < len(starts) else len(segment.token_ids_T)
+
+    def opening(self, num_turns: int) -> Opening:
+        """Its first turns, as another attempt continues from them."""
+        segment, end = self.segments[0], self.opening_tokens(num_turns)
+        arrays = {name: getattr(segment, name)[:end] for name in _SEGMENT_ARRAYS}
+        return Opening(
+            segment=Segment(**arrays, sampling=segment.sampling), turns=self.turns[:num_turns]
         )
 
     def to_bytes(self) -> bytes:

@@ -28,20 +28,21 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
-        heads, repeats, num_tokens, width = query_CRTH.shape
-        output_CRTV = query_CRTH.new_empty(heads, repeats, num_tokens, value_CTV.shape[-1])
-        block = min(QUERY_BLOCK_TOKENS, num_tokens)
+        heads, repeats, num_queries, width = query_CRTH.shape
+        output_CRTV = query_CRTH.new_empty(heads, repeats, num_queries, value_CTV.shape[-1])
+        block = min(QUERY_BLOCK_TOKENS, num_queries)
+        earlier = key_CTH.shape[1] - num_queries
         future_QQ = query_CRTH.new_full((block, block), float("-inf")).triu_(1)
         probabilities = []
-        for chosen, start, stop in _blocks(heads, num_tokens):
-            size = stop - start
+        for chosen, start, stop in _blocks(heads, num_queries):
+            size, end = stop - start, stop + earlier
             query = query_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
-            scores = torch.bmm(query, key_CTH[chosen, :stop].transpose(1, 2)).view(
-                -1, repeats, size, stop
+            scores = torch.bmm(query, key_CTH[chosen, :end].transpose(1, 2)).view(
+                -1, repeats, size, end
             )
-            scores[..., start:].add_(future_QQ[:size, :size])
+            scores[..., end - size :].add_(future_QQ[:size, :size])
             weights = torch.softmax(scores, dim=-1)
-            mixed = torch.bmm(weights.view(-1, repeats * size, stop), value_CTV[chosen, :stop])
+            mixed = torch.bmm(weights.view(-1, repeats * size, end), value_CTV[chosen, :end])
             output_CRTV[chosen, :, start:stop] = mixed.view(
                 -1, repeats, size, output_CRTV.shape[-1]
             )
@@ -53,48 +54,59 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_CRTV: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         query_CRTH, key_CTH, value_CTV = ctx.saved_tensors
-        heads, repeats, num_tokens, width = query_CRTH.shape
+        heads, repeats, num_queries, width = query_CRTH.shape
+        earlier = key_CTH.shape[1] - num_queries
         grad_query_CRTH = torch.empty_like(query_CRTH)
         grad_key_CTH, grad_value_CTV = torch.zeros_like(key_CTH), torch.zeros_like(value_CTV)
         for weights, (chosen, start, stop) in zip(
-            ctx.probabilities, _blocks(heads, num_tokens), strict=True
+            ctx.probabilities, _blocks(heads, num_queries), strict=True
         ):
-            size = stop - start
-            rows = (-1, repeats * size, stop)
+            size, end = stop - start, stop + earlier
+            rows = (-1, repeats * size, end)
             query = query_CRTH[chosen, :, start:stop].reshape(-1, repeats * size, width)
             grad = grad_CRTV[chosen, :, start:stop].flatten(1, 2)
-            grad_value_CTV[chosen, :stop] += torch.bmm(weights.view(rows).transpose(1, 2), grad)
-            grad_weights = torch.bmm(grad, value_CTV[chosen, :stop].transpose(1, 2)).view(
+            grad_value_CTV[chosen, :end] += torch.bmm(weights.view(rows).transpose(1, 2), grad)
+            grad_weights = torch.bmm(grad, value_CTV[chosen, :end].transpose(1, 2)).view(
                 weights.shape
             )
             grad_scores = torch.ops.aten._softmax_backward_data(
                 grad_weights, weights, -1, weights.dtype
             ).view(rows)
-            grad_query = torch.bmm(grad_scores, key_CTH[chosen, :stop])
+            grad_query = torch.bmm(grad_scores, key_CTH[chosen, :end])
             grad_query_CRTH[chosen, :, start:stop] = grad_query.view(-1, repeats, size, width)
-            grad_key_CTH[chosen, :stop] += torch.bmm(grad_scores.transpose(1, 2), query)
+            grad_key_CTH[chosen, :end] += torch.bmm(grad_scores.transpose(1, 2), query)
         return grad_query_CRTH, grad_key_CTH, grad_value_CTV
 
 
-def _blocks(heads: int, num_tokens: int) -> list[tuple[slice, int, int]]:
+def _blocks(heads: int, num_queries: int) -> list[tuple[slice, int, int]]:
     """Pieces (heads, first query, query after the last) whose scores fit the cache."""
     return [
-        (slice(first, first + HEADS_A_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_tokens))
+        (slice(first, first + HEADS_A_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_queries))
         for first in range(0, heads, HEADS_A_PASS)
-        for start in range(0, num_tokens, QUERY_BLOCK_TOKENS)
+        for start in range(0, num_queries, QUERY_BLOCK_TOKENS)
     ]
 
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
-    """Attends each token to itself and those before it. Scores are scaled by H**-0.5."""
-    if query_CRTH.is_cuda or query_CRTH.shape[2] > LONGEST_KEPT_TOKENS:
+    """Attends each token to itself and those before it. Scores are scaled by H**-0.5. Queries may be
+    fewer than keys: those of the last tokens.
+    """
+    num_queries, num_tokens = query_CRTH.shape[2], key_CTH.shape[1]
+    if query_CRTH.is_cuda or num_tokens > LONGEST_KEPT_TOKENS:
         # torch's kernel without the score matrix wants one width
         missing = query_CRTH.shape[-1] - value_CTV.shape[-1]
+        shape = (-1, query_CRTH.shape[1], -1, -1)
         keys_CRTH, values_CRTH = (
-            part[:, None].expand_as(query_CRTH) for part in (key_CTH, pad(value_CTV, (0, missing)))
+            part[:, None].expand(shape) for part in (key_CTH, pad(value_CTV, (0, missing)))
         )
+        is_square = num_queries == num_tokens
+        seen_QT = query_CRTH.new_ones(num_queries, num_tokens, dtype=torch.bool)
         mixed_CRTH = scaled_dot_product_attention(
-            query_CRTH, keys_CRTH, values_CRTH, is_causal=True
+            query_CRTH,
+            keys_CRTH,
+            values_CRTH,
+            attn_mask=None if is_square else seen_QT.tril_(num_tokens - num_queries),
+            is_causal=is_square,
         )
         return mixed_CRTH[..., : value_CTV.shape[-1]]
     scaled_CRTH = query_CRTH * query_CRTH.shape[-1] ** -0.5

@@ -11,7 +11,10 @@ from torch import Tensor
 def causal_attention_reference(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
     """Mixes the values of each token and those before it by softmax of scaled scores."""
     scores = torch.einsum("crth,csh->crts", query_CRTH, key_CTH) * query_CRTH.shape[-1] ** -0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    num_queries, num_tokens = scores.shape[-2:]
+    future = torch.ones(num_queries, num_tokens, dtype=torch.bool).triu(
+        1 + num_tokens - num_queries
+    )
     return torch.einsum(
         "crts,csv->crtv", scores.masked_fill(future, float("-inf")).softmax(-1), value_CTV
     )

@@ -1,7 +1,8 @@
 """Log-probabilities of given tokens straight from hidden states and the output matrix.
 
-The logits live only a block of tokens at a time. The CPU path keeps the blocks for the backward
-pass, since a CPU has the memory and not the arithmetic; `triton_head.py` computes them again.
+The logits live only a block of tokens at a time. The CPU path keeps each block's probabilities for
+the backward pass, since a CPU has the memory and not the arithmetic; `triton_head.py` computes them
+again.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -32,11 +33,16 @@ class _TokenLogprobs(torch.autograd.Function):
         blocks = []
         for start in range(0, targets_N.numel(), BLOCK_TOKENS):
             rows = slice(start, start + BLOCK_TOKENS)
-            logprobs_CV = torch.log_softmax(hidden_ND[rows] @ head_VD.T, dim=-1)
-            logprobs_N[rows] = logprobs_CV.gather(-1, targets_N[rows, None])[:, 0]
+            logits_CV = hidden_ND[rows] @ head_VD.T
+            probabilities_CV = torch.softmax(logits_CV, dim=-1)
+            # the largest probability is 1 over the sum of exponentials, which softmax does not tell
+            log_sum_C = logits_CV.amax(-1).sub_(probabilities_CV.amax(-1).log_())
+            target_C = logits_CV.gather(-1, targets_N[rows, None])[:, 0]
+            logprobs_N[rows] = target_C.sub_(log_sum_C)
             if with_entropy:
-                entropy_N[rows] = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-            blocks.append(logprobs_CV)
+                mean_C = logits_CV.mul_(probabilities_CV).sum(-1)
+                entropy_N[rows] = log_sum_C.sub_(mean_C)
+            blocks.append(probabilities_CV)
         ctx.save_for_backward(hidden_ND, head_VD, targets_N)
         ctx.blocks = blocks if any(ctx.needs_input_grad[:2]) else None
         ctx.mark_non_differentiable(entropy_N)
@@ -46,14 +52,14 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden_ND, head_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_head_VD = torch.zeros_like(head_VD)
+        grad_head_VD = torch.empty_like(head_VD) if ctx.blocks else torch.zeros_like(head_VD)
         for block, start in enumerate(range(0, targets_N.numel(), BLOCK_TOKENS)):
             rows = slice(start, start + BLOCK_TOKENS)
             # d logprob / d logits = one-hot(target) - probabilities
-            grad_CV = ctx.blocks[block].exp().mul_(-grad_N[rows, None])
+            grad_CV = ctx.blocks[block] * -grad_N[rows, None]
             grad_CV.scatter_add_(-1, targets_N[rows, None], grad_N[rows, None])
             torch.mm(grad_CV, head_VD, out=grad_hidden_ND[rows])
-            grad_head_VD.addmm_(grad_CV.T, hidden_ND[rows])
+            grad_head_VD.addmm_(grad_CV.T, hidden_ND[rows], beta=float(block > 0))
         return grad_hidden_ND, grad_head_VD, None, None
 
 

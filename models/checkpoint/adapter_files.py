@@ -5,6 +5,7 @@ Shapes: R rank, I inputs, O outputs of a layer.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -19,18 +20,20 @@ _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def write_adapter(
-    directory: Path,
-    spec: ModelSpec,
-    adapters: Mapping[str, tuple[Tensor, Tensor]],
-    *,
-    rank: int,
-    alpha: float,
-) -> None:
-    """Writes (down_RI, up_OR) by canonical name under the names that the family publishes."""
+@dataclass(frozen=True, slots=True)
+class TrainedAdapter:
+    """The low-rank update that a checkpoint was trained as."""
+
+    halves: Mapping[str, tuple[Tensor, Tensor]]  # (down_RI, up_OR) by canonical name
+    rank: int
+    alpha: float
+
+
+def write_adapter(directory: Path, spec: ModelSpec, adapter: TrainedAdapter) -> None:
+    """Writes the adapter under the names that the family publishes."""
     tensors: dict[str, Tensor] = {}
     modules: list[str] = []
-    for name, (down_RI, up_OR) in adapters.items():
+    for name, (down_RI, up_OR) in adapter.halves.items():
         for published, place in parts_of(spec, name):
             module = published.removesuffix(".weight")
             modules.append(module)
@@ -42,8 +45,8 @@ def write_adapter(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": None,
-        "r": rank,
-        "lora_alpha": alpha,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": modules,

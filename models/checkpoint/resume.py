@@ -1,32 +1,154 @@
-"""The one file from which an interrupted training run continues.
+"""Points from which an interrupted training run continues, in Megatron's format `torch_dist`.
 
-What the state means is the training loop's.
+Each rank writes the parts that it holds, beside the next steps, and reads back those that its layout
+wants: no rank holds a whole tensor. A point is a directory that gets its name when all parts are
+written. The directory must be one that all ranks see.
+
+    resume-NAME/   __RANK_0.distcp, .metadata   parts, and where each lies
+                   common.pt                    what all ranks share
+                   metadata.json                the format, for Megatron
 """
 
-import os
-import uuid
+import dataclasses
+import shutil
+import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    mcore_to_pyt_state_dict,
+)
+from megatron.core.dist_checkpointing.validation import (
+    determine_global_metadata,
+    validate_sharding_integrity,
+)
+from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ostinato.models.checkpoint.full_disk import naming_full_disk
+from ostinato.models.device import CPU
+
+PREFIX = "resume-"
+FAILED_RUN_SECONDS = 30.0
 
 
-def save_resume_state(path: Path, state: dict[str, Any]) -> None:
-    """Replaces the file. A reader or a crash sees the old state or the new."""
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        with naming_full_disk(path), temporary.open("wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        with naming_full_disk(path):
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+class ResumePoints:
+    """The newest point of a run, and the one that is being written. All ranks call it together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._is_alone = dist.get_world_size() == 1
+        # of the writing threads alone
+        self._group = None if self._is_alone else dist.new_group(backend="gloo")
+        self._is_checked = self._is_alone
+        self._writer: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Waits for the last point; where the run failed, not longer than others may need to end."""
+        if kind is None:
+            self.finish()
+        elif self._writer is not None:
+            self._writer.join(FAILED_RUN_SECONDS)
+
+    def save(self, name: str, parts: Iterable[ShardedTensor], common: dict[str, Any]) -> None:
+        """Copies the parts to the CPU and begins to write them, when the last point is written. `common` is
+        rank 0's; names rise.
+        """
+        self.finish()
+        mine = list(parts)
+        if not self._is_checked:  # that the ranks' parts make each tensor exactly once
+            validate_sharding_integrity(determine_global_metadata(mine)[1])
+            self._is_checked = True
+        staged: dict[str, list[ShardedTensor]] = {}
+        for part in mine:
+            if is_main_replica(part.replica_id):
+                copied = dataclasses.replace(part, data=part.data.detach().to(CPU, copy=True))
+                staged.setdefault(part.key, []).append(copied)
+        self._writer = threading.Thread(
+            target=self._write, args=(name, staged, common), daemon=True, name="resume-point"
+        )
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Waits for the point that is being written. Raises what kept it from being written."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def newest(self, identity: str) -> tuple[Path, dict[str, Any]] | None:
+        """Directory and `common` of the newest point whose common["identity"] is `identity`."""
+        for path in sorted(self.directory.glob(f"{PREFIX}*"), reverse=True):
+            common = dist_checkpointing.load_common_state_dict(str(path))
+            if common["identity"] == identity:
+                return path, common
+        return None
+
+    def _write(
+        self, name: str, staged: dict[str, list[ShardedTensor]], common: dict[str, Any]
+    ) -> None:
+        final = self.directory / f"{PREFIX}{name}"
+        temporary = final.with_name(f".{final.name}")
+        is_first = dist.get_rank() == 0
+        try:
+            with naming_full_disk(final):
+                self._fill(temporary, staged, common if is_first else None)
+                if is_first:
+                    shutil.rmtree(final, ignore_errors=True)
+                    temporary.replace(final)
+        except Exception as error:  # noqa: BLE001  # crosses from this thread to the run
+            self._failure = error
+        if is_first:
+            for path in self.directory.glob(f".{PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in self.directory.glob(f"{PREFIX}*"):
+                if path != final and final.exists():
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _fill(
+        self,
+        folder: Path,
+        staged: dict[str, list[ShardedTensor]],
+        common: dict[str, Any] | None,
+    ) -> None:
+        if common is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            torch.save(common, folder / COMMON_STATE_FNAME)
+        try:
+            save(
+                mcore_to_pyt_state_dict(staged),
+                storage_writer=FileSystemWriter(folder),
+                planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+                process_group=self._group,
+                no_dist=self._is_alone,
+            )
+        except CheckpointException as error:  # torch's is no Exception
+            causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
+            raise RuntimeError(f"parts were not written, by rank: {causes}") from None
+        if common is not None:
+            save_config(CheckpointingConfig("torch_dist"), str(folder))
 
 
-def load_resume_state(path: Path) -> dict[str, Any] | None:
-    """Reads the file. None when there is none."""
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+@torch.no_grad()
+def load_parts(point: Path, parts: Iterable[ShardedTensor]) -> None:
+    """Fills the parts' tensors. All ranks call it together."""
+    wanted = {str(number): part for number, part in enumerate(parts)}
+    targets = {number: part.data.detach() for number, part in wanted.items()}
+    loaded = dist_checkpointing.load(wanted, str(point))
+    for number, target in targets.items():
+        target.copy_(loaded[number])

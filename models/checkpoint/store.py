@@ -6,6 +6,7 @@ It builds no model and knows no object store.
     spec.json           ModelSpec
     tokenizer.json      copied from the caller
     published/          of an imported model: config.json, chat template and other small files
+    adapter/            of one that was trained as an adapter: as PEFT reads it
     optimizer.pt        optional
     checkpoint.json     written last: checksum of the weights, metadata
 """
@@ -23,6 +24,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, write_adapter
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
 from ostinato.models.spec import ModelSpec, check_shapes
@@ -53,6 +55,7 @@ def save_checkpoint(
     tokenizer_path: Path | None = None,
     optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    adapter: TrainedAdapter | None = None,
 ) -> Path:
     """Writes a checkpoint atomically: readers see the old or the new. Metadata is JSON. What lies
     in `published/` beside the tokenizer comes along.
@@ -67,6 +70,8 @@ def save_checkpoint(
                 shutil.copytree(tokenizer_path.parent / PUBLISHED, folder / PUBLISHED)
         if optimizer_state is not None:
             torch.save(optimizer_state, folder / OPTIMIZER)
+        if adapter is not None:
+            write_adapter(folder / ADAPTER, spec, adapter)
 
     return _save(directory, spec, fill, metadata or {})
 

@@ -19,7 +19,12 @@ from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.compiled.packed import whole_vectors
 from ostinato.models.decode.config import CachePolicy, EngineConfig
 from ostinato.models.decode.drafts.speculation import Drafted, Speculator
-from ostinato.models.decode.generations import empty_generation, stop_reason, take_generation
+from ostinato.models.decode.generations import (
+    empty_generation,
+    note_likeliest,
+    stop_reason,
+    take_generation,
+)
 from ostinato.models.decode.passes import DecodePasses, PrefillSpan, Sampled
 from ostinato.models.decode.placement import find_place
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
@@ -57,6 +62,7 @@ class DecodeEngine:
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
+        self._telling = 0  # running requests that want the likeliest tokens told
         self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
         self._drafts_with_layers = depth > 0
         self._cache = SlotCache(spec, config.slots, positions)
@@ -150,6 +156,8 @@ class DecodeEngine:
             width = 1 if drafted is None else drafted.width
             sampled = self._passes.decode(self._weights, decode_slots_B, width)
         taken = self._take(sampled, drafted)
+        if self._telling:
+            note_likeliest(self._slots, self._running, sampled, taken)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
@@ -199,6 +207,7 @@ class DecodeEngine:
         self._slots.take(slot, request.session_id)
         self._slots.start(slot, request, prompt_T, reused, self.max_context_tokens)
         self._running[slot] = RunningRequest(request, self._clock(), len(prompt_T))
+        self._telling += request.top_logprobs > 0
         self._settled_slots_B = None
 
     # --- one pass
@@ -269,6 +278,7 @@ class DecodeEngine:
 
     def _finish(self, slot: int, reason: StopReason) -> Generation:
         slots, running = self._slots, self._running.pop(slot)
+        self._telling -= running.request.top_logprobs > 0
         self._settled_slots_B = None
         if self._speculator is not None and self._is_speculating:
             context_T = slots.tokens_SC[slot, : slots.context_S[slot]]

@@ -1,12 +1,15 @@
-"""Results of ended requests, read from the slot arrays."""
+"""Results of requests, read from the slot arrays, and what is noted for them on the way."""
 
 import numpy as np
+import torch
 
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled import slots as compiled_slots
+from ostinato.models.decode.passes import Sampled
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.requests import RunningRequest
-from ostinato.models.decode.slots import SlotTable
+from ostinato.models.decode.sampling import likeliest_tokens
+from ostinato.models.decode.slots import SlotTable, Taken
 from ostinato.models.spec import ModelSpec
 
 
@@ -18,6 +21,27 @@ def stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopRea
         return StopReason.STOP_SEQUENCE
     is_full = made_tokens < request.max_new_tokens
     return StopReason.CONTEXT if is_full else StopReason.LENGTH
+
+
+def note_likeliest(
+    slots: SlotTable, running: dict[int, RunningRequest], sampled: Sampled, taken: Taken
+) -> None:
+    """Notes the likeliest tokens beside those that a pass sampled, for the requests that want them."""
+    width = len(sampled.tokens_R) // max(1, len(sampled.slots))
+    for index, slot in enumerate(sampled.slots.tolist()):
+        wanted, gained = running[slot].request.top_logprobs, int(taken.gained_B[index])
+        if wanted and gained:
+            rows = slice(index * width, index * width + gained)
+            of_slot = np.full(gained, slot)
+            running[slot].likeliest.extend(
+                likeliest_tokens(
+                    torch.from_numpy(sampled.logits_RV[rows]),
+                    slots.temperature_S[of_slot],
+                    slots.top_p_S[of_slot],
+                    slots.top_k_S[of_slot],
+                    wanted,
+                )
+            )
 
 
 def take_generation(
@@ -42,6 +66,7 @@ def take_generation(
         draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
         draft_tokens_accepted=int(slots.drafts_used_S[slot]),
         oldest_cache_version=int(slots.oldest_version_S[slot]),
+        likeliest_T=tuple(running.likeliest),
     )
 
 

@@ -40,6 +40,7 @@ class Sampled:
     tokens_R: np.ndarray
     logprobs_R: np.ndarray
     hidden_RD: np.ndarray
+    logits_RV: np.ndarray  # the next pass writes over them
 
 
 class DecodePasses:
@@ -69,7 +70,7 @@ class DecodePasses:
             slots_R = np.repeat(slots_B, width)
             positions_R = table.context_S[slots_R] + np.tile(np.arange(width), len(slots_B))
             self._draw_limited(slots_R, positions_R, logits_RV, tokens_R, logprobs_R)
-        return Sampled(slots_B, tokens_R, logprobs_R, hidden_RD)
+        return Sampled(slots_B, tokens_R, logprobs_R, hidden_RD, logits_RV)
 
     def feed(
         self, weights: DecodeWeights, slots_B: np.ndarray, spans: Sequence[PrefillSpan]
@@ -95,7 +96,7 @@ class DecodePasses:
             table.seed_keys_S[slots_R], places_R, table.temperature_S[slots_R]
         )
         self._draw_limited(slots_R, places_R, logits_RV, tokens_R, logprobs_R)
-        return Sampled(slots_R, tokens_R, logprobs_R, hidden_RD)
+        return Sampled(slots_R, tokens_R, logprobs_R, hidden_RD, logits_RV)
 
     def _draw_limited(
         self,

@@ -50,6 +50,7 @@ class GenerateRequest:
     # Runs of sampled tokens that end the answer. A run never begins in the prompt. Its tokens stay
     # in the answer, as a stop token does: they were sampled, so they are trained.
     stop_sequences: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: int = 0  # likeliest tokens told beside each sampled one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class Generation:
     # Oldest version of the weights that made a key or value the tokens were sampled from. None: each
     # token's own version, from an engine that keeps no cache over a swap.
     oldest_cache_version: int | None = None
+    # (token, log-probability), likeliest first, under the sampling distribution; fewer where it
+    # holds fewer. Empty unless the request asked for them.
+    likeliest_T: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     def first(self, num_tokens: int) -> "Generation":
         """The generation cut to its first `num_tokens` tokens. The reason stays."""
@@ -88,6 +92,7 @@ class Generation:
             logprobs_T=self.logprobs_T[:num_tokens],
             weight_versions_T=self.weight_versions_T[:num_tokens],
             routed_experts=self.routed_experts[:num_rows],
+            likeliest_T=self.likeliest_T[:num_tokens],
         )
 
 

@@ -53,7 +53,36 @@ def sample_rows(
     reports the log-probability under the untempered model.
     """
     is_greedy_R = temperature_R == 0
-    divisor_R = np.where(is_greedy_R, np.float32(1), temperature_R)
+    weights_RV = _distributions(logits_RV, temperature_R, top_p_R, top_k_R).numpy()
+    raced_RV = weights_RV / noise_RV
+    raced_RV[is_greedy_R] = weights_RV[is_greedy_R]
+    tokens_R = raced_RV.argmax(axis=-1)
+    return tokens_R, np.log(weights_RV[np.arange(len(tokens_R)), tokens_R])
+
+
+def likeliest_tokens(
+    logits_RV: Tensor,
+    temperature_R: np.ndarray,
+    top_p_R: np.ndarray,
+    top_k_R: np.ndarray,
+    count: int,
+) -> list[tuple[tuple[int, float], ...]]:
+    """By row, the `count` likeliest tokens with their log-probabilities under the distribution that
+    `sample_rows` draws from, likeliest first. Tokens that cannot be drawn are left out.
+    """
+    probabilities_RV = _distributions(logits_RV, temperature_R, top_p_R, top_k_R)
+    best = probabilities_RV.topk(min(count, probabilities_RV.shape[-1]), dim=-1)
+    return [
+        tuple((token, float(np.log(share))) for token, share in zip(ids, row, strict=True) if share)
+        for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _distributions(
+    logits_RV: Tensor, temperature_R: np.ndarray, top_p_R: np.ndarray, top_k_R: np.ndarray
+) -> Tensor:
+    """Probabilities that tokens are drawn with; a greedy row's are the untempered model's."""
+    divisor_R = np.where(temperature_R == 0, np.float32(1), temperature_R)
     probabilities_RV = torch.softmax(logits_RV / torch.from_numpy(divisor_R)[:, None], dim=-1)
     if top_k_R.any():
         rows = torch.from_numpy(np.flatnonzero(top_k_R))  # others keep every bit
@@ -61,11 +90,7 @@ def sample_rows(
         probabilities_RV[rows] = limited
     if (top_p_R < 1).any():
         probabilities_RV = keep_top_p(probabilities_RV, torch.from_numpy(top_p_R))
-    weights_RV = probabilities_RV.numpy()
-    raced_RV = weights_RV / noise_RV
-    raced_RV[is_greedy_R] = weights_RV[is_greedy_R]
-    tokens_R = raced_RV.argmax(axis=-1)
-    return tokens_R, np.log(weights_RV[np.arange(len(tokens_R)), tokens_R])
+    return probabilities_RV
 
 
 def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ norms, routers and the experts themselves stay as they are.
 Shapes: R rank, I inputs, O outputs of a layer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +16,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ostinato.models.checkpoint.adapter_files import TrainedAdapter
 from ostinato.models.device import current_device
 from ostinato.models.network.canonical import split_qkv
-from ostinato.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.models.network.build import TrainerModel
@@ -32,6 +34,7 @@ class Adapter(torch.nn.Module):
         drawn_RI = weight_OI.new_empty(rank, inputs).uniform_(-bound, bound)
         self.down_RI = torch.nn.Parameter(drawn_RI)
         self.up_OR = torch.nn.Parameter(weight_OI.new_zeros(outputs, rank))
+        self.rank, self.alpha = rank, alpha
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -78,18 +81,34 @@ def merge_update(adapters: torch.nn.ModuleDict, name: str, weight: Tensor) -> Te
     return weight + adapter.update_OI()
 
 
-def split_adapters(model: "TrainerModel", spec: ModelSpec) -> dict[str, tuple[Tensor, Tensor]]:
-    """Canonical name -> (down_RI, up_OR) clones on the CPU. Query, key and value share their `down_RI`."""
+def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
+    """Clones of the adapters on the CPU; None where all weights are trained. Query, key and value share
+    their `down_RI`.
+    """
     found: dict[str, tuple[Tensor, Tensor]] = {}
+    adapter: Any = None
     for key, adapter in model.adapters.items():
         name, values = key.replace("/", "."), adapter.state_dict()
         down_RI, up_OR = (values[half].to("cpu", copy=True) for half in ("down_RI", "up_OR"))
         if "qkv_proj" not in name:
             found[name] = (down_RI, up_OR)
             continue
-        for part, rows in zip("qkv", split_qkv(up_OR, spec), strict=True):
+        for part, rows in zip("qkv", split_qkv(up_OR, model.spec), strict=True):
             found[name.replace("qkv_proj", f"{part}_proj")] = (down_RI.clone(), rows.clone())
-    return found
+    return TrainedAdapter(found, adapter.rank, adapter.alpha) if found else None
+
+
+@contextmanager
+def weights_put_back(model: "TrainerModel") -> Iterator[None]:
+    """Lets weights be imported within; after it weights and adapters are, bit for bit, as before."""
+    live = model.canonical_tensors() | model.adapters.state_dict()
+    kept = {name: tensor.detach().clone() for name, tensor in live.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(kept[name])
 
 
 def _key(name: str) -> str:

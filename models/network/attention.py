@@ -3,8 +3,8 @@
 It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row
 needs no mask: causal attention never looks ahead.
 
-Shapes: T tokens, B batch, N query heads, M key/value heads, H width of a query or key head, V of a
-value head, R = N/M, C = B*M.
+Shapes: T tokens (of this rank, where a row is cut over several), S tokens of the keys, B batch, N query
+heads, M key/value heads, H width of a query or key head, V of a value head, R = N/M, C = B*M.
 """
 
 from typing import Any
@@ -14,14 +14,30 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ostinato.kernels.attention.op import causal_attention
+from ostinato.models.network.parallel.context import (
+    context_ranks,
+    gather_parts,
+    in_order,
+    my_chunks,
+)
 
 
 class BlockCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention without the full score matrix or copied keys."""
+    """Grouped-query causal attention without the full score matrix or copied keys. Where ranks share a
+    row it gathers keys and values, unless `has_whole_keys`.
+    """
 
-    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *,
+        has_whole_keys: bool = False,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.layer_number = layer_number
+        self.has_whole_keys = has_whole_keys
 
     def forward(
         self,
@@ -37,13 +53,27 @@ class BlockCoreAttention(torch.nn.Module):
             raise ValueError(
                 "attention_mask is set, wanted None: rows are causal and padded at the end only"
             )
-        num_tokens, batch, num_heads, head_dim = query_TBNH.shape
-        groups = key_TBMH.shape[2]
-        query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(
-            batch * groups, -1, num_tokens, head_dim
-        )
-        key_CTH = key_TBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
-        value_CTV = value_TBMV.permute(1, 2, 0, 3).reshape(-1, num_tokens, value_TBMV.shape[-1])
-        output_CRTV = causal_attention(query_CRTH, key_CTH, value_CTV)
-        output_BNTV = output_CRTV.view(batch, num_heads, num_tokens, -1)
-        return output_BNTV.permute(2, 0, 1, 3).reshape(num_tokens, batch, -1)
+        if context_ranks() == 1:
+            return _attend(query_TBNH, key_TBMH, value_TBMV)
+        key_SBMH, value_SBMV = key_TBMH, value_TBMV
+        if not self.has_whole_keys:
+            both = in_order(gather_parts(torch.cat((key_TBMH, value_TBMV), -1)))
+            key_SBMH, value_SBMV = both.split((key_TBMH.shape[-1], value_TBMV.shape[-1]), -1)
+        size = len(query_TBNH) // 2
+        mixed = []
+        for chunk, query in zip(my_chunks(), query_TBNH.split(size), strict=True):
+            end = (chunk + 1) * size
+            mixed.append(_attend(query, key_SBMH[:end], value_SBMV[:end]))
+        return torch.cat(mixed)
+
+
+def _attend(query_TBNH: Tensor, key_SBMH: Tensor, value_SBMV: Tensor) -> Tensor:
+    """The queries are those of the last T of S tokens."""
+    num_queries, batch, num_heads, head_dim = query_TBNH.shape
+    num_tokens, _, groups, _ = key_SBMH.shape
+    query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(batch * groups, -1, num_queries, head_dim)
+    key_CSH = key_SBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
+    value_CSV = value_SBMV.permute(1, 2, 0, 3).reshape(-1, num_tokens, value_SBMV.shape[-1])
+    output_CRTV = causal_attention(query_CRTH, key_CSH, value_CSV)
+    output_BNTV = output_CRTV.view(batch, num_heads, num_queries, -1)
+    return output_BNTV.permute(2, 0, 1, 3).reshape(num_queries, batch, -1)

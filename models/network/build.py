@@ -10,40 +10,27 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from torch import Tensor
 
-from ostinato.kernels.logprobs.op import token_logprobs
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
-from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.experts import DENSE_MLP, SortedMoELayer, TrunkConfig
-from ostinato.models.network.latent import LatentSelfAttention
+from ostinato.models.network.head import score_tokens
 from ostinato.models.network.mtp import DraftLayer
-from ostinato.models.network.norm import RootMeanSquareNorm
-from ostinato.models.network.rope import stretch_frequencies
+from ostinato.models.network.parallel.context import row_rotary, take_mine
+from ostinato.models.network.parallel.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import ReplayRouter
-from ostinato.models.network.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
+from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec, check_shapes
-
-EMBEDDING_STD = 0.02
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -55,135 +42,22 @@ class ScoreOptions(TypedDict, total=False):
     temperature_B: Tensor | None
 
 
-class HiddenStateGPT(GPTModel):
-    """Megatron's GPT model, stopped before the output matrix."""
-
-    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
-        return hidden_states
-
-
-def megatron_config(spec: ModelSpec, precision: PrecisionName = "fp32") -> TrunkConfig:
-    """Translates a shape and the layout of the open process groups into Megatron's configuration."""
-    tensor = parallel_state.get_tensor_model_parallel_world_size()
-    return TrunkConfig(
-        spec=spec,
-        precision=precision,
-        tensor_model_parallel_size=tensor,
-        sequence_parallel=tensor > 1,  # without it every rank would run the experts on all tokens
-        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
-        expert_tensor_parallel_size=1,  # experts stay whole
-        calculate_per_token_loss=True,  # gradients are summed; the loop divides by target tokens
-        moe_router_bias_update_rate=0.0,  # `balance_experts` moves it
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_attention_heads,
-        num_query_groups=spec.num_query_groups,
-        kv_channels=spec.head_dim,
-        ffn_hidden_size=spec.dense_hidden_size or spec.expert_hidden_size,
-        num_moe_experts=spec.num_experts or None,
-        moe_ffn_hidden_size=spec.expert_hidden_size or None,
-        moe_router_topk=spec.experts_per_token,
-        moe_router_score_function="sigmoid",  # with a bias; ReplayRouter scores as the spec says
-        moe_router_enable_expert_bias=True,
-        moe_router_load_balancing_type="none",
-        moe_token_dispatcher_type="allgather",
-        normalization="RMSNorm",
-        layernorm_epsilon=spec.norm_epsilon,
-        qk_layernorm=spec.qk_norm,
-        add_bias_linear=False,
-        add_qkv_bias=spec.qkv_bias,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        init_method_std=spec.hidden_size**-0.5,
-        embedding_init_method_std=EMBEDDING_STD,
-        use_cpu_initialization=True,
-    )
-
-
-def block_modules(spec: ModelSpec) -> TransformerBlockSubmodules:
-    """Names the module of each place in the trunk: Megatron's, save core attention and experts."""
-    dense = ModuleSpec(
-        module=MLP, submodules=DENSE_MLP, params={"ffn_hidden_size": spec.dense_hidden_size}
-    )
-    layers = [_layer_modules(spec, dense)] * spec.num_dense_layers
-    layers += [_layer_modules(spec, SortedMoELayer)] * spec.num_moe_layers
-    return TransformerBlockSubmodules(
-        layer_specs=layers,
-        layer_norm=RootMeanSquareNorm,  # type: ignore[arg-type]
-    )
-
-
-def _layer_modules(spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer]) -> ModuleSpec:
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=RootMeanSquareNorm,
-            self_attention=_attention_modules(spec),
-            self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]
-            pre_mlp_layernorm=RootMeanSquareNorm,
-            mlp=mlp,
-            mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
-        ),
-    )
-
-
-def _attention_modules(spec: ModelSpec) -> ModuleSpec:
-    if spec.latent is not None:
-        return ModuleSpec(module=LatentSelfAttention)
-    head_norm: Any = RootMeanSquareNorm if spec.qk_norm else IdentityOp
-    return ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=BlockCoreAttention,  # type: ignore[arg-type]
-            linear_proj=RowParallelLinear,
-            q_layernorm=head_norm,
-            k_layernorm=head_norm,
-        ),
-    )
-
-
-def _score_tokens(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, with the vocabulary on one rank or cut over several."""
-    if find_cut(head_VD) is None:
-        return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
-    if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
-        return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
-    logits_NV = hidden_ND @ head_VD.T  # of this rank's stretch of the vocabulary
-    entropy_N = (
-        _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
-    )
-    return -vocab_parallel_cross_entropy(logits_NV, targets_N), entropy_N
-
-
-def _entropy_of_cut(logits_NV: Tensor) -> Tensor:
-    """Entropies in nats of a vocabulary that is cut over the ranks of tensor parallelism."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    highest_N = logits_NV.amax(-1)
-    dist.all_reduce(highest_N, dist.ReduceOp.MAX, group=group)
-    shifted_NV = logits_NV - highest_N[:, None]
-    weights_NV = shifted_NV.exp()
-    sums_2N = torch.stack((weights_NV.sum(-1), (weights_NV * shifted_NV).sum(-1)))
-    dist.all_reduce(sums_2N, group=group)
-    return sums_2N[0].log() - sums_2N[1] / sums_2N[0]
-
-
 class TrainerModel(torch.nn.Module):
     """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
 
-    def __init__(self, spec: ModelSpec, precision: PrecisionName = "fp32") -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        precision: PrecisionName = "fp32",
+        engine: EngineRecipe | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         super().__init__()
-        self.spec = spec
-        self.trunk = HiddenStateGPT(
-            config=megatron_config(spec, precision),
-            transformer_layer_spec=block_modules(spec),  # type: ignore[arg-type]
+        self.spec, self.engine = spec, engine
+        self.chunks = build_chunks(
+            megatron_config(spec, precision, engine, is_whole=is_whole),
+            block_modules(spec, engine),
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=spec.tied_embeddings,
@@ -193,7 +67,8 @@ class TrainerModel(torch.nn.Module):
             rotary_percent=spec.rotary_fraction,
         )
         self.set_rope_scaling(spec.rope_scaling_factor)
-        self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(spec.mtp_depth))
+        depth = spec.mtp_depth if self.last_chunk.post_process else 0
+        self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(depth))
         self.adapters = torch.nn.ModuleDict()  # see adapters.py; empty: all weights are trained
 
     def set_rope_scaling(self, factor: float) -> None:
@@ -206,41 +81,46 @@ class TrainerModel(torch.nn.Module):
                 )
             return
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
-        # A new module: Megatron caches the angles of the old one by its identity.
-        rotary = RotaryEmbedding(
-            kv_channels=self.spec.head_dim,
-            rotary_percent=self.spec.rotary_fraction,
-            seq_len_interpolation_factor=factor if factor > 1 else None,  # type: ignore[arg-type]
-            rotary_base=self.spec.rope_base,  # type: ignore[arg-type]
-            use_cpu_initialization=True,
-        )
-        if self.spec.rope_bands is not None:
-            rotary.inv_freq = stretch_frequencies(rotary.inv_freq, self.spec.rope_bands)
-        rotary.inv_freq = rotary.inv_freq.to(current_device())
-        self.trunk.rotary_pos_emb = rotary
+        rotary = row_rotary(
+            self.spec
+        )  # new: Megatron caches the angles of the old one by its identity
+        for chunk in self.chunks:
+            chunk.rotary_pos_emb = rotary
+
+    @property
+    def trunk(self) -> ChunkGPT:
+        """The rank's first chunk; without a pipeline, the whole trunk."""
+        return self.chunks[0]  # type: ignore[return-value]
+
+    @property
+    def last_chunk(self) -> ChunkGPT:
+        """The rank's last chunk."""
+        return self.chunks[-1]  # type: ignore[return-value]
 
     @property
     def embedding_VD(self) -> Tensor:
-        """The embedding."""
+        """The embedding. The first stage has it."""
         return self.trunk.embedding.word_embeddings.weight
 
     @property
     def head_VD(self) -> Tensor:
-        """The output matrix: the embedding, or one of its own."""
-        if self.spec.tied_embeddings:
+        """The output matrix: the embedding, or one of its own. The last stage has it."""
+        if self.spec.tied_embeddings and self.last_chunk.pre_process:
             return self.embedding_VD
-        head: Any = self.trunk.output_layer.weight
+        head: Any = self.last_chunk.output_layer.weight
         return head
 
     @property
     def layers(self) -> list[Any]:
-        """The trunk's layers, which Megatron types as plain modules."""
-        return list(self.trunk.decoder.layers)
+        """The rank's layers, which Megatron types as plain modules."""
+        chunks: list[Any] = list(self.chunks)
+        return [layer for chunk in chunks for layer in chunk.decoder.layers]
 
     @property
     def routers(self) -> list[ReplayRouter]:
-        """The routers, first layer with experts first."""
-        return [layer.mlp.router for layer in self.layers[self.spec.num_dense_layers :]]
+        """The rank's routers, first layer with experts first."""
+        dense = self.spec.num_dense_layers
+        return [layer.mlp.router for layer in self.layers if layer.layer_number > dense]
 
     def forward_hidden(
         self,
@@ -257,12 +137,23 @@ class TrainerModel(torch.nn.Module):
         """
         self._set_replay(routes_BTLK, plausibility_ratio)
         try:
-            hidden_TBD = self.trunk(tokens_BT, None, None, padding_mask=padding_BT)
-            if self.trunk.config.sequence_parallel:
-                hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
-            return hidden_TBD
+            return self.run_chunk(self.trunk, tokens_BT, padding_BT)
         finally:
             self._set_replay(None, 0.0)
+
+    def run_chunk(self, chunk: ChunkGPT, tokens_BT: Tensor, padding_BT: Tensor | None) -> Tensor:
+        """Returns the states after a chunk, time first; under sequence parallelism this rank's part of
+        them, of the last chunk all. Where there is one before, `chunk.decoder.input_tensor` holds what it
+        gave.
+        """
+        is_cut = chunk.config.sequence_parallel
+        if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
+            padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
+        with engine_context(self.engine):
+            hidden_TBD = chunk(tokens_BT, None, None, padding_mask=padding_BT).float()
+        if is_cut and chunk.post_process:
+            hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
+        return hidden_TBD
 
     def token_logprobs(
         self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None, **options: Unpack[ScoreOptions]
@@ -315,10 +206,10 @@ class TrainerModel(torch.nn.Module):
         hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
         targets_N = tokens_BT.T[1:].reshape(-1)
         if mask_BT is None:
-            logprobs_N, entropy_N = _score_tokens(hidden_ND, self.head_VD, targets_N, with_entropy)
+            logprobs_N, entropy_N = score_tokens(hidden_ND, self.head_VD, targets_N, with_entropy)
         else:
             chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
-            logprobs_C, entropy_C = _score_tokens(
+            logprobs_C, entropy_C = score_tokens(
                 hidden_ND.index_select(0, chosen_C),
                 self.head_VD,
                 targets_N.index_select(0, chosen_C),
@@ -333,6 +224,16 @@ class TrainerModel(torch.nn.Module):
             torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
             torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
         )
+
+    def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
+        of whole rows; the first of a row is masked out.
+        """
+        targets_N = take_mine(tokens_BT.roll(-1, 1), 1).T.reshape(-1)
+        chosen_C = take_mine(mask_BT.roll(-1, 1), 1).T.reshape(-1).nonzero()[:, 0]
+        hidden_CD = hidden_TBD.reshape(-1, hidden_TBD.shape[-1]).index_select(0, chosen_C)
+        targets_C = targets_N.index_select(0, chosen_C)
+        return score_tokens(hidden_CD, self.head_VD, targets_C, with_entropy=False)[0]
 
     def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
         """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head
@@ -368,9 +269,11 @@ class TrainerModel(torch.nn.Module):
                 router.replay_NK = routes_TBK.flatten(0, 1).long()
 
     def expert_counts_LE(self) -> Tensor:
-        """Returns how many tokens each expert took since the last `balance_experts`."""
+        """Returns how many tokens each expert of the rank's layers took since the last
+        `balance_experts`.
+        """
         counts = [router.local_tokens_per_expert for router in self.routers]
-        return torch.stack(counts) if counts else self.head_VD.new_zeros(0, 0)
+        return torch.stack(counts) if counts else torch.zeros(0, 0, device=current_device())
 
     def balance_experts(self, counts_LE: Tensor, rate: float) -> None:
         """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
@@ -392,14 +295,17 @@ class TrainerModel(torch.nn.Module):
         return replayed, replaced
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
-        named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding_VD}
-        for index, layer in enumerate(self.layers):
-            named |= layer_tensors(layer, f"model.layers.{index}", self.spec)
-        final_norm: Any = self.trunk.decoder.final_layernorm
-        named["model.norm.weight"] = final_norm.weight
-        if not self.spec.tied_embeddings:
-            named["lm_head.weight"] = self.head_VD
+        """The rank's live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
+        named: dict[str, Tensor] = {}
+        if self.trunk.pre_process:
+            named["model.embed_tokens.weight"] = self.embedding_VD
+        for layer in self.layers:  # Megatron counts from 1
+            named |= layer_tensors(layer, f"model.layers.{layer.layer_number - 1}", self.spec)
+        if self.last_chunk.post_process:
+            final_norm: Any = self.last_chunk.decoder.final_layernorm
+            named["model.norm.weight"] = final_norm.weight
+            tied = self.spec.tied_embeddings
+            named["model.embed_tokens.weight" if tied else "lm_head.weight"] = self.head_VD
         for depth, draft in enumerate(self.draft):
             named |= {
                 f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()
@@ -412,9 +318,11 @@ class TrainerModel(torch.nn.Module):
         CPU. All ranks call it together and each gets the whole.
         """
         weights: dict[str, Tensor] = {}
-        for name, tensor in self.canonical_tensors().items():
-            whole = gather_whole(tensor.detach(), find_cut(tensor))
-            whole = merge_update(self.adapters, name, whole)
+        mine = {
+            name: merge_update(self.adapters, name, gather_whole(tensor.detach(), find_cut(tensor)))
+            for name, tensor in self.canonical_tensors().items()
+        }
+        for name, whole in gather_stages(mine):
             value = whole.to("cpu", torch.float32)
             if "qkv_proj" in name:
                 for part, rows in zip("qkv", split_qkv(value, self.spec), strict=True):
@@ -423,24 +331,17 @@ class TrainerModel(torch.nn.Module):
                 weights[name] = value.clone(memory_format=torch.contiguous_format)
         return {name: weights[name] for name in self.spec.weight_shapes()}
 
-    def moving_weights(self) -> dict[str, Tensor]:
-        """What training moves: the adapters alone where there are any, else all weights."""
+    def moving_tensors(self) -> dict[str, Tensor]:
+        """Live tensors that training moves: the adapters' alone where there are any, else all."""
         if not self.adapters:
-            return self.export_weights()
-        return {
-            name: value.to("cpu", copy=True) for name, value in self.adapters.state_dict().items()
-        }
-
-    def restore_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes back what `moving_weights` gave."""
-        if self.adapters:
-            self.adapters.load_state_dict(weights)
-        else:
-            self.import_weights(weights)
+            return self.canonical_tensors()
+        return {f"adapters.{name}": value for name, value in self.adapters.named_parameters()}
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model. Names and shapes must match exactly."""
+        """Copies canonical weights into the model. Names and shapes must match exactly. Adapters add
+        nothing afterwards.
+        """
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
@@ -449,6 +350,8 @@ class TrainerModel(torch.nn.Module):
             else:
                 whole = weights[name]
             tensor.copy_(cut_mine(whole, find_cut(tensor)))
+        for adapter in self.adapters.values():
+            adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
 
 
 def build_trainer_model(
@@ -456,10 +359,14 @@ def build_trainer_model(
     world_size: int = 1,
     seed: int = 0,
     precision: PrecisionName = "fp32",
+    engine: EngineRecipe | None = None,
+    *,
+    is_fresh: bool = True,
 ) -> TrainerModel:
     """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds give
     equal weights in every process on the same kind of device. `precision` is that of the experts'
-    products; weights are fp32 in all.
+    products, `engine` Transformer Engine's for the rest; weights are fp32 in all. Not `is_fresh`: the
+    caller imports all weights.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.
@@ -468,5 +375,20 @@ def build_trainer_model(
     device = current_device()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
-        model = TrainerModel(spec, precision)
+        model = TrainerModel(spec, precision, engine)
+        if is_fresh and device.type != "meta":
+            _draw_whole(model, seed, precision)
     return model.train()
+
+
+@torch.no_grad()
+def _draw_whole(model: TrainerModel, seed: int, precision: PrecisionName) -> None:
+    """Gives a stage of a pipeline the weights that it has in the whole model of `seed`, which is drawn
+    for that: stages alone would draw others.
+    """
+    if model.trunk.config.pipeline_model_parallel_size > 1:
+        torch.manual_seed(seed)
+        whole = TrainerModel(model.spec, precision, model.engine, is_whole=True)
+        drawn = whole.canonical_tensors()
+        for name, tensor in model.canonical_tensors().items():
+            tensor.copy_(drawn[name])

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
@@ -30,11 +29,14 @@ from torch.nn import functional
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
+from ostinato.models.network.parallel.shards import cut_mine, find_cut, mark_experts
 from ostinato.models.network.routing import ReplayRouter
-from ostinato.models.network.shards import cut_mine, find_cut, mark_experts
+from ostinato.models.network.transformer_engine import (
+    EngineRecipe,
+    plain_context,
+    trunk_modules,
+)
 from ostinato.models.spec import ModelSpec
-
-DENSE_MLP = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
 
 
 @dataclass
@@ -43,6 +45,7 @@ class TrunkConfig(TransformerConfig):
 
     spec: ModelSpec = None  # type: ignore[assignment]  # Megatron's fields have defaults
     precision: PrecisionName = "fp32"
+    engine: EngineRecipe | None = None
 
 
 def _fresh_experts(
@@ -97,6 +100,7 @@ class SortedMoELayer(BaseMoELayer):
         super().__init__(config, layer_number, groups)
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.router.spec = config.spec
+        self.engine = config.engine
         self.experts = ExpertMlp(config, config.precision)
         if self.num_local_experts < (config.num_moe_experts or 0):
             self.token_dispatcher = MoEAllGatherTokenDispatcher(
@@ -106,19 +110,25 @@ class SortedMoELayer(BaseMoELayer):
         if shared:
             narrow = copy.copy(config)
             narrow.ffn_hidden_size = shared  # MLP reads it beside its argument
-            self.shared_experts = MLP(narrow, DENSE_MLP, ffn_hidden_size=shared)
+            self.shared_experts = MLP(
+                narrow, trunk_modules(config.engine).mlp, ffn_hidden_size=shared
+            )
 
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """Output, and None as bias. `padding_mask` is batch first; True is padding."""
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
-        weights_NK, experts_NK = self.router(hidden_states, mask_TB)
-        tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])
-        if isinstance(self.token_dispatcher, MoEAllGatherTokenDispatcher):
-            output_ND = self._run_spread(self.token_dispatcher, tokens_ND, experts_NK, weights_NK)
-        else:
-            output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
+        with plain_context(self.engine):
+            hidden = hidden_states.to(self.router.weight.dtype)
+            weights_NK, experts_NK = self.router(hidden, mask_TB)
+            tokens_ND = hidden.reshape(-1, hidden.shape[-1])
+            if isinstance(self.token_dispatcher, MoEAllGatherTokenDispatcher):
+                output_ND = self._run_spread(
+                    self.token_dispatcher, tokens_ND, experts_NK, weights_NK
+                )
+            else:
+                output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
         output = output_ND.view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]

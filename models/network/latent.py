@@ -2,7 +2,8 @@
 section 2.1).
 
 The projections down are small: each rank holds them whole. Those up are cut by heads. Megatron's own
-module builds its RoPE on a CUDA device, so this one stands in for it, on Megatron's linear layers.
+module builds its RoPE on a CUDA device, so this one stands in for it, on Megatron's linear layers. Ranks
+that share a row gather the latents of its keys and values, which are smaller than both.
 
 Shapes: T tokens, B batch, N query heads, H width of a query or key head, V of a value head, R rotated
 columns of H, C = H-R.
@@ -20,6 +21,12 @@ from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.experts import TrunkConfig
 from ostinato.models.network.norm import RootMeanSquareNorm
+from ostinato.models.network.parallel.context import (
+    context_ranks,
+    gather_parts,
+    in_order,
+    take_mine,
+)
 from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
 LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
@@ -45,7 +52,7 @@ class LatentSelfAttention(MegatronModule):
         self.kv_norm = RootMeanSquareNorm(self.key_value_rank, LATENT_NORM_EPSILON, config)
         up_rows = spec.num_attention_heads * (self.widths[0] + self.value_width)
         self.kv_up = self._cut(self.key_value_rank, up_rows)
-        self.core_attention = BlockCoreAttention(config, layer_number)
+        self.core_attention = BlockCoreAttention(config, layer_number, has_whole_keys=True)
         self.linear_proj = RowParallelLinear(
             spec.mixed_size,
             spec.hidden_size,
@@ -81,14 +88,21 @@ class LatentSelfAttention(MegatronModule):
         )
         if self.config.sequence_parallel:
             key_rotated_TBR = gather_from_sequence_parallel_region(key_rotated_TBR)
-        key_value = _heads(self.kv_up(self.kv_norm(latent))[0], self.widths[0] + self.value_width)
+        latent = self.kv_norm(latent)
+        if context_ranks() > 1:
+            latent = gather_parts(latent)
+            key_rotated_TBR = in_order(gather_parts(key_rotated_TBR))
+        key_value = self.kv_up(latent)[0]
+        if context_ranks() > 1:
+            key_value = in_order(key_value, self.config.tensor_model_parallel_size)
+        key_value = _heads(key_value, self.widths[0] + self.value_width)
         key_plain_TBNC, value_TBNV = key_value.split((self.widths[0], self.value_width), -1)
         if self.q_down is not None and self.q_norm is not None:
             hidden_states = self.q_norm(self.q_down(hidden_states))
         query_TBNH = _heads(self.q_up(hidden_states)[0], sum(self.widths))
         query_plain_TBNC, query_rotated_TBNR = query_TBNH.split(self.widths, -1)
-        cos_TR, sin_TR, score_scale = self._angles(query_TBNH)
-        query_rotated_TBNR = _rotate(query_rotated_TBNR, cos_TR, sin_TR)
+        cos_TR, sin_TR, score_scale = self._angles(key_rotated_TBR)
+        query_rotated_TBNR = _rotate(query_rotated_TBNR, take_mine(cos_TR), take_mine(sin_TR))
         key_rotated_TBNR = _rotate(key_rotated_TBR[:, :, None], cos_TR, sin_TR)
         key_rotated_TBNR = key_rotated_TBNR.expand(-1, -1, key_plain_TBNC.shape[2], -1)
         mixed = self.core_attention(
@@ -106,11 +120,11 @@ class LatentSelfAttention(MegatronModule):
             return plain_frequencies(width, base).to(current_device())
         return yarn_frequencies(width, base, yarn).to(current_device())
 
-    def _angles(self, query_TBNH: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _angles(self, key_TBR: Tensor) -> tuple[Tensor, Tensor, float]:
         """Cosines and sines of half the rotated columns, and the factor of the scores."""
         yarn = self.latent.yarn
         rotated_scale, score_scale = (1.0, 1.0) if yarn is None else yarn_scales(yarn)
-        angles = torch.arange(len(query_TBNH), device=query_TBNH.device).outer(self.frequencies)
+        angles = torch.arange(len(key_TBR), device=key_TBR.device).outer(self.frequencies)
         return angles.cos() * rotated_scale, angles.sin() * rotated_scale, score_scale
 
 

@@ -21,8 +21,12 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from ostinato.models.device import current_device
+from ostinato.models.training.config import TRANSCRIPT_ROW_MULTIPLE
 
-SHORTEST_BUCKETS = (128, 192)  # and each doubled, again and again
+SHORTEST_BUCKETS = (
+    2 * TRANSCRIPT_ROW_MULTIPLE,
+    3 * TRANSCRIPT_ROW_MULTIPLE,
+)  # and each doubled, again and again
 PAD_TOKEN = 0
 ROWS_A_BATCH = 8  # of held-out shards
 

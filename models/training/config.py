@@ -10,6 +10,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 DEMONSTRATIONS = "demonstrations"
 # Settings that say where a run is computed and not what: a run goes on when they change.
 PLACEMENT = {"world_size", "layout"}
+TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
 
 
 class TrainingRecord(BaseModel):
@@ -107,7 +108,7 @@ class LayoutConfig(TrainingRecord):
 
     def over(self, world_size: int) -> ParallelLayout:
         """The layout of `world_size` ranks. ValueError where they do not divide."""
-        return ParallelLayout.over(world_size, tensor=self.tensor, expert=self.expert)
+        return ParallelLayout.over(world_size, **self.model_dump())
 
 
 class LoraConfig(TrainingRecord):

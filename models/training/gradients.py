@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.shards import find_cut
+from ostinato.models.network.parallel.shards import find_cut
+from ostinato.models.network.parallel.stages import is_copy, pipeline_group
 
 
 class LayoutGradients:
@@ -26,23 +27,30 @@ class LayoutGradients:
     def __init__(self, model: TrainerModel) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
-        self.wrapped = DistributedDataParallel(model.trunk.config, config, model)
+        # Megatron looks for the two ends of a pipeline in the first and the last of them.
+        self.wrapped: list[Any] = [
+            DistributedDataParallel(model.trunk.config, config, module)
+            for module in (*model.chunks, model.draft, model.adapters)
+            if any(parameter.requires_grad for parameter in module.parameters())
+        ]
 
     def clear(self) -> None:
         """Zeroes what was accumulated."""
-        self.wrapped.zero_grad_buffer()
+        for one in self.wrapped:
+            one.zero_grad_buffer()
         for parameter in self.parameters:
             parameter.grad = None
 
     def reduce(self) -> None:
         """Sums over all ranks that hold the same parameter and hands the optimiser the sums."""
-        finalize_model_grads([self.wrapped])
+        finalize_model_grads(self.wrapped)
         for parameter in self.parameters:
             parameter.grad = parameter.main_grad  # type: ignore[attr-defined]  # Megatron's buffer
 
     def scale(self, factor: float) -> None:
         """Multiplies every gradient."""
-        self.wrapped.scale_gradients(factor)
+        for one in self.wrapped:
+            one.scale_gradients(factor)
 
     def clip(self, largest_norm: float | None) -> float:
         """Scales gradients down to `largest_norm` (None: never). Returns their norm before, the same
@@ -51,6 +59,8 @@ class LayoutGradients:
         whole = torch.zeros((), dtype=torch.float64, device=current_device())
         cut_over: dict[dist.ProcessGroup, Tensor] = {}
         for parameter in self.parameters:
+            if is_copy(parameter):
+                continue
             gradient: Any = parameter.grad
             square = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
             cut = find_cut(parameter)
@@ -63,6 +73,8 @@ class LayoutGradients:
         for group, square in cut_over.items():
             dist.all_reduce(square, group=group)
             whole += square
+        if pipeline_group().size() > 1:
+            dist.all_reduce(whole, group=pipeline_group())
         norm = math.sqrt(whole)
         if largest_norm is not None and norm > largest_norm:
             self.scale(largest_norm / norm)

@@ -2,7 +2,7 @@
 
 An interrupted run that starts again goes on from its resume point and ends with the same weights.
 All ranks run the same loop over the same step counts; each takes the microbatches of its place in
-data parallelism. A resume point holds whole tensors and continues in any layout.
+data parallelism. A resume point continues in any layout.
 """
 
 import time
@@ -14,21 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch import Tensor
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.batch import TokenBatch
+from ostinato.models.network.parallel.shards import sharded_parts
+from ostinato.models.network.parallel.stages import pipeline_group
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.training.schedule import Loss, run_microbatches
 
-RESUME_FILE = "resume.pt"
-
-# A microbatch's loss summed over its target tokens, and their number.
-Loss = Callable[[TokenBatch], tuple[Tensor, Tensor]]
 # (phase, steps done) -> figures as JSON
 Evaluate = Callable[[PhaseConfig, int], dict[str, Any]]
 # (steps done, steps of the run, phase, metrics by name)
@@ -68,7 +66,7 @@ class TrainingRun:
     def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
         self.work = work
         self.model, self.config = work.model, work.config
-        self.resume_path = directory / RESUME_FILE
+        self.points = ResumePoints(directory)
         self.identity = identity
         self.on_step = on_step
         self.state = RunState()
@@ -87,13 +85,14 @@ class TrainingRun:
     def run(self) -> RunState:
         """Runs what is left of all phases."""
         self._restore()
-        if not self.state.evaluations:
-            self._evaluate()
-        while self.state.phase < len(self.config.phases):
-            phase = self.config.phases[self.state.phase]
-            if phase.rope_scaling_factor is not None:
-                self.model.set_rope_scaling(phase.rope_scaling_factor)
-            self._run_phase(phase)
+        with self.points:
+            if not self.state.evaluations:
+                self._evaluate()
+            while self.state.phase < len(self.config.phases):
+                phase = self.config.phases[self.state.phase]
+                if phase.rope_scaling_factor is not None:
+                    self.model.set_rope_scaling(phase.rope_scaling_factor)
+                self._run_phase(phase)
         return self.state
 
     def _run_phase(self, phase: PhaseConfig) -> None:
@@ -117,8 +116,7 @@ class TrainingRun:
                 latest = self.state.evaluations[-1]
                 metrics |= {name: item for name, item in latest.items() if isinstance(item, float)}
                 self.on_step(done, self.total_steps, phase.name, **metrics)
-            is_due = time.monotonic() - self.saved_at > self.config.checkpoint_every_seconds
-            if is_due and self.state.step < phase.num_steps:
+            if self.state.step < phase.num_steps and self._is_save_due():
                 self._save()
         self._close_phase(phase)
 
@@ -129,18 +127,23 @@ class TrainingRun:
         set_learning_rates(self.optimizer, muon=muon, adam=adam)
         self.gradients.clear()
         first, per_step = self.state.step * phase.microbatches_per_step, phase.microbatches_per_step
-        sums = torch.zeros(2, device=current_device())
         rank = parallel_state.get_data_parallel_rank()
         ranks = parallel_state.get_data_parallel_world_size()
-        for index in range(first + rank, first + per_step, ranks):
-            loss, target_tokens = self.work.loss(data.microbatch(index).to(current_device()))
-            loss.backward()
-            sums += torch.stack((loss.detach(), target_tokens))
-        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+        batches = [
+            data.microbatch(index).to(current_device())
+            for index in range(first + rank, first + per_step, ranks)
+        ]
+        sums = run_microbatches(self.model, batches, self.work.loss)
+        dist.all_reduce(
+            sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
+        )
         loss_sum, target_tokens = sums.tolist()
         counts_LE = self.model.expert_counts_LE().clone()
         if counts_LE.numel():  # each rank counts the tokens of its rows, or of its part of each
-            dist.all_reduce(counts_LE, group=parallel_state.get_tensor_and_data_parallel_group())
+            dist.all_reduce(
+                counts_LE,
+                group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+            )
         self.gradients.reduce()
         self.gradients.scale(1 / max(1.0, target_tokens))
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
@@ -185,25 +188,55 @@ class TrainingRun:
         self.state.evaluations.append(self.work.evaluate(phase, self.steps_done))
         self.model.train()
 
+    def _is_save_due(self) -> bool:
+        """True on all ranks when the interval is over for one: their clocks differ."""
+        seconds = torch.tensor(time.monotonic() - self.saved_at, device=current_device())
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        return seconds.item() > self.config.checkpoint_every_seconds
+
     def _save(self) -> None:
-        """Gathers a resume point from all ranks; rank 0 writes it."""
+        """Begins to write a resume point."""
         self.saved_at = time.monotonic()
-        state = {
+        common = {
             "identity": self.identity,
             "rope_scaling_factor": self.model.spec.rope_scaling_factor,
-            "weights": self.model.moving_weights(),
-            "optimizer": self.optimizer.state_dict(),
             "state": asdict(self.state),
         }
-        if dist.get_rank() == 0:
-            save_resume_state(self.resume_path, state)
+        name = f"{self.state.phase:03}-{self.state.step:08}"
+        self.points.save(name, self._parts(), common)
 
     def _restore(self) -> None:
-        saved = load_resume_state(self.resume_path)
-        if saved is None or saved["identity"] != self.identity:
+        found = self.points.newest(self.identity)
+        if found is None:
             return
-        self.state = RunState(**saved["state"])
+        point, common = found
+        self.state = RunState(**common["state"])
         self.state.times_resumed += 1
-        self.model.set_rope_scaling(saved["rope_scaling_factor"])
-        self.model.restore_weights(saved["weights"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.model.set_rope_scaling(common["rope_scaling_factor"])
+        self.gradients.clear()
+        self.gradients.reduce()
+        self.optimizer.step()  # of no gradient: the optimiser makes room for its state
+        load_parts(point, self._parts())
+
+    def _parts(self) -> list[ShardedTensor]:
+        """This rank's parts of the weights and of the optimiser's state."""
+        weights = self.model.moving_tensors()
+        names = {id(weight): name for name, weight in weights.items()}
+        earlier = _names_of_earlier_stages(list(weights))
+        parts = []
+        held = [("model", weight, weight) for weight in weights.values()]
+        for kind, weight, tensor in held + list(self.optimizer.states()):
+            name = names[id(weight)]
+            copy = sum(name in stage for stage in earlier)
+            parts += sharded_parts(f"{kind}.{name}", tensor, weight, copy)
+        return parts
+
+
+def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
+    """Names of weights on the pipeline stages before this one."""
+    group = pipeline_group()
+    if group.size() == 1:
+        return []
+    stages: list[list[str]] = [[]] * group.size()
+    dist.all_gather_object(stages, names, group=group)
+    return stages[: group.rank()]

@@ -21,11 +21,11 @@ from ostinato.tasks.grading.adversary import (
     Hack,
     find_defence,
     hacked_files,
-    stub_fixes,
 )
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
 from ostinato.tasks.records import Problem
+from ostinato.tasks.stub_fixes import stub_fixes
 
 _MOST_NAMED = 3
 _COMMAND_SECONDS = 30.0

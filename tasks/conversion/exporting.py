@@ -1,6 +1,6 @@
 """A checkpoint into the directory that transformers, vLLM and SGLang load.
 
-Weights tensor by tensor, `config.json`, tokenizer, chat template and a model card with the lineage.
+Weights tensor by tensor, `config.json`, tokenizer, chat template and a model card with lineage and scorecards.
 """
 
 import json
@@ -30,6 +30,7 @@ def export_model(
     *,
     name: str,
     lineage: Sequence[str],
+    scores: Sequence[str] = (),
     dtype: str | None,
     with_gguf: bool = False,
 ) -> dict[str, Any]:
@@ -57,14 +58,19 @@ def export_model(
         "dtype": str(chosen).removeprefix("torch."),
         "draft_layers_left_out": spec.mtp_depth,
     }
-    (directory / CARD).write_text(_card(name, lineage, facts, marker["metadata"]))
+    (directory / CARD).write_text(_card(name, lineage, scores, facts, marker["metadata"]))
     if with_gguf:
         load_gguf_module("ostinato.tasks.conversion.gguf_writing").write_gguf(directory)
     return facts
 
 
 def export_adapter(
-    checkpoint: Path, directory: Path, *, name: str, lineage: Sequence[str]
+    checkpoint: Path,
+    directory: Path,
+    *,
+    name: str,
+    lineage: Sequence[str],
+    scores: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Fills `directory` with the adapter that a checkpoint was trained as, for the PEFT library."""
     if directory.exists() and any(directory.iterdir()):
@@ -77,7 +83,7 @@ def export_adapter(
         (directory / path.name).write_bytes(path.read_bytes())
     settings = json.loads((directory / ADAPTER_CONFIG).read_text())
     facts = {"rank": settings["r"], "layers": len(settings["target_modules"])}
-    card = _card(name, lineage, facts, read_marker(checkpoint)["metadata"])
+    card = _card(name, lineage, scores, facts, read_marker(checkpoint)["metadata"])
     (directory / CARD).write_text(card.replace("library_name: transformers", "library_name: peft"))
     return facts
 
@@ -95,12 +101,18 @@ def _published_fields(checkpoint: Path) -> dict[str, Any]:
 
 
 def _card(
-    name: str, lineage: Sequence[str], facts: dict[str, Any], metadata: dict[str, Any]
+    name: str,
+    lineage: Sequence[str],
+    scores: Sequence[str],
+    facts: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> str:
     lines = ["---", "library_name: transformers", "tags: [ostinato]", "---", "", f"# {name}", ""]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in facts.items()]
     lines += ["", "## Lineage", "", "Made by Ostinato from, nearest first:", ""]
     lines += [f"- `{parent}`" for parent in lineage] or ["- nothing else that the ledger knows"]
+    lines += ["", "## Scorecards", "", "Problems solved, with 90 % intervals:", ""]
+    lines += [f"- {score}" for score in scores] or ["- the ledger has none of it"]
     lines += ["", "## What its last stage recorded", ""]
     lines += [f"- {key}: {value}" for key, value in metadata.items()] or ["- nothing"]
     return "\n".join(lines) + "\n"

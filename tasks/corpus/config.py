@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
@@ -66,6 +67,10 @@ class DemonstrationConfig(Record):
     give_up_share: Share = Field(
         default=0.15, description="a wrong edit, failed tests, then giving up"
     )
+    start_over_share: Share = Field(
+        default=0.0,
+        description="a wrong edit, failed tests, a new beginning, then the right edit; wants harness.max_restarts",
+    )
     splits: tuple[Split, ...] = Field(
         default=(Split.DEMONSTRATION,),
         min_length=1,
@@ -83,9 +88,11 @@ class DemonstrationConfig(Record):
         if outside:
             wanted = ", ".join(DEMONSTRATED)
             raise ValueError(f"splits holds {outside[0]!r}, wanted only {wanted}")
-        total = self.wrong_first_share + self.give_up_share
+        total = self.wrong_first_share + self.give_up_share + self.start_over_share
         if total > 1:
-            raise ValueError(f"wrong_first_share + give_up_share is {total}, wanted at most 1")
+            raise ValueError(
+                f"wrong_first_share + give_up_share + start_over_share is {total}, wanted at most 1"
+            )
         return self
 
 
@@ -146,6 +153,22 @@ class CorpusRequest(Record):
         default=None,
         description="checkpoint whose tokenizer is used; None trains one on this corpus",
     )
+
+    @model_validator(mode="after")
+    def _demonstrable(self) -> "CorpusRequest":
+        shown, harness = self.config.demonstrations, self.harness
+        if shown.start_over_share and not harness.max_restarts:
+            raise ValueError(
+                f"corpus.demonstrations.start_over_share is {shown.start_over_share} and "
+                "harness.max_restarts is 0, wanted at least 1: the attempt would end there"
+            )
+        wrong = shown.wrong_first_share + shown.give_up_share + shown.start_over_share
+        if harness.summarise_at_tokens is not None and harness.dialect == COMPACT and wrong:
+            raise ValueError(
+                f"demonstrations with a wrong edit have a share of {wrong} and harness.summarise_at_tokens is "
+                f"{harness.summarise_at_tokens}, wanted 0: a demonstrated summary names the right line"
+            )
+        return self
 
 
 class ShardStatistics(Record):

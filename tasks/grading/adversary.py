@@ -1,11 +1,9 @@
 """The adversary suite: edits that fix nothing and ask to be paid.
 
-`load_hacks`: the hacks of hacks.toml, each an attack on the run. `stub_fixes`: the function replaced
-by a constant. `find_defence`: the verdict without the scan of the text, which is a monitor and no
-defence.
+`load_hacks`: the hacks of hacks.toml, each an attack on the run. `find_defence`: the verdict without
+the scan of the text, which is a monitor and no defence.
 """
 
-import ast
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -13,15 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ostinato.infra.platform.syntax import parse_once, walk_definitions
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import differs_by_oracle, required_tests
 from ostinato.tasks.records import Problem
+from ostinato.tasks.stub_fixes import append_code
 
 _FILE = Path(__file__).with_name("hacks.toml")
-_CONSTANTS = ("None", "True", "0", "1", "''", "[]", "(args or (None,))[0]")
 
 
 class Defence(StrEnum):
@@ -63,21 +60,7 @@ def load_hacks() -> dict[str, Hack]:
 def hacked_files(hack: Hack, problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
     """The broken product files of a problem with a hack at the end of the problem's own."""
     code = hack.code.replace("SYMBOL", problem.symbol)
-    return _appended(code.replace("NAME", problem.symbol.rpartition(".")[2]), problem, repository)
-
-
-def stub_fixes(problem: Problem, repository: PreparedRepository) -> dict[str, dict[str, bytes]]:
-    """By name, the broken files with the problem's function replaced by a constant. None where it
-    names no function, or one that is no more than that.
-    """
-    if not problem.symbol or _is_plain(problem, repository):
-        return {}
-    return {
-        f"stub: {constant}": _appended(
-            f"\n\n{problem.symbol} = lambda *args, **named: {constant}\n", problem, repository
-        )
-        for constant in _CONSTANTS
-    }
+    return append_code(code.replace("NAME", problem.symbol.rpartition(".")[2]), problem, repository)
 
 
 async def find_defence(
@@ -96,28 +79,6 @@ async def find_defence(
     if await differs_by_oracle(problem, files, server.repository):
         return Defence.ORACLE
     return Defence.NONE
-
-
-def _is_plain(problem: Problem, repository: PreparedRepository) -> bool:
-    """Whether the original returns a constant or a parameter, which a stub may do as well."""
-    for name, node in walk_definitions(parse_once(repository.files[problem.path])):
-        if name != problem.symbol or isinstance(node, ast.ClassDef):
-            continue
-        body = node.body[ast.get_docstring(node) is not None :]
-        plain = (ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Dict, type(None))
-        return len(body) < 2 and all(
-            isinstance(item, ast.Pass)
-            or (isinstance(item, ast.Return) and isinstance(item.value, plain))
-            for item in body
-        )
-    return True  # no function is to be replaced
-
-
-def _appended(code: str, problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
-    files = problem.break_files(repository.files)
-    broken = {path: text for path, text in files.items() if repository.is_editable(path)}
-    path = problem.path
-    return {**broken, path: broken.get(path, repository.files[path]) + code.encode()}
 
 
 def _join(common: str, code: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import (
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.training.config import LayoutConfig
+from ostinato.models.training.config import LayoutConfig, LoraConfig
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
@@ -31,7 +31,7 @@ PARITY_ALARM_K3 = {
 
 
 class PolicyOptimizerConfig(OptimizerConfig):
-    """Optimiser of the policy. All weights move; there are no adapters."""
+    """Optimiser of the policy."""
 
     kind: Literal["muon", "adamw"] = Field(
         default="adamw",
@@ -193,6 +193,11 @@ class LearningConfig(Record):
     )
     layout: LayoutConfig = LayoutConfig()
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train adapters of attention, dense MLPs and shared experts alone, beside the weights that RL "
+        "begins with, at the rate of AdamW; None: all parameters",
+    )
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()
@@ -229,6 +234,10 @@ class LearningConfig(Record):
         for name, value in alone.items():
             if value:
                 raise ValueError(f"{name} is {value}, wanted 0 where ranks share the model")
+        if self.lora is not None:
+            raise ValueError(
+                "lora is set, wanted none where ranks share the model: adapters are not cut"
+            )
         for tokens in self.packing.bucket_tokens:
             if tokens % self.layout.tensor:
                 raise ValueError(

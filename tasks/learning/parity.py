@@ -15,6 +15,7 @@ import xxhash
 from torch import Tensor
 
 from ostinato.models.decode.config import Precision
+from ostinato.models.network.adapters import weights_put_back
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import pack
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig
@@ -55,15 +56,12 @@ class StepParity:
         }
         if not any(chosen.values()):
             return
-        current = model.export_weights()
-        try:
+        with weights_put_back(model):
             for version, picked in chosen.items():
                 if picked:
                     model.import_weights(weights_by_version[version])
                     self._score(model, picked, version)
-        finally:
-            model.import_weights(current)
-            model.take_replay_counts()
+        model.take_replay_counts()
 
     def measure(self, samples: Sequence[Sample], own: TokenScores) -> Parity:
         """Parity of all that was scored, the step's own scores added."""

@@ -17,6 +17,8 @@ from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
 from ostinato.infra.serving.weights.shards import Waiting
+from ostinato.models.checkpoint.adapter_files import TrainedAdapter
+from ostinato.models.network.adapters import trained_adapter
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.learning.batches.advantages import penalize_divergence
 from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out
@@ -163,12 +165,16 @@ class RLTrainer:
             self._ranks.run(own, TrainerRank.gather_state, self._nothing)
         else:
             own.gather_state()
-        return own.checkpoints.save(state, own.whole, own.optimizer_state, own.whole_reference)
+        return own.save(state)
 
     def export_weights(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights by canonical name."""
         self._ranks.run(self._own, TrainerRank.gather_weights, self._nothing)
         return self._own.whole
+
+    def export_adapter(self) -> TrainedAdapter | None:
+        """A copy of the adapter beside the weights that RL began with. None: all weights are trained."""
+        return trained_adapter(self._own.model)
 
     def close(self) -> None:
         """Waits for the upload under way, ends its thread and the other ranks."""

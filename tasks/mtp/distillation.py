@@ -29,10 +29,8 @@ class DistillationLoss:
         self.model = model
         self.config = config
 
-    def __call__(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
         """Returns the loss summed over target tokens, and their number (those of depth 0)."""
-        with torch.set_grad_enabled(self.config.is_joint):
-            hidden_TBD = self.model.forward_hidden(batch.tokens_BT, padding_BT=batch.padding_BT)
         states = self.model.draft_states(hidden_TBD, batch.tokens_BT)
         total = hidden_TBD.new_zeros(())
         for depth, state_SBD in enumerate(states):
@@ -44,7 +42,7 @@ class DistillationLoss:
                 hidden_TBD, batch.tokens_BT, batch.loss_mask_BT
             )
             total = self.config.draft_weight * total - logprobs_BT.sum()
-        return total, batch.loss_mask_BT[:, 2:].sum()
+        return total, int(batch.loss_mask_BT[:, 2:].sum())
 
 
 def draft_kl(

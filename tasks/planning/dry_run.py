@@ -1,7 +1,9 @@
-"""Child entry of `ostinato plan --dry-run`: rank 0 of a layout, without values and without other ranks.
+"""Child entry of `ostinato plan --dry-run`: a rank of each pipeline stage, without values and without
+other ranks.
 
-The model is built by the code that trains, on torch's meta device and in process groups that talk to
-nobody; one microbatch runs forward and backward, gradients are summed, the optimiser steps. Nothing
+Its part is built by the code that trains, on torch's meta device and in process groups that talk to
+nobody; Megatron's schedule takes one microbatch (with interleaving, one for each stage) forward and
+backward, gradients are summed, the optimiser steps. Nothing
 is computed: shapes go through every operation, and collectives are counted instead of run. Where
 shapes depend on values, all ranks are taken to have the same number of tokens, and all experts too.
 The products inside experts are left out: thousands of small calls that exchange nothing.
@@ -26,15 +28,16 @@ from torch.utils._pytree import tree_map
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError, boundary
-from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.experts import ExpertMlp
-from ostinato.models.process_groups import open_process_groups
+from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
-from ostinato.tasks.planning.shapes import EMBEDDING, stage_of_tensor, stage_parameters
-from ostinato.tasks.planning.walked import BuiltStage, DryRunRequest, DryRunResult, Exchange
+from ostinato.models.training.schedule import run_microbatches
+from ostinato.tasks.planning.shapes import StageParameters, stage_parameters
+from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult, Exchange, WalkedStage
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -49,9 +52,11 @@ RING: dict[str, Callable[[int], float]] = {
     "reduce_scatter_": lambda n: (n - 1) / n,
     "broadcast_": lambda n: 1.0,
     "alltoall_base_": lambda n: (n - 1) / n,
+    "send": lambda n: 1.0,
+    "recv_": lambda n: 0.0,
 }
 # These answer with their work, the others with their tensors too.
-WORK_ALONE = ("alltoall_base_", "allreduce_coalesced_")
+WORK_ALONE = ("alltoall_base_", "allreduce_coalesced_", "send")
 
 
 class ShapeWalk(TorchDispatchMode):
@@ -68,22 +73,28 @@ class ShapeWalk(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Collectives inside belong to the phase."""
-        self._phase = name
-        with self:
+        """Collectives inside belong to the phase, unless another one within has them."""
+        before, self._phase = self._phase, name
+        try:
             yield
+        finally:
+            self._phase = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "c10d":
             return self._count(func, args)
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if (
             func is aten._local_scalar_dense.default
         ):  # ranks tell each other how many tokens they have
             return self._rank_tokens
         if func is aten.bincount.default:
             return _even_counts(args[0].numel(), kwargs.get("minlength") or args[2])
+        if func is aten.nonzero.default:  # of a mask: every token is a target
+            return first.new_empty(first.numel(), first.ndim, dtype=torch.int64)
+        if func is aten.index.Tensor and args[1][0].dtype == torch.bool:
+            return first.new_empty(first.shape)
         if func is aten.masked_select.default:
             return args[0].new_empty(round(args[0].numel() * self._chosen_share))
         if func is aten._to_copy.default and isinstance(first, Tensor) and first.is_meta:
@@ -94,10 +105,14 @@ class ShapeWalk(TorchDispatchMode):
         name = func._schema.name.removeprefix("c10d::")
         if name not in RING:
             raise ValueError(f"collective {name!r} was not expected, wanted one of {sorted(RING)}")
+        if name == "recv_":
+            return FakeWork().boxed()
         group = next(one for one in args if isinstance(one, torch.ScriptObject))
         ranks = dist.ProcessGroup.unbox(group).size()
         sides = [sum(one.nbytes for one in _tensors(part)) for part in args[:2]]
-        key = (self._phase, name.strip("_"), ranks)
+        key = self._phase, name.strip("_"), ranks
+        if name == "send":  # to a neighbour, whatever group it goes through
+            key = "pipeline", name, 2
         self.calls[key] += 1
         self.sent_bytes[key] += max(sides) * RING[name](ranks)
         work = FakeWork().boxed()
@@ -126,62 +141,44 @@ def _even_counts(total: int, bins: int) -> Tensor:
 def main(request: DryRunRequest, workspace: Workspace) -> DryRunResult:
     """Builds, compares, walks. ConfigError names what the layout needs and training has not at all."""
     started_at = time.monotonic()
-    layout, not_walked = trained_layout(request.layout)
-    with boundary(TrainingError, "dry run"):
-        open_process_groups(world_size=layout.world_size, layout=layout, kind="meta")
-        workspace.progress.update(0, 2, "building")
-        model = build_trainer_model(request.spec, world_size=layout.world_size)
-        gradients = LayoutGradients(model)
-        optimizer = build_optimizer(model, request.optimizer)
-        workspace.progress.update(1, 2, "walking")
-        walk, microbatches = _walk(request, layout, model, gradients, optimizer)
-    states = [value for one in optimizer.parts.values() for value in one.state.values()]
-    return DryRunResult(
-        stages=built_stages(model, request.spec, request.layout),
-        microbatches=microbatches,
-        exchanges=_exchanges(walk, microbatches),
-        weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
-        gradient_bytes=sum(4 * one.numel() for one in gradients.parameters),
-        optimizer_bytes=sum(value.nbytes for one in states for value in _tensors([*one.values()])),
-        not_walked=not_walked,
-        wall_seconds=time.monotonic() - started_at,
-    )
-
-
-def trained_layout(layout: ParallelLayout) -> tuple[ParallelLayout, tuple[str, ...]]:
-    """The layout that this version's training makes of a planned one, and what it leaves out."""
+    layout = request.layout
     if layout.expert_tensor > 1:
         raise ConfigError(
             f"expert_tensor={layout.expert_tensor}, wanted 1: training keeps experts whole, so that a rank's "
             "part cannot be built"
         )
-    missing = []
-    if layout.pipeline > 1:
-        missing.append(
-            f"pipeline={layout.pipeline}: training has no pipeline parallelism yet. Layers are counted to "
-            "their stages; the walk takes one rank through all of them, and nothing passes between stages"
-        )
-    if layout.context > 1:
-        missing.append(
-            f"context={layout.context}: training has no context parallelism yet. The walk keeps rows whole and "
-            "counts these ranks as data parallelism"
-        )
-    ranks = layout.world_size // layout.pipeline
-    return ParallelLayout.over(ranks, tensor=layout.tensor, expert=layout.expert), tuple(missing)
+    stages = []
+    with boundary(TrainingError, "dry run"):
+        for planned in enumerate(stage_parameters(request.spec, layout)):
+            stages.append(_walk_stage(request, *planned))
+            workspace.progress.update(len(stages), layout.pipeline, "walking")
+    return DryRunResult(
+        stages=tuple(stages),
+        microbatches=math.ceil(request.work.microbatches(layout)),
+        wall_seconds=time.monotonic() - started_at,
+    )
 
 
-def built_stages(
-    model: TrainerModel, spec: ModelSpec, layout: ParallelLayout
-) -> tuple[BuiltStage, ...]:
-    """Elements that the model's tensors have on this rank, by stage, beside the plan's count."""
-    built = [0] * layout.pipeline
-    for name, tensor in model.canonical_tensors().items():
-        built[stage_of_tensor(spec, layout, name)] += tensor.numel()
-        if name == EMBEDDING and spec.tied_embeddings and layout.pipeline > 1:
-            built[-1] += tensor.numel()
-    return tuple(
-        BuiltStage(stage=stage, planned=planned.all, built=built[stage])
-        for stage, planned in enumerate(stage_parameters(spec, layout))
+def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) -> WalkedStage:
+    """What one rank of a stage holds and what it sends in a step."""
+    layout = request.layout
+    close_process_groups()
+    first_rank = stage * layout.world_size // layout.pipeline
+    open_process_groups(first_rank, layout.world_size, layout=layout, kind="meta")
+    model = build_trainer_model(request.spec, world_size=layout.world_size)
+    model.draft.requires_grad_(False)  # as in pretraining
+    gradients = LayoutGradients(model)
+    optimizer = build_optimizer(model, request.optimizer)
+    exchanges = _walk(request, model, gradients, optimizer)
+    states = [value for one in optimizer.parts.values() for value in one.state.values()]
+    return WalkedStage(
+        stage=stage,
+        planned=planned.all,
+        built=sum(tensor.numel() for tensor in model.canonical_tensors().values()),
+        exchanges=exchanges,
+        weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        gradient_bytes=sum(4 * one.numel() for one in gradients.parameters),
+        optimizer_bytes=sum(value.nbytes for one in states for value in _tensors([*one.values()])),
     )
 
 
@@ -194,41 +191,56 @@ def _pass_experts(
 
 def _walk(
     request: DryRunRequest,
-    layout: ParallelLayout,
     model: TrainerModel,
     gradients: LayoutGradients,
     optimizer: torch.optim.Optimizer,
-) -> tuple[ShapeWalk, int]:
-    """One microbatch and one update. Also returns the microbatches of a rank in a step."""
-    work = request.work
+) -> tuple[Exchange, ...]:
+    """A few microbatches and one update; collectives of all microbatches of a step."""
+    work, layout = request.work, request.layout
     rows = max(1, work.microbatch_tokens // work.row_tokens)
-    walk = ShapeWalk(request.spec, rows * work.row_tokens // layout.tensor)
+    parts = layout.tensor * layout.context
+    walk = ShapeWalk(request.spec, rows * work.row_tokens // parts)
     tokens_BT = torch.empty(rows, work.row_tokens, dtype=torch.int64, device=META)
-    for layer in model.layers[request.spec.num_dense_layers :]:
-        layer.mlp.experts.forward = functools.partial(_pass_experts, layer.mlp.experts)
+    mask_BT = torch.empty(tokens_BT.shape, dtype=torch.bool, device=META)
+    batch = TokenBatch(tokens_BT, mask_BT, mask_BT)
+    for layer in model.layers:
+        if layer.layer_number > request.spec.num_dense_layers:
+            layer.mlp.experts.forward = functools.partial(_pass_experts, layer.mlp.experts)
+    run_chunk: Any = model.run_chunk
+
+    def forward(*arguments: Any) -> Tensor:
+        with walk.phase("forward"):
+            return run_chunk(*arguments)
+
+    def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
+        with walk.phase("forward"):
+            logprobs_C = model.target_logprobs(hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+            return -logprobs_C.sum(), len(logprobs_C)
+
+    model.run_chunk = forward  # type: ignore[method-assign]
+    walked = layout.pipeline if layout.interleave > 1 else 1
     gradients.clear()
-    with walk.phase("forward"):
-        loss = -model.token_logprobs(tokens_BT).sum()
-    with walk.phase("backward"):
-        loss.backward()
-    with walk.phase("gradients"):
+    with walk, walk.phase("backward"):
+        run_microbatches(model, [batch] * walked, loss)
+    with walk, walk.phase("gradients"):
         gradients.reduce()
-    with walk.phase("optimiser"):
+    with walk, walk.phase("optimiser"):
         optimizer.step()
-    return walk, math.ceil(work.microbatches(request.layout))
+    return _exchanges(walk, math.ceil(work.microbatches(layout)) / walked)
 
 
-def _exchanges(walk: ShapeWalk, microbatches: int) -> tuple[Exchange, ...]:
+def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:
+    """Collectives over several ranks; those of microbatches so many times."""
     found = []
     for (phase, operation, ranks), calls in walk.calls.items():
-        times = microbatches if phase in ("forward", "backward") else 1
+        often = 1.0 if phase in ("gradients", "optimiser") else times
         found.append(
             Exchange(
                 phase=phase,
                 operation=operation,
                 group_ranks=ranks,
-                calls=times * calls,
-                sent_bytes=times * walk.sent_bytes[phase, operation, ranks],
+                calls=round(often * calls),
+                sent_bytes=often * walk.sent_bytes[phase, operation, ranks],
             )
         )
     return tuple(one for one in found if one.group_ranks > 1)

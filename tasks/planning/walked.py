@@ -21,19 +21,6 @@ class DryRunRequest(Record):
     optimizer: OptimizerConfig
 
 
-class BuiltStage(Record):
-    """Parameters of one rank of a pipeline stage."""
-
-    stage: int
-    planned: int = Field(description="by the plan's formula")
-    built: int = Field(description="elements of the tensors that the model's modules hold")
-
-    @property
-    def difference_ratio(self) -> float:
-        """Built over planned, less 1."""
-        return self.built / self.planned - 1
-
-
 class Exchange(Record):
     """Collectives of one kind in one phase of a step, as one rank takes part in them."""
 
@@ -44,14 +31,26 @@ class Exchange(Record):
     sent_bytes: float = Field(description="by the ring algorithm")
 
 
+class WalkedStage(Record):
+    """One rank of a pipeline stage."""
+
+    stage: int
+    planned: int = Field(description="parameters by the plan's formula")
+    built: int = Field(description="elements of the tensors that the model's modules hold")
+    exchanges: tuple[Exchange, ...] = ()
+    weight_bytes: int = Field(default=0, description="as this version holds them")
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+
+    @property
+    def difference_ratio(self) -> float:
+        """Built over planned, less 1."""
+        return self.built / self.planned - 1
+
+
 class DryRunResult(Record):
     """Parameters that were built, collectives that were walked."""
 
-    stages: tuple[BuiltStage, ...]
-    microbatches: int = Field(description="forward and backward passes of the rank in the step")
-    exchanges: tuple[Exchange, ...]
-    weight_bytes: int = Field(description="of the rank, as this version holds them")
-    gradient_bytes: int
-    optimizer_bytes: int
-    not_walked: tuple[str, ...] = Field(description="parts of the layout that training has not")
+    stages: tuple[WalkedStage, ...]
+    microbatches: int = Field(description="forward and backward passes of a rank in the step")
     wall_seconds: float

@@ -3,14 +3,16 @@
 Torch-free: the recipe composes them.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import (
+    DEMONSTRATIONS,
     PLACEMENT,
+    TRANSCRIPT_ROW_MULTIPLE,
     LayoutConfig,
     LoopConfig,
     LoraConfig,
@@ -19,10 +21,29 @@ from ostinato.models.training.config import (
 )
 
 
+class PretrainingLayout(LayoutConfig):
+    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+
+    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
+    interleave: int = Field(
+        default=1, ge=1, description="chunks of layers a stage, which shorten its waits"
+    )
+    context: int = Field(
+        default=1, ge=1, description="ranks that share each row, all layers with it"
+    )
+
+
 class PretrainingConfig(LoopConfig):
     """Settings of pretraining."""
 
-    layout: LayoutConfig = LayoutConfig()
+    layout: PretrainingLayout = PretrainingLayout()
+    transformer_engine: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8"] | None = (
+        Field(
+            default=None,
+            description="NVIDIA's Transformer Engine for attention and dense layers, on CUDA: in bf16 or with "
+            "its FP8 recipe of this name. Experts keep their precision. None: Megatron's own layers",
+        )
+    )
     lora: LoraConfig | None = Field(
         default=None,
         description="train adapters of attention, dense MLPs and shared experts alone, with AdamW; "
@@ -43,11 +64,29 @@ class PretrainingConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        if self.lora is not None and (self.layout.tensor, self.layout.expert) != (1, 1):
+        if self.lora is not None and self.layout != PretrainingLayout():
             raise ValueError(
-                f"lora with layout.tensor={self.layout.tensor} and layout.expert="
-                f"{self.layout.expert}, wanted 1 and 1: adapters are not cut over ranks"
+                f"lora with layout {self.layout.model_dump(exclude_defaults=True)}, wanted none: "
+                "adapters are not cut over ranks"
             )
+        if self.lora is not None and self.transformer_engine is not None:
+            raise ValueError(
+                f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters lie "
+                "beside Megatron's own layers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        layout = self.parallel_layout
+        for phase in self.phases:
+            number = phase.microbatches_per_step // layout.data
+            if layout.interleave > 1 and number % layout.pipeline:
+                raise ValueError(
+                    f"phase {phase.name!r}: {number} microbatches per step and data-parallel rank, wanted "
+                    f"a multiple of layout.pipeline={layout.pipeline} with layout.interleave="
+                    f"{layout.interleave}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -58,11 +97,18 @@ class PretrainingConfig(LoopConfig):
                 f"sequence_tokens of phase {phase.name!r}": phase.sequence_tokens,
                 f"microbatch_tokens of phase {phase.name!r}": phase.microbatch_tokens,
             }
+            if DEMONSTRATIONS in phase.blend:
+                lengths["transcripts, whose rows are multiples of"] = TRANSCRIPT_ROW_MULTIPLE
+        tensor, context = self.layout.tensor, self.layout.context
+        pieces = tensor * (2 * context if context > 1 else 1)
+        share = f"layout.tensor={tensor}" + (
+            f" x 2 x layout.context={context}" if context > 1 else ""
+        )
         for name, tokens in lengths.items():
-            if tokens % self.layout.tensor:
+            if tokens % pieces:
                 raise ValueError(
-                    f"layout.tensor={self.layout.tensor} does not divide {name}={tokens}: ranks of "
-                    "tensor parallelism share each row"
+                    f"{share} does not divide {name}={tokens}: ranks of tensor parallelism share each "
+                    "row, and those of context parallelism take two pieces of it each"
                 )
         return self
 

@@ -7,16 +7,14 @@ process groups.
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
-from ostinato.models.checkpoint.adapter_files import ADAPTER, write_adapter
-from ostinato.models.network.adapters import attach_adapters, split_adapters
+from ostinato.models.device import current_device
+from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.pretraining.config import (
@@ -24,6 +22,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingRequest,
     PretrainingResult,
 )
+from ostinato.tasks.pretraining.loss import next_token_loss
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
 from ostinato.tasks.training_device import train_on_ranks
 
@@ -49,16 +48,10 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
     corpus = Path(request.corpus_directory)
     model = open_model(request)
 
-    def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        logprobs_BT = model.token_logprobs(
-            batch.tokens_BT, mask_BT=batch.loss_mask_BT, padding_BT=batch.padding_BT
-        )
-        return -logprobs_BT.sum(), batch.loss_mask_BT.sum()
-
     def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
         return measure_perplexity(model, corpus, request.config, step=step).model_dump()
 
-    work = Work(model, loss, evaluate, request.config, corpus)
+    work = Work(model, next_token_loss(model), evaluate, request.config, corpus)
     run = TrainingRun(work, directory, identity_of(request), workspace.progress.update)
     state = run.run()
     evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
@@ -70,11 +63,8 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
             weights,
             tokenizer_path=corpus / "tokenizer.json",
             metadata={"stage": "pretraining", "codebase_perplexity": evaluations[-1].perplexity},
+            adapter=trained_adapter(model),
         )
-        if (lora := request.config.lora) is not None:
-            adapters = split_adapters(model, model.spec)
-            place = directory / CHECKPOINT / ADAPTER
-            write_adapter(place, model.spec, adapters, rank=lora.rank, alpha=lora.alpha)
     return PretrainingResult(
         checkpoint_directory=str(directory / CHECKPOINT),
         num_parameters=model.spec.num_parameters(),
@@ -102,15 +92,13 @@ def starting_spec(request: PretrainingRequest) -> ModelSpec:
 def open_model(request: PretrainingRequest) -> TrainerModel:
     """Builds the model, fresh or from a checkpoint. Draft layers stay as they are."""
     config = request.config
-    options = config.world_size, config.seed, config.precision
+    spec = starting_spec(request)
+    with boundary(ConfigError, "pretraining.transformer_engine"):
+        refuse_engine(current_device(), config.transformer_engine, config.precision, spec)
+    options = config.world_size, config.seed, config.precision, config.transformer_engine
+    model = build_trainer_model(spec, *options, is_fresh=request.spec is not None)
     if request.checkpoint_directory is not None:
-        checkpoint = load_checkpoint(Path(request.checkpoint_directory))
-        model = build_trainer_model(checkpoint.spec, *options)
-        model.import_weights(checkpoint.weights)
-    elif request.spec is not None:
-        model = build_trainer_model(request.spec, *options)
-    else:
-        raise ConfigError("request names neither checkpoint_directory nor spec, wanted one")
+        model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
     model.draft.requires_grad_(False)
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)

@@ -31,6 +31,7 @@ from ostinato.tasks.problems.proving.judging import (
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
+from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 _HASH_SEEDS = (0, 1)  # of the two boxes of a repository
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 _AT_ONCE = 2  # repositories, so that none waits for the last run of another
+_TESTED = frozenset({Finding.PROVEN, Finding.STUB_PASSES})
 _oracles = TypeAdapter(list[FunctionOracle])
 OnJudged = Callable[[str, Finding], None]
 Proven = tuple[Candidate, Judgement]
@@ -102,6 +104,7 @@ class RepositoryProver:
             )
             for seed in _HASH_SEEDS
         )
+        self._stub_trials = StubTrials(self._servers[0], config.rules.time_limit_seconds)
         self._leaks = LeakCheck.of(part.repository)
         name = part.repository.name
         journal = work / "judged" / f"{name}.jsonl"
@@ -147,7 +150,9 @@ class RepositoryProver:
         if await asyncio.to_thread(self._leaks.leaks, candidate):
             return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
         server, second = self._servers
-        under_test = RepositoryUnderTest(baseline, server, second, self._config.rules)
+        under_test = RepositoryUnderTest(
+            baseline, server, second, self._config.rules, self._stub_trials
+        )
         return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:
@@ -263,13 +268,15 @@ async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConf
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
-    """Every kind of one repository up to its quota."""
+    """Every kind of one repository up to its quota. What a stub passes takes a place in it, and is not
+    published: weak tests give fewer problems, not others.
+    """
     part, repository, built = prover.part, prover.part.repository, prover.built
     by_name = {repository.name: prover}
     by_kind: dict[Kind, list[Proven]] = {}
     if part.mined:
         kind = part.mined[0].kind
-        by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined))
+        by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined), _TESTED)
     else:
         sources = Sources.read(repository, part.mutated_paths)
         found = await asyncio.to_thread(
@@ -277,12 +284,12 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
         )
         for kind, candidates in found.items():
             candidates = _described(candidates, part, config)
-            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind))
+            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind), _TESTED)
         mutations = [candidate for candidate, _ in by_kind.get(Kind.MUTATION, [])]
         # where a conftest.py holds objects of the package a fresh import takes a box of its own
         has_conftest = any(path.endswith("conftest.py") for path in repository.files)
         joined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
-        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined)
+        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined, _TESTED)
     built.proven = [pair for pairs in by_kind.values() for pair in pairs]
     assert part.split is not None
     built.splits = {candidate.candidate_id: part.split for candidate, _ in built.proven}
@@ -298,9 +305,12 @@ def _described(
 
 
 async def prove_enough(
-    provers: Mapping[str, RepositoryProver], candidates: Sequence[Candidate], wanted: int
+    provers: Mapping[str, RepositoryProver],
+    candidates: Sequence[Candidate],
+    wanted: int,
+    counted: frozenset[Finding] = frozenset({Finding.PROVEN}),
 ) -> list[Proven]:
-    """The first `wanted` candidates, in order, that are proven."""
+    """The first `wanted` candidates, in order, whose finding counts."""
     proven: list[Proven] = []
     position = 0
     while len(proven) < wanted and position < len(candidates):
@@ -310,7 +320,7 @@ async def prove_enough(
         proven += [
             (candidate, judgement)
             for candidate, judgement in zip(wave, judged, strict=True)
-            if judgement.finding is Finding.PROVEN
+            if judgement.finding in counted
         ]
     return proven
 

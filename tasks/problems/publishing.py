@@ -12,7 +12,7 @@ from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompt
 from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
-from ostinato.tasks.problems.proving.judging import Judgement
+from ostinato.tasks.problems.proving.judging import Finding, Judgement
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem
@@ -53,9 +53,17 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     twins = find_duplicates(texts, _MAX_DUPLICATE_RATIO)
     proven = [candidate for built in parts for candidate, _ in built.proven]
     hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
+    weak = {
+        candidate.candidate_id
+        for built in parts
+        for candidate, judgement in built.proven
+        if judgement.finding is Finding.STUB_PASSES
+    }
     made.dropped["duplicate_of_evaluation"] = len(twins)
     made.dropped["asks_for_hash"] = len(hashes)
-    made.problems = [item for item in made.problems if item.problem_id not in hashes | twins]
+    made.dropped["stub_passes"] = len(weak)
+    left_out = hashes | twins | weak
+    made.problems = [item for item in made.problems if item.problem_id not in left_out]
     return made
 
 

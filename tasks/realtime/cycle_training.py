@@ -105,6 +105,7 @@ def _take_step(
         trainer.export_weights(),
         tokenizer_path=start.tokenizer_path,
         metadata=metadata,
+        adapter=trainer.export_adapter(),
     )
     trainer.close()
     return metrics

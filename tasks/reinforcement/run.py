@@ -20,6 +20,7 @@ from tenacity import (
     wait_fixed,
 )
 
+from ostinato.infra.platform.cluster.actors import ask
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import EngineError, ProblemError
@@ -34,13 +35,11 @@ from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
     START_SECONDS,
     RunServices,
-    ask,
     chain_id_of,
     open_services,
 )
 from ostinato.tasks.reinforcement.step_samples import StepSamples
-from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.history import GroupHistory
+from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.steps import Progress, StepRequest

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.platform.cluster.actors import (
-    end_actor,
-    get_or_create_actor,
-    this_node,
-    wait_for,
-)
+from ostinato.infra.platform.cluster.actors import ask, end_actor, get_or_create_actor, this_node
 from ostinato.infra.platform.cluster.placement import (
     Room,
     cluster_gpus,
@@ -67,11 +62,6 @@ def chain_id_of(request: ReinforcementRequest) -> str:
     return f"chain-{request.run_id}"
 
 
-async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
-    """Answer of an actor. ClusterError names `what` when it does not come."""
-    return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
-
-
 @asynccontextmanager
 async def open_services(
     request: ReinforcementRequest, workspace: Workspace, objects: ObjectStore
@@ -104,7 +94,7 @@ async def open_services(
         num_cpus=0.0,
         chain=(objects, chain_id_of(request)),
     )
-    boxes = await _start_boxes(request, workspace)
+    boxes = await _start_boxes(request)
     workers = RolloutFleet(
         start_workers(
             [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
@@ -157,9 +147,7 @@ def _boxes_name(request: ReinforcementRequest) -> str | None:
     return f"{request.run_id}.boxes" if request.rollout.boxes == "fleet" else None
 
 
-async def _start_boxes(
-    request: ReinforcementRequest, workspace: Workspace
-) -> RepositoryFleet | None:
+async def _start_boxes(request: ReinforcementRequest) -> RepositoryFleet | None:
     """The run's own sandbox fleet, where the recipe asks for one."""
     name = _boxes_name(request)
     if name is None:
@@ -168,9 +156,7 @@ async def _start_boxes(
         name,
         load_repositories(Path(request.problems_directory)).values(),
         BOX_LIMITS,
-        writable=workspace.directory,
-        warm_boxes=request.rollout.concurrent_trajectories,
-        kind=request.rollout.sandbox,
+        request.rollout.sandbox,
     )
 
 

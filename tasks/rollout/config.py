@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.sandbox.backends import SandboxKind
 
 
@@ -64,6 +64,11 @@ class RolloutConfig(Record):
         default=SandboxKind.NAMESPACE,
         description="what an agent's commands run in, in rollouts, evaluation and the gateway: "
         "namespace: a bubblewrap box; microvm: a virtual machine, which needs QEMU",
+    )
+    forked_share: Share = Field(
+        default=0.0,
+        description="share of groups whose other attempts branch off the first, box and context, after its first "
+        "failing test run, and are compared from there on (tasks/rollout/forks.py); 0: none",
     )
     infrastructure_retries: NonNegativeInt = Field(
         default=3, description="new attempts after a sandbox or engine failure of a member"

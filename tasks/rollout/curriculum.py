@@ -9,8 +9,11 @@ continues the same curriculum.
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.tasks.records import Problem
 from ostinato.tasks.rollout.config import CurriculumConfig
 
@@ -113,3 +116,35 @@ class Curriculum:
         if last is None:
             return True
         return 0 < self._revisit_groups < self.draws - last
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One committed group."""
+
+    group_id: str
+    problem_id: str
+    attempts: int
+    solved: int
+
+
+class GroupHistory:
+    """Append-only results of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = MetricsLog(path)
+        self._lines = 0
+
+    def append(self, result: GroupResult) -> None:
+        self._log.append(self._lines, asdict(result))
+        self._lines += 1
+
+    def replay(self, curriculum: Curriculum) -> int:
+        """Teaches a curriculum everything in the file, each group once; returns how many."""
+        results: dict[str, dict[str, Any]] = {}
+        for row in read_lines(self._log.path):
+            results.setdefault(row["group_id"], row)
+        for row in results.values():
+            curriculum.observe(row["problem_id"], attempts=row["attempts"], solved=row["solved"])
+        self._lines = len(results)
+        return self._lines

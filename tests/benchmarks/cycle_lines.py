@@ -21,7 +21,7 @@ from ostinato.tasks.feedback.distil import distil
 from ostinato.tasks.promotion.config import CanaryConfig
 from ostinato.tasks.promotion.guard import Advice, judge_canary, observe, settled
 from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
-from ostinato.tasks.records import Scorecard
+from ostinato.tasks.records import GateDecision, Scorecard
 from tests.benchmarks.cycle_world import LINE, Traffic, Users, draw_chances, measure, moved
 from tests.unit.tasks.feedback.interactions import interaction, transcript
 
@@ -40,6 +40,7 @@ class LineEnd:
     shipped_worse_than_margin: int
     largest_loss: float  # of one promotion
     offered_worse: int
+    kept_if_honest: int  # of these, by the same gate and by users of whom nobody lies
     hack_share: float = 0.0
 
 
@@ -50,6 +51,7 @@ class SimulatedLine:
         self, recipe: Recipe, chance: np.random.Generator, directory: str, chances_P: np.ndarray
     ) -> None:
         self.recipe, self.chance = recipe, chance
+        self._beside = chance.spawn(1)[0]  # what only it draws changes nothing else
         self.now = 0.0
         ledger = Ledger(f"sqlite:///{directory}/ledger.db").migrate()
         self.line = ServingLine(ledger, LINE, lambda: self.now)
@@ -60,7 +62,7 @@ class SimulatedLine:
         self.line.decide(first)
         self._began = float(self.chances_P.mean())
         self._effects: list[float] = []
-        self._offered_worse = self._cycles = 0
+        self._offered_worse = self._kept_if_honest = self._cycles = 0
         self._lowest = 0.0
 
     def offer(self, chances_P: np.ndarray, canary: CanaryConfig | None, lies: float = 0.0) -> bool:
@@ -73,10 +75,11 @@ class SimulatedLine:
         decision = judge(self.line, card, self._card, self.recipe.cycle.gate)
         self.line.publish_candidate(card, decision)
         if decision.passed and canary is not None:
-            traffic = Traffic(effect=effect, lie_share=lies)
-            if end_of(decision.candidate, traffic, canary, self.recipe, self.chance) is not (
-                Advice.PROMOTE
-            ):
+            told = Traffic(effect=effect, lie_share=lies)
+            if effect < 0:
+                honest = Traffic(effect=effect)
+                self._kept_if_honest += self._users_keep(decision, canary, honest, self._beside)
+            if not self._users_keep(decision, canary, told, self.chance):
                 return False
         if self.line.decide(decision).outcome is not PromotionOutcome.PROMOTED:
             return False
@@ -84,6 +87,16 @@ class SimulatedLine:
         self._effects.append(effect)
         self._lowest = min(self._lowest, float(chances_P.mean()) - self._began)
         return True
+
+    def _users_keep(
+        self,
+        decision: GateDecision,
+        canary: CanaryConfig,
+        traffic: Traffic,
+        chance: np.random.Generator,
+    ) -> bool:
+        word = end_of(decision.candidate, traffic, canary, self.recipe, chance)
+        return word is Advice.PROMOTE
 
     def ended(self, hack_share: float = 0.0) -> LineEnd:
         margin = self.recipe.cycle.gate.margin
@@ -95,6 +108,7 @@ class SimulatedLine:
             shipped_worse_than_margin=sum(effect < -margin for effect in self._effects),
             largest_loss=-min([0.0, *self._effects]),
             offered_worse=self._offered_worse,
+            kept_if_honest=self._kept_if_honest,
             hack_share=hack_share,
         )
 

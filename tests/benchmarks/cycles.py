@@ -246,25 +246,30 @@ def print_lines(
 def print_poison(
     pool: ProcessPoolExecutor, recipe: Recipe, canary: CanaryConfig, count: int
 ) -> dict[str, float]:
-    """Table of lines by the share of interactions that lie."""
+    """Table of lines by the share of interactions that lie, with the recipe's margin and with none.
+    `kept_if_honest`: worse candidates that the same gate and honest users keep.
+    """
     figures: dict[str, float] = {}
     lines = max(2, count // _POISON_CYCLES)
-    for lies in (0.05, 0.0, 0.2):
-        work = partial(run_poisoned, recipe, lies, _POISON_CYCLES, canary)
+    strict = with_gate(recipe, margin=0.0)
+    for lies, gated in ((0.05, recipe), (0.05, strict), (0.0, recipe), (0.2, recipe)):
+        work = partial(run_poisoned, gated, lies, _POISON_CYCLES, canary)
         ends: list[LineEnd] = repeat(pool, work, "poison", lines)
-        name = f"{100 * lies:.0f}_percent"
+        name = f"{100 * lies:.0f}_percent_margin_{100 * gated.cycle.gate.margin:g}"
         figures |= {
             f"worse_than_margin_{name}": sum(end.shipped_worse_than_margin for end in ends),
             f"worse_{name}": sum(end.shipped_worse for end in ends),
+            f"kept_if_honest_{name}": sum(end.kept_if_honest for end in ends),
             f"promoted_{name}": sum(end.promoted for end in ends),
             f"lowest_{name}": min(end.lowest for end in ends),
             f"largest_loss_{name}": max(end.largest_loss for end in ends),
         }
         print(
-            f"{lies:4.0%} lie: of {lines * _POISON_CYCLES} candidates "
+            f"{lies:4.0%} lie, margin {100 * gated.cycle.gate.margin:g}: of {lines * _POISON_CYCLES} candidates "
             f"{sum(end.offered_worse for end in ends)} worse at all, "
             f"{figures[f'promoted_{name}']:g} promoted, of them {figures[f'worse_{name}']:g} worse at "
-            f"all (at most {100 * figures[f'largest_loss_{name}']:.1f} points), "
+            f"all (at most {100 * figures[f'largest_loss_{name}']:.1f} points), if users were honest "
+            f"{figures[f'kept_if_honest_{name}']:g}, "
             f"{figures[f'worse_than_margin_{name}']:g} by more than the margin; lines end "
             f"{100 * statistics.mean(end.end for end in ends):+.1f} points, worst "
             f"{100 * figures[f'lowest_{name}']:+.1f}; hacks 5 % -> "
@@ -329,8 +334,12 @@ def quick_recipe(resamples: int = _RESAMPLES) -> Recipe:
     """Nano with a quarter of the gate's bootstrap draws: three times as fast, and a bound moves by
     about a tenth of a point.
     """
-    recipe = load_recipe("nano")
-    gate = recipe.cycle.gate.model_copy(update={"resamples": resamples})
+    return with_gate(load_recipe("nano"), resamples=resamples)
+
+
+def with_gate(recipe: Recipe, **changes: float) -> Recipe:
+    """A recipe with another gate."""
+    gate = recipe.cycle.gate.model_copy(update=changes)
     cycle = recipe.cycle.model_copy(update={"gate": gate})
     return recipe.model_copy(update={"cycle": cycle})
 
@@ -345,7 +354,7 @@ def targets_of(figures: dict[str, float], recipe: Recipe) -> dict[str, tuple[flo
         "promoted_-7_points": _MOST_FALSE,
         "floor_passed_3": _MOST_FALSE,
         "floor_passed_5": _MOST_FALSE,
-        "worse_than_margin_5_percent": 0,
+        "worse_than_margin_5_percent_margin_5": 0,
     } | {f"withdrawn: {name}": _MOST_FALSE for name in TRAFFIC if _is_fair(TRAFFIC[name])}
     return {name: (figures[name], most) for name, most in wanted.items() if name in figures}
 

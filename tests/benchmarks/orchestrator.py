@@ -14,6 +14,7 @@ import logging
 import random
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
@@ -59,7 +60,9 @@ class Observed:
 class Simulation:
     """Attempts, steps and publishes that only take virtual time."""
 
-    def __init__(self, load: Load, max_staleness: int, seed: int) -> None:
+    def __init__(
+        self, load: Load, max_staleness: int, seed: int, journal: Any | None = None
+    ) -> None:
         self.load = load
         self.chance = random.Random(seed)
         self.problems = [make_problem(f"p{index:04d}") for index in range(load.problems)]
@@ -82,7 +85,7 @@ class Simulation:
                 group_size=load.group_size,
                 seed=seed,
             ),
-            journal=MemoryJournal(),
+            journal=MemoryJournal() if journal is None else journal,
             attempt=self.attempt,
             train=self.train,
             limits=Limits(max_steps=load.steps),

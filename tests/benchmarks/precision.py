@@ -13,13 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from torch import Tensor
-
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
-from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.config import LoopConfig, PhaseConfig
 from ostinato.models.training.loop import TrainingRun, Work
+from ostinato.tasks.pretraining.loss import next_token_loss
 from tests.fakes.nano_spec import NANO
 
 TENTHS = 10
@@ -45,16 +43,10 @@ def train(
     model.draft.requires_grad_(False)
     losses: list[float] = []
 
-    def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        logprobs_BT = model.token_logprobs(
-            batch.tokens_BT, mask_BT=batch.loss_mask_BT, padding_BT=batch.padding_BT
-        )
-        return -logprobs_BT.sum(), batch.loss_mask_BT.sum()
-
     def record(done: int, total: int, phase_name: str, **metrics: float) -> None:
         losses.append(metrics["loss"])
 
-    work = Work(model, loss, lambda *_: {}, config, corpus)
+    work = Work(model, next_token_loss(model), lambda *_: {}, config, corpus)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as directory:
         TrainingRun(work, Path(directory), "precision", record).run()

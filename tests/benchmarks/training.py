@@ -3,9 +3,11 @@
 Run: python -m tests.benchmarks.training [--rounds N] [--models nano moe smollm2]
 
 A step is forward, loss, backward and AdamW over one fixed batch in fp32, in one thread. Sides take
-turns within a round, so that a slow moment of the machine hits all; figures are medians. Allocator
-settings are those that the product gives its trainers, for every side. Megatron's local modules
-are what megatron-core trains without Transformer Engine: dense attention, one expert after another.
+turns within a round, so that a slow moment of the machine hits all; figures are medians of processor
+time, which others on the machine disturb less than the clock. Allocator settings are those that the
+product gives its trainers, and weights as a new model's are drawn, for every side. Megatron's local
+modules are what megatron-core trains without Transformer Engine: dense attention, one expert after
+another.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import torch
 import transformers
@@ -28,14 +30,15 @@ from torch import Tensor
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.benchmarks.decode_peers import REFERENCE
 from tests.fakes.nano_spec import NANO
-from tests.fakes.tiny_model import random_weights
 
 Step = Callable[[], None]
 BATCHES = {"nano": (16, 256), "moe": (8, 256), "smollm2": (2, 512)}  # rows, tokens of each
@@ -44,10 +47,18 @@ LEARNING_RATE = 1e-4
 ALLOCATOR = {name: text for name, text in CHILD_ENVIRONMENT.items() if "MALLOC" in name}
 
 
-def our_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
-    """A step as pretraining takes it."""
-    model = build_trainer_model(spec)
-    model.import_weights(weights)
+def our_step(
+    spec: ModelSpec,
+    weights: dict[str, Tensor] | None,
+    tokens_BT: Tensor,
+    *,
+    precision: PrecisionName = "fp32",
+    engine: EngineRecipe | None = None,
+) -> Step:
+    """A step as pretraining takes it. Weights None: fresh ones."""
+    model = build_trainer_model(spec, precision=precision, engine=engine)
+    if weights is not None:
+        model.import_weights(weights)
     model.draft.requires_grad_(False)
     optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"), adam=LEARNING_RATE)
     gradients = LayoutGradients(model)
@@ -78,8 +89,17 @@ def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Te
     return step
 
 
-def megatron_step(spec: ModelSpec, tokens_BT: Tensor) -> Step:
-    """A step of Megatron's GPT model with its local modules; weights are its own draws."""
+def megatron_step(
+    spec: ModelSpec,
+    tokens_BT: Tensor,
+    *,
+    engine: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    """A step of Megatron's GPT model with its local modules, or Transformer Engine's; weights are its own
+    draws.
+    """
+    device = tokens_BT.device
     config = TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
@@ -106,20 +126,22 @@ def megatron_step(spec: ModelSpec, tokens_BT: Tensor) -> Step:
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
     )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=False),
+        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=engine),
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_tokens,
         share_embeddings_and_output_weights=spec.tied_embeddings,
         position_embedding_type="rope",
         rotary_percent=spec.rotary_fraction,
-    )
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
     tokens = tokens_BT.shape[1]
-    places_BT = torch.arange(tokens).expand_as(tokens_BT)
-    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    places_BT = torch.arange(tokens, device=device).expand_as(tokens_BT)
+    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device).tril()
 
     def step() -> None:
         optimizer.zero_grad()
@@ -134,7 +156,7 @@ def measure(name: str, spec: ModelSpec, rounds: int) -> dict[str, float]:
     """Median tokens a second of each side, and ratios to ours."""
     rows, tokens = BATCHES[name]
     tokens_BT = torch.randint(0, spec.vocab_size, (rows, tokens))
-    weights = random_weights(spec)
+    weights = build_trainer_model(spec).export_weights()
     sides = {
         "ours": our_step(spec, weights, tokens_BT),
         "transformers": transformers_step(spec, weights, tokens_BT),
@@ -145,9 +167,9 @@ def measure(name: str, spec: ModelSpec, rounds: int) -> dict[str, float]:
         step()  # the first one takes the memory
     for _ in range(rounds):
         for side, step in sides.items():
-            began = perf_counter()
+            began = process_time()
             step()
-            seconds[side].append(perf_counter() - began)
+            seconds[side].append(process_time() - began)
     found = {side: rows * tokens / median(taken) for side, taken in seconds.items()}
     ratios = {f"times_{side}": found["ours"] / found[side] for side in sides if side != "ours"}
     return {**{f"{side}_tokens_per_second": rate for side, rate in found.items()}, **ratios}

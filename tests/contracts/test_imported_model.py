@@ -97,6 +97,7 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
             messages=SAID,
             tools=TOOLS,
             logprobs=True,
+            top_logprobs=3,
             max_tokens=20,
             seed=7,
             extra_body={"return_token_ids": True},
@@ -106,6 +107,7 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
             messages=SAID,
             tools=TOOLS,
             logprobs=True,
+            top_logprobs=3,
             max_tokens=20,
             seed=7,
             stream=True,
@@ -130,6 +132,11 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
     logprobs_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
     seen_T = torch.tensor([token.logprob for token in choice.logprobs.content])
     torch.testing.assert_close(seen_T, logprobs_T, atol=2e-4, rtol=1e-5)
+    best_T3 = torch.tensor(
+        [[likely.logprob for likely in token.top_logprobs] for token in choice.logprobs.content]
+    )
+    wanted_T3 = logits_TV.log_softmax(-1).topk(3).values
+    torch.testing.assert_close(best_T3, wanted_T3, atol=2e-4, rtol=1e-5)
     written = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content)
     assert written.decode(errors="replace").removesuffix("<|im_end|>") == choice.message.content
     assert last.choices[0].logprobs is not None

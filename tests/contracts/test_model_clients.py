@@ -112,6 +112,22 @@ async def test_top_p_renormalises_its_logprobs(engine: Engine) -> None:
         assert generation.logprobs_T[at] == pytest.approx(expected, abs=1e-4)
 
 
+async def test_likeliest_tokens_are_those_of_the_distribution_sampled_from(engine: Engine) -> None:
+    generation = await engine.generate(ask(top_logprobs=5))
+    context = torch.tensor(PROMPT + generation.token_ids)
+    logprobs_TV = plain_logits(context, make_weights(), SPEC).log_softmax(-1)[len(PROMPT) - 1 : -1]
+    assert len(generation.likeliest_T) == len(generation.token_ids)
+    for pairs, logprobs_V in zip(generation.likeliest_T, logprobs_TV, strict=True):
+        told, best = dict(pairs), logprobs_V.topk(5).values
+        assert list(told.values()) == sorted(told.values(), reverse=True)
+        np.testing.assert_allclose(list(told.values()), best, atol=1e-4)
+        assert told == pytest.approx({token: logprobs_V[token].item() for token in told}, abs=1e-4)
+    alone = await engine.generate(ask(top_logprobs=5, top_k=2, top_p=0.9))
+    assert all(1 <= len(pairs) <= 2 for pairs in alone.likeliest_T)
+    mass = [sum(np.exp(logprob) for _, logprob in pairs) for pairs in alone.likeliest_T]
+    np.testing.assert_allclose(mass, 1, atol=1e-4)
+
+
 async def test_a_full_context_is_an_answer(engine: Engine) -> None:
     full = await engine.generate(ask(token_ids=(1,) * 96))
     nearly = await engine.generate(ask(token_ids=(1,) * 90, max_new_tokens=50))

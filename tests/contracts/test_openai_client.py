@@ -57,6 +57,12 @@ async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
             await client.with_options(api_key="wrong").models.list()
         with pytest.raises(openai.BadRequestError) as malformed:
             await client.chat.completions.create(model="x", messages=QUESTION, temperature=9)
+        (model,) = [model.id async for model in client.models.list()]
+        for count, is_asked in ((21, True), (3, False)):
+            with pytest.raises(openai.BadRequestError, match="top_logprobs is"):
+                await client.chat.completions.create(
+                    model=model, messages=QUESTION, top_logprobs=count, logprobs=is_asked
+                )
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("nowhere")
         limited = client.with_options(api_key=slow_key)

@@ -29,9 +29,10 @@ TRANSFERS = (
 # model is built, and the step counter of an AdamW that is not fused.
 ON_THE_CPU = (
     ("models/checkpoint/store.py", ("load_checkpoint", "save_checkpoint", "load_optimizer_state")),
-    ("models/checkpoint/resume.py", ("load_resume_state", "save_resume_state")),
+    ("models/checkpoint/resume.py", ("save", "load_parts")),
     ("models/network/build.py", ("export_weights", "import_weights", "set_rope_scaling")),
     ("models/network/latent.py", ("_frequencies",)),
+    ("models/network/parallel/shards.py", ("sharded_parts",)),
     ("kernels/fp32_products.py", ("choose_fp32_products",)),
     ("rotary_pos_embedding.py", ("__init__",)),
     ("torch/optim/adam.py", ("_init_group", "_single_tensor_adam")),

@@ -1,6 +1,7 @@
 """Requests of RL runs over the miniature problems that end within a minute."""
 
 from pathlib import Path
+from typing import Literal
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.tasks.learning.config import LearningConfig
@@ -12,7 +13,12 @@ GROUPS_PER_STEP = 2
 
 
 def miniature_request(
-    directory: Path, run_id: str, max_steps: int, *, world_size: int = 1
+    directory: Path,
+    run_id: str,
+    max_steps: int,
+    *,
+    world_size: int = 1,
+    boxes: Literal["worker", "fleet"] = "worker",
 ) -> ReinforcementRequest:
     """A run from a random checkpoint; every group is trained, also one whose attempts end alike."""
     return ReinforcementRequest(
@@ -25,6 +31,7 @@ def miniature_request(
             concurrent_trajectories=4,
             least_spread=0.0,
             curriculum=CurriculumConfig(revisit_groups=1),
+            boxes=boxes,
         ),
         learning=LearningConfig(world_size=world_size, keep_for_replay=True),
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),

@@ -13,8 +13,10 @@ import torch
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.platform.settings import Settings
-from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.network.parallel.shards import sharded_parts
+from ostinato.models.process_groups import open_process_groups
 from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints, StepState
 from ostinato.tasks.pretraining.config import PretrainingResult
 from tests.fakes.corpus import write_corpus
@@ -64,20 +66,26 @@ def check_writes(home: Path, write: Callable[[], object], check: Callable[[], No
 
 def resume_points(home: Path) -> int:
     """Of pretraining and draft layers."""
-    path = home / "resume.pt"
-    states = [{"step": step, "weights": torch.full((50_000,), step)} for step in (1, 2)]
-    save_resume_state(path, states[0])
+    open_process_groups()
+    points = ResumePoints(home)
+
+    def save(step: int) -> None:
+        weight = torch.full((50_000,), float(step))
+        points.save(f"{step:03}", sharded_parts("w", weight, weight), {"identity": "run"})
+        points.finish()
+
+    def check(step: int = 1) -> None:
+        found = points.newest("run")
+        assert found is not None
+        weight = torch.empty(50_000)
+        load_parts(found[0], sharded_parts("w", weight, weight))
+        assert weight.eq(step).all()
 
     def write() -> None:
         with boundary(StorageError, "saving"):
-            save_resume_state(path, states[1])
+            save(2)
 
-    def check(step: int = 1) -> None:
-        found = load_resume_state(path)
-        assert found is not None
-        assert found["step"] == step
-        assert torch.equal(found["weights"], states[step - 1]["weights"])
-
+    save(1)
     failures = check_writes(home, write, check)
     check(2)
     return failures

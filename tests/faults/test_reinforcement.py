@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ from ostinato.tasks.reinforcement.records import ReinforcementResult
 from tests.fakes.processes import command_line
 from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
 
-STEPS = 6
+STEPS = 4
 CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
 
 
@@ -65,17 +66,26 @@ def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("world_size", "kill"),
-    [(1, kill_after_step), (2, kill_after_step), (2, kill_trainer_rank_after_step)],
+    ("world_size", "boxes", "kill"),
+    [
+        (1, "fleet", kill_after_step),
+        (2, "worker", kill_after_step),
+        (2, "worker", kill_trainer_rank_after_step),
+    ],
 )
 def test_run_killed_between_steps_ends_as_if_it_had_not_been(
-    tmp_path: Path, world_size: int, kill: Callable[[Path, int], None]
+    tmp_path: Path,
+    world_size: int,
+    boxes: Literal["worker", "fleet"],
+    kill: Callable[[Path, int], None],
 ) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
-    request, run = (
-        miniature_request(tmp_path, "killed", STEPS, world_size=world_size),
+    plain, run = (
+        miniature_request(tmp_path, "killed", STEPS, world_size=world_size, boxes=boxes),
         tmp_path / "run",
     )
+    forked = plain.rollout.model_copy(update={"forked_share": 0.5, "group_size": 3})
+    request = plain.model_copy(update={"rollout": forked})
 
     def start() -> ReinforcementResult:
         return run_child(

@@ -1,7 +1,6 @@
 """What a real RL run tells the ledger while it trains: Ray, engine, boxes and trainer, two steps."""
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -31,10 +30,7 @@ BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("boxes", ["worker", "fleet"])
-def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
-    tmp_path: Path, boxes: Literal["worker", "fleet"]
-) -> None:
+def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     request = ReinforcementRequest(
         run_id="watched",
@@ -46,7 +42,6 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(
             concurrent_trajectories=4,
             least_spread=0.0,
             curriculum=CurriculumConfig(revisit_groups=1),
-            boxes=boxes,
         ),
         learning=LearningConfig(
             # rewards of random weights are all equal: such samples are computed too

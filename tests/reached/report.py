@@ -10,6 +10,10 @@ from pathlib import Path
 from tests.architecture.source import PACKAGES, ROOT, list_files
 
 EXPLAINED = Path(__file__).parent / "not_reached.toml"
+STARTERS = {  # of the C programs in a folder
+    "infra/sandbox/microvm/": "infra/sandbox/microvm/machine.py",
+    "infra/sandbox/": "infra/sandbox/host/box.py",
+}
 SUFFIXES = {".py", ".c", ".h"}
 
 
@@ -33,24 +37,36 @@ def recorded_places(folder: Path) -> dict[str, set[int]]:
     return places
 
 
+def is_declaration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether nothing but a docstring or `...` stands in it, as in protocols: it counts with its module."""
+    return all(
+        isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+        for part in function.body
+    )
+
+
 def functions_of(tree: ast.Module) -> Iterator[tuple[str, int, int, int]]:
     """(name, first line of the code object, first line, last line) of outermost functions and methods."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if is_declaration(node):
+                    continue
                 first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
                 yield node.name, first, first, node.end_lineno or node.lineno
             else:
                 waiting.append(node)
 
 
-def measure_file(path: str, lines_run: set[int], *, boxes_ran: bool) -> FileReach:
-    """A module's top level counts when it was imported; C counts when a box was started."""
+def measure_file(path: str, places: dict[str, set[int]]) -> FileReach:
+    """A module's top level counts when it was imported; C when the module that starts it was."""
     text = (ROOT / path).read_text()
     lines = text.count("\n")
     if not path.endswith(".py"):
-        return FileReach(path, lines, lines if boxes_ran else 0, ())
+        starter = next(module for folder, module in STARTERS.items() if path.startswith(folder))
+        return FileReach(path, lines, lines if len(places.get(starter, ())) > 1 else 0, ())
+    lines_run = places.get(path, set())
     if not lines_run:
         return FileReach(path, lines, 0, ("the module was never imported",) if lines else ())
     silent = [
@@ -66,9 +82,8 @@ def measure_file(path: str, lines_run: set[int], *, boxes_ran: bool) -> FileReac
 def measure(folder: Path) -> list[FileReach]:
     """Every file of the product."""
     places = recorded_places(folder)
-    boxes_ran = bool(places.get("infra/sandbox/system.py"))
     return [
-        measure_file(path, places.get(path, set()), boxes_ran=boxes_ran)
+        measure_file(path, places)
         for path in list_files()
         if path.split("/")[0] in PACKAGES and Path(path).suffix in SUFFIXES
     ]

@@ -5,7 +5,7 @@ Failures of the engine, the sandbox or the clock end the attempt with a reason; 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
@@ -19,6 +19,7 @@ from ostinato.infra.agent.loop.conversation import (
 )
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
 from ostinato.infra.agent.loop.prompts import (
+    START_OVER,
     budget_note,
     summary_request,
     write_continuation,
@@ -58,12 +59,20 @@ async def run_agent(
     config: HarnessConfig,
     *,
     clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end."""
     conversation = open_conversation(model, renderer, environment, request, config)
+    earlier = () if request.opening is None else request.opening.turns
     try:
         return await run_conversation(
-            conversation, environment, request.prompt, config, clock=clock
+            conversation,
+            environment,
+            request.prompt,
+            config,
+            clock=clock,
+            on_turn=on_turn,
+            earlier=earlier,
         )
     finally:
         await conversation.close()
@@ -105,12 +114,15 @@ async def run_conversation(
     *,
     clock: Callable[[], float] = time.monotonic,
     on_turn: OnTurn | None = None,
+    earlier: Sequence[TurnRecord] = (),
 ) -> Transcript:
     """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
     with; the conversation has been told already. `on_turn` hears of each turn as it completes.
+    `earlier`: turns that the conversation begins with; they count.
     """
     started = clock()
-    attempt = _Attempt(conversation, environment, prompt, config, on_turn)
+    attempt = _Attempt(conversation, environment, prompt, config, on_turn, list(earlier))
+    attempt.generated_tokens = sum(turn.generated_tokens for turn in earlier)
     detail = ""
     try:
         async with asyncio.timeout(config.attempt_time_limit_seconds):
@@ -153,6 +165,7 @@ class _Attempt:
     generated_tokens: int = 0
     broken_turns: int = 0
     num_summaries: int = 0
+    num_restarts: int = 0
 
     async def run(self) -> Ending:
         """Takes turns until something ends the attempt. The reason and its detail."""
@@ -164,13 +177,17 @@ class _Attempt:
                 await self._record(answer, [])
                 return EndReason.TOKEN_LIMIT, f"answer cut: {answer.cut_reason}"
             results = await self._execute(answer.parsed) if answer.parsed.calls else []
-            await self._record(answer, results)
-            if not answer.parsed.calls:
+            starts_over = self._starts_over(answer)
+            await self._record(answer, results, is_summary=starts_over)
+            if not answer.parsed.calls and not starts_over:
                 self.final_message = answer.parsed.prose
                 return EndReason.FINISHED, ""
             ending = self._check_progress()
             if ending is not None:
                 return ending
+            if starts_over:
+                await self._start_over(answer)
+                continue
             self._tell(results)
             ending = await self._summarise_if_due()
             if ending is not None:
@@ -258,6 +275,26 @@ class _Attempt:
         if len(self.turns) >= self.config.max_turns:
             return EndReason.TURN_LIMIT, ""
         return None
+
+    def _starts_over(self, answer: Answer) -> bool:
+        """Whether the model asks for a new beginning and has one left."""
+        if answer.parsed.calls or self.num_restarts >= self.config.max_restarts:
+            return False
+        return answer.text.lstrip().startswith(START_OVER)
+
+    async def _start_over(self, answer: Answer) -> None:
+        """The next segment begins with the request and what the model wrote to itself."""
+        self.num_restarts += 1
+        await self.environment.put_back()
+        await self.conversation.restart(
+            write_continuation(
+                self.prompt,
+                answer.text.strip(),
+                self.environment.state,
+                self.num_summaries + self.num_restarts,
+                self.config,
+            )
+        )
 
     async def _summarise_if_due(self) -> Ending | None:
         """Past the trigger, the model writes a summary and the next segment starts from it.

@@ -77,6 +77,11 @@ class TokenConversation:
     num_unanswered: int = 0  # calls of the last answer that have no result yet
 
     def __post_init__(self) -> None:
+        opening = self.request.opening
+        if opening is not None:
+            tokens = opening.segment.token_ids_T.tolist()
+            self.builder = SegmentBuilder(tokens, self._sampling, opening.segment)
+            return
         if self.request.earlier_token_ids:
             tokens = [*self.request.earlier_token_ids, *self.renderer.append_user(self.prompt)]
         else:

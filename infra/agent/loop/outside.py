@@ -8,7 +8,7 @@ import httpx
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.dialects.dialect import enabled_tools
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.loop.attempt import first_messages, run_conversation
+from ostinato.infra.agent.loop.attempt import OnTurn, first_messages, run_conversation
 from ostinato.infra.agent.loop.conversation import call_reader
 from ostinato.infra.agent.loop.messages import MessageConversation
 from ostinato.infra.agent.transcript import Transcript
@@ -22,6 +22,7 @@ async def run_agent_outside(
     config: HarnessConfig,
     *,
     clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end, as `run_agent` does with a model of ours."""
     policy = environment.policy_under(config)
@@ -36,4 +37,6 @@ async def run_agent_outside(
         system_prompt=system,
         temperature=request.temperature,
     )
-    return await run_conversation(conversation, environment, request.prompt, config, clock=clock)
+    return await run_conversation(
+        conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+    )

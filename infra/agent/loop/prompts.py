@@ -11,6 +11,7 @@ from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.tools.definition import Argument, Tool
 
 SUMMARY_REQUEST = "Summarise what was done and what remains."
+START_OVER = "Start over:"
 SUMMARY_INSTRUCTION = (
     "The context is nearly full. Write a summary of what you know, did and decided, and what "
     "remains; you go on from the summary alone. Call no tool in this answer."
@@ -32,6 +33,11 @@ def write_system_prompt(
         *(describe_tool(tool) for tool in tools),
         _describe_conduct(policy),
     ]
+    if config.max_restarts:
+        parts.append(
+            f"# Starting over\nAn answer without calls that begins with '{START_OVER}' puts the files "
+            "you edited back and begins again with the request and that answer: say what you learned."
+        )
     if facts.rules.strip():
         parts.append(f"# Rules of this repository\n{facts.rules.strip()}")
     return "\n\n".join(parts)

@@ -15,9 +15,17 @@ from ostinato.models.decode.protocol import Generation
 class SegmentBuilder:
     """The tokens of one segment so far."""
 
-    def __init__(self, prompt_ids: Sequence[int], sampling: SamplingDistribution) -> None:
-        """`sampling`: what every answer of the segment is drawn from."""
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingDistribution,
+        opening: Segment | None = None,
+    ) -> None:
+        """`sampling`: what every answer of the segment is drawn from. `opening`: the record of the
+        prompt, where an earlier attempt sampled in it.
+        """
         self._sampling = sampling
+        self._opening = opening
         self.token_ids: list[int] = list(prompt_ids)
         self._sampled: list[tuple[int, Generation]] = []
 
@@ -41,6 +49,12 @@ class SegmentBuilder:
         logprobs_T = np.zeros(total, dtype=np.float32)
         weight_versions_T = np.full(total, -1, dtype=np.int64)
         cache_versions_T = np.full(total, -1, dtype=np.int64)
+        if self._opening is not None:  # its routes are those that this attempt's engine took
+            start = len(self._opening.token_ids_T)
+            loss_mask_T[:start] = self._opening.loss_mask_T
+            logprobs_T[:start] = self._opening.logprobs_T
+            weight_versions_T[:start] = self._opening.weight_versions_T
+            cache_versions_T[:start] = self._opening.cache_versions_T
         routed = [generation.routed_experts for _, generation in self._sampled]
         layers, experts = next((rows.shape[1:] for rows in routed if len(rows)), (0, 0))
         routed_experts_TLK = np.full((total, layers, experts), MISSING_ROUTE, dtype=np.int16)

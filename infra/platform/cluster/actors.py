@@ -4,6 +4,7 @@ How actors are named, restarted and ended, and the turn of Ray's errors into Clu
 not know what an actor does.
 """
 
+import asyncio
 from typing import Any
 
 import ray
@@ -129,6 +130,11 @@ def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
         raise
     except (RayActorError, ActorUnschedulableError, RaySystemError, WorkerCrashedError) as error:
         raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
+    """Answer of an actor. ClusterError names `what` when it does not come."""
+    return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
 
 
 def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:

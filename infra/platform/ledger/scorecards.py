@@ -33,6 +33,15 @@ class ScorecardRepository(Repository):
                 order_by=SCORECARDS.c.created_at,
             )
 
+    def of_checkpoint(self, checkpoint_id: str) -> list[ScorecardRow]:
+        """All scorecards of a checkpoint, oldest first."""
+        with self._database.read() as connection:
+            return SCORECARDS.list(
+                connection,
+                SCORECARDS.c.checkpoint_id == checkpoint_id,
+                order_by=SCORECARDS.c.created_at,
+            )
+
     def get(self, scorecard_id: str) -> ScorecardRow | None:
         with self._database.read() as connection:
             return SCORECARDS.first(connection, SCORECARDS.c.scorecard_id == scorecard_id)

@@ -1,4 +1,1 @@
-"""Boxes of many nodes: where they are placed, who holds them, when they end.
-
-The policy (`scheduler.py` and what it imports) is pure: time and randomness come in as arguments.
-"""
+"""Boxes on all machines of a Ray cluster: one node per machine lends them, holders choose a node."""

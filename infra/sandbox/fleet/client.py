@@ -1,29 +1,30 @@
-"""A holder's side of a fleet on Ray.
+"""A holder's side of a fleet on Ray: which node to ask, and leases that are renewed.
 
-A holder that dies stops renewing its leases, and its boxes go back by themselves.
+A holder that dies stops renewing its leases, and its boxes end by themselves.
 """
 
 import asyncio
 import itertools
 import logging
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import (
     ClusterError,
     InvalidArgument,
+    OstinatoError,
     SandboxHostLost,
     SandboxLost,
 )
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.sandbox.fleet.actor import RemoteNode, ask, name_node
-from ostinato.infra.sandbox.fleet.node import Node
-from ostinato.infra.sandbox.fleet.records import BoxRequest, Granted
+from ostinato.infra.sandbox.fleet.node import NodeLoad
 from ostinato.infra.sandbox.host.tools import Blobs, BoxTools, Reply
 from ostinato.infra.sandbox.protocol import Snapshot, SnapshotKind
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -31,13 +32,16 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 _logger = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 3
+_NUM_CANDIDATES = 8  # nodes that are asked for their load
+_LOAD_SECONDS = 10.0
+_WAIT_SECONDS = 120.0
 
 
 class _NodeChannel:
     """Requests to a box through its node."""
 
-    def __init__(self, grant: Granted, node: Node) -> None:
-        self.name = grant.box_id
+    def __init__(self, name: str, node: ActorHandle) -> None:
+        self.name = name
         self.is_lost = False
         self._node = node
 
@@ -50,7 +54,8 @@ class _NodeChannel:
         if self.is_lost:
             raise SandboxHostLost(f"box {self.name}: its lease is over")
         try:
-            return await self._node.call(self.name, operation, *arguments, **named)
+            reference = self._node.call.remote(self.name, operation, *arguments, **named)
+            return await _answer(reference, f"{operation} in {self.name}")
         except SandboxLost:
             self.is_lost = True
             raise
@@ -63,17 +68,20 @@ class LeasedBox(BoxTools):
     """A box on some node. After SandboxLost it is over."""
 
     def __init__(
-        self, grant: Granted, node: Node, give_back: Callable[["LeasedBox"], Awaitable[None]]
+        self,
+        lease_id: str,
+        node_name: str,
+        node: ActorHandle,
+        give_back: Callable[["LeasedBox"], Awaitable[None]],
     ) -> None:
-        self._channel = _NodeChannel(grant, node)
+        self._channel = _NodeChannel(lease_id, node)
         super().__init__(self._channel)
-        self.request_id = grant.request_id
-        self.sandbox_id = grant.box_id
-        self.node_id = grant.node_id
+        self.sandbox_id = lease_id
+        self.node_name = node_name
         self._give_back = give_back
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Files that differ from the template. None: removed."""
+        """Files that differ from the repository. None: removed."""
         if base is not None:
             raise InvalidArgument(f"diff of {self.sandbox_id} from {base}: a fleet keeps none")
         return await self._channel.call("diff")
@@ -83,27 +91,26 @@ class LeasedBox(BoxTools):
         raise InvalidArgument(f"snapshot {kind} of {self.sandbox_id}: a fleet keeps none")
 
     async def close(self) -> None:
-        """Give the box back."""
+        """Gives the box back."""
         await self._give_back(self)
 
     def lose(self) -> None:
-        """Note that the lease is over."""
+        """Notes that the lease is over."""
         self._channel.is_lost = True
 
 
 class FleetClient:
-    """Leases of one process on the boxes of one fleet, which is found by name when first asked.
-    Belongs to one event loop.
+    """Leases of one process on the boxes of one fleet, whose nodes are found by name. Belongs to one
+    event loop.
     """
 
-    def __init__(
-        self,
-        fleet_name: str,
-        *,
-        lease_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, fleet_name: str, *, lease_seconds: float = 60.0) -> None:
         self._fleet_name = fleet_name
         self._lease_seconds = lease_seconds
+        self._nodes: dict[str, ActorHandle] = {}
+        self._asking: Counter[str] = (
+            Counter()
+        )  # by node: requests of this process without a box yet
         self._live: dict[str, LeasedBox] = {}
         self._numbers = itertools.count(1)
         self._renewing: asyncio.Task[None] | None = None
@@ -122,61 +129,96 @@ class FleetClient:
         finally:
             await self.release(box)
 
-    async def acquire(self, template: str) -> LeasedBox:
-        """A box of a template, to be given back with `release`."""
+    async def acquire(self, repository: str) -> LeasedBox:
+        """A new box of a repository, to be given back with `release`."""
         # of this process alone: one started again must not be given the boxes of the one before
         holder_id = ray.get_runtime_context().get_worker_id()
-        request = BoxRequest(
-            request_id=f"{holder_id}/{next(self._numbers)}",
-            template=template,
-            lease_seconds=self._lease_seconds,
-        )
+        lease_id = f"{holder_id}/{next(self._numbers)}"
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
         try:
-            reference = _find(self._fleet_name).acquire.remote(request)
-            grant: Granted = await ask(reference, f"request {request.request_id}")
+            name = await self._choose_node()
+            node = self._nodes[name]
+            self._asking[name] += 1
+            try:
+                reference = node.acquire.remote(
+                    lease_id, repository, self._lease_seconds, _WAIT_SECONDS
+                )
+                await _answer(reference, f"request {lease_id} to {name}")
+            except asyncio.CancelledError:
+                node.release.remote(lease_id)  # who asked gave up
+                raise
+            finally:
+                self._asking[name] -= 1
         except ClusterError as error:
             raise SandboxLost(f"fleet {self._fleet_name} gives no box: {error}") from error
-        node = RemoteNode(_find(name_node(self._fleet_name, grant.node_id)))
-        box = LeasedBox(grant, node, self.release)
-        self._live[request.request_id] = box
+        box = self._live[lease_id] = LeasedBox(lease_id, name, node, self.release)
         return box
 
     async def release(self, box: LeasedBox) -> None:
-        """Give a box back. Where the fleet is gone the lease ends by itself."""
-        self._live.pop(box.request_id, None)
+        """Gives a box back. Where its node is gone the box is too."""
+        self._live.pop(box.sandbox_id, None)
         try:
-            reference = _find(self._fleet_name).release.remote(box.request_id)
-            await ask(reference, f"lease {box.request_id}")
+            reference = self._nodes[box.node_name].release.remote(box.sandbox_id)
+            await _answer(reference, f"lease {box.sandbox_id}")
         except (ClusterError, SandboxLost) as error:
             _logger.info("box not given back %s", fields(box=box.sandbox_id, error=str(error)))
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Gives everything back."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         for box in list(self._live.values()):
             await self.release(box)
 
+    async def _choose_node(self) -> str:
+        """The least loaded of a few nodes that were drawn. SandboxLost when the fleet has none."""
+        names = ray.util.list_named_actors()
+        alive = [name for name in names if name.startswith(f"{self._fleet_name}-machine")]
+        if not alive:
+            raise SandboxLost(f"{self._fleet_name} is not registered, wanted a live sandbox fleet")
+        drawn = random.sample(alive, min(_NUM_CANDIDATES, len(alive)))
+        for name in drawn:
+            if name not in self._nodes:
+                self._nodes[name] = ray.get_actor(name)
+        answers = await asyncio.gather(*map(self._ask_load, drawn), return_exceptions=True)
+        scores = {
+            name: answer.score(self._asking[name])
+            for name, answer in zip(drawn, answers, strict=True)
+            if isinstance(answer, NodeLoad)
+        }
+        if not scores:
+            raise ClusterError(f"none of {len(drawn)} nodes told its load: {answers[0]}")
+        return min(scores, key=scores.__getitem__)
+
+    async def _ask_load(self, name: str) -> NodeLoad:
+        async with asyncio.timeout(_LOAD_SECONDS):
+            return await _answer(self._nodes[name].load.remote(), f"load of {name}")
+
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / _RENEWALS_PER_LEASE)
-            try:
-                reference = _find(self._fleet_name).renew.remote(list(self._live))
-                over = await ask(reference, "renewal of leases")
-            except (ClusterError, SandboxLost) as error:  # it restarts or is slow: try again
-                _logger.info("no renewal %s", fields(fleet=self._fleet_name, error=str(error)))
-                continue
-            for request_id in over:
-                box = self._live.pop(request_id, None)
-                if box is not None:
-                    box.lose()
+            for name in {box.node_name for box in self._live.values()}:
+                held = [lease for lease, box in self._live.items() if box.node_name == name]
+                try:
+                    over = await _answer(self._nodes[name].renew.remote(held), f"renewal by {name}")
+                except ClusterError as error:  # it starts again, and then tells that they are over
+                    _logger.info("no renewal %s", fields(node=name, error=str(error)))
+                    continue
+                for lease_id in over:
+                    box = self._live.pop(lease_id, None)
+                    if box is not None:
+                        box.lose()
 
 
-def _find(name: str) -> ActorHandle:
-    actor = find_actor(name)
-    if actor is None:
-        raise SandboxLost(f"{name} is not registered, wanted a live sandbox fleet")
-    return actor
+async def _answer(reference: Any, what: str) -> Any:
+    """The value of a call on a node. Ray's errors come as ClusterError, the node's own as they are."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, OstinatoError):
+            raise error.cause from error
+        raise
+    except RayError as error:
+        raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error

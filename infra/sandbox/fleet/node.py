@@ -1,24 +1,16 @@
-"""The daemon of one node: obeys orders, tells what it has and feels, and passes calls on to boxes.
-
-It decides nothing: which boxes there should be is the scheduler's.
-"""
+"""The boxes of one machine. Each is new and lent to one holder, until that one gives it back or falls silent."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.backends import SandboxKind, open_backend
-from ostinato.infra.sandbox.fleet.records import (
-    NodeReport,
-    NodeSpec,
-    Order,
-    Pressure,
-    StartBox,
-    StopBox,
-)
+from ostinato.infra.sandbox.fleet.pressure import count_room, read_pressure
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -26,134 +18,158 @@ _logger = logging.getLogger(__name__)
 
 # what a holder may call on its box: all that a sandbox offers, but its end
 BOX_OPERATIONS = frozenset(("request", "diff"))
+# more only wait for one another's processor time, until the start limit fails them
+_STARTS_AT_A_TIME = 16
+_REAP_SECONDS = 0.25
 
 
-class Node(Protocol):
-    """A node as the service talks to it, in this process or another."""
+@dataclass(frozen=True)
+class NodeLoad:
+    """Load of a node: boxes lent and asked for, and how busy its machine is."""
 
-    async def obey(self, order: Order) -> bool: ...
+    lent: int
+    waiting: int
+    most_boxes: int
+    pressure: float
 
-    async def report(self, counted_at_seconds: float) -> NodeReport: ...
+    def score(self, num_coming: int) -> float:
+        """Lower is better. `num_coming`: requests on their way, which the node cannot have counted."""
+        return (self.lent + self.waiting + num_coming) / self.most_boxes + self.pressure
 
-    async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any: ...
+
+@dataclass
+class _Lease:
+    """A box that is lent until a time of the monotonic clock, unless it is renewed."""
+
+    box: Sandbox
+    seconds: float
+    until: float
+
+    @property
+    def is_over(self) -> bool:
+        return self.box.is_lost or self.until <= time.monotonic()
 
 
-class RepositoryBoxes:
-    """Boxes of this machine whose templates are repositories. Belongs to one event loop."""
+class BoxNode:
+    """Lender of this machine's boxes. Belongs to one event loop."""
 
     def __init__(
         self,
         repositories: Mapping[str, PreparedRepository],
-        limits: SandboxLimits | None = None,
+        limits: SandboxLimits,
         kind: SandboxKind = SandboxKind.NAMESPACE,
+        most_boxes: int | None = None,
     ) -> None:
+        """`most_boxes`: None for as many as the machine has room for."""
         self._repositories = dict(repositories)
-        self._limits = limits or SandboxLimits()
+        self._limits = limits
         self._backend = open_backend(kind)
+        self._most_boxes = most_boxes or count_room()
+        self._room = asyncio.Semaphore(self._most_boxes)
+        self._starts = asyncio.Semaphore(_STARTS_AT_A_TIME)
+        self._asked: dict[str, asyncio.Task[None]] = {}  # by lease id: waits, or its box starts
+        self._leases: dict[str, _Lease] = {}
+        self._reaping: asyncio.Task[None] | None = None
 
-    async def __call__(self, template: str) -> Sandbox:
-        repository = self._repositories.get(template)
-        if repository is None:
-            names = ", ".join(sorted(self._repositories)) or "none"
-            raise SandboxError(f"template {template} is not on this node; wanted one of: {names}")
-        return await self._backend.create(
-            SandboxSpec(repository=repository.directory, limits=self._limits)
-        )
+    async def load(self) -> NodeLoad:
+        """What is lent and waited for now."""
+        return NodeLoad(len(self._leases), len(self._asked), self._most_boxes, read_pressure())
 
-
-class NodeDaemon:
-    """A `Node` that has its boxes in this process. Belongs to one event loop."""
-
-    def __init__(
-        self,
-        spec: NodeSpec,
-        make_box: Callable[[str], Awaitable[Sandbox]],
-        read_pressure: Callable[[], Pressure],
+    async def acquire(
+        self, lease_id: str, repository: str, lease_seconds: float, wait_seconds: float
     ) -> None:
-        """`make_box`: a box in its template's state, that answers."""
-        self.spec = spec
-        self._make_box = make_box
-        self._read_pressure = read_pressure
-        self._boxes: dict[str, Sandbox] = {}  # by box id
-        self._starting: dict[str, asyncio.Task[bool]] = {}
-        self._num_reports = 0
+        """Lends a new box under an id of the caller's choice when it is up; requests are served in their
+        order. CapacityExhausted when there was no room in time.
+        """
+        if self._reaping is None:
+            self._reaping = asyncio.create_task(self._reap())
+        lending = self._lend(lease_id, repository, lease_seconds, wait_seconds)
+        task = self._asked[lease_id] = asyncio.create_task(lending)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del self._asked[lease_id]
+        if task.cancelled():
+            raise SandboxLost(f"request {lease_id} was withdrawn")
+        task.result()
 
-    async def obey(self, order: Order) -> bool:
-        """Carry out an order; whether the box is then as wanted. Done again it does no harm."""
-        if isinstance(order, StopBox):
-            await self._stop(order.box_id)
-            return True
-        if order.box_id in self._boxes:
-            return True
-        task = self._starting.get(order.box_id)
-        if task is None:
-            task = asyncio.create_task(self._start(order))
-            self._starting[order.box_id] = task
-            task.add_done_callback(lambda _: self._starting.pop(order.box_id, None))
-        await asyncio.wait([task])
-        return not task.cancelled() and task.result()
+    async def renew(self, lease_ids: Iterable[str]) -> list[str]:
+        """Gives leases their whole length again. The ids of those that are over."""
+        over = []
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.is_over:
+                over.append(lease_id)
+            else:
+                lease.until = time.monotonic() + lease.seconds
+        return over
 
-    async def report(self, counted_at_seconds: float) -> NodeReport:
-        """Pressure and every box that is here; a box that died is not."""
-        self._num_reports += 1
-        for box_id in [box_id for box_id, box in self._boxes.items() if box.is_lost]:
-            await self._stop(box_id)
-        return NodeReport(
-            node_id=self.spec.node_id,
-            pressure=self._read_pressure(),
-            boxes=frozenset((*self._boxes, *self._starting)),
-            counted_at_seconds=counted_at_seconds,
-        )
+    async def release(self, lease_id: str) -> None:
+        """Ends a lease and its box, or a request that waits. Nothing when it was over already."""
+        if lease_id in self._asked:
+            self._asked[lease_id].cancel()
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            try:
+                await lease.box.close()
+            finally:
+                self._room.release()
 
-    async def call(self, box_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Pass an operation on to a box. SandboxLost when it is not here."""
+    async def call(self, lease_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
+        """Passes an operation on to a box. SandboxLost when it is not here."""
         if operation not in BOX_OPERATIONS:
             raise SandboxError(
-                f"{operation} on box {box_id}: wanted one of {', '.join(sorted(BOX_OPERATIONS))}"
+                f"{operation} on box {lease_id}: wanted one of {', '.join(sorted(BOX_OPERATIONS))}"
             )
-        box = self._boxes.get(box_id)
-        if box is None:
-            raise SandboxLost(f"box {box_id} is not on node {self.spec.node_id}")
-        return await getattr(box, operation)(*arguments, **named)
-
-    @property
-    def num_boxes(self) -> int:
-        """Boxes that are up."""
-        return len(self._boxes)
-
-    async def fence(self, silence_seconds: float) -> None:
-        """Ends every box when the scheduler has been silent too long. Runs until cancelled."""
-        while True:
-            seen = self._num_reports
-            await asyncio.sleep(silence_seconds)
-            if seen == self._num_reports and (self._boxes or self._starting):
-                _logger.warning(
-                    "fleet is silent, boxes ended %s",
-                    fields(node=self.spec.node_id, boxes=self.num_boxes, seconds=silence_seconds),
-                )
-                await self.close()
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise SandboxLost(
+                f"box {lease_id} is not lent here, wanted a lease that was renewed in time"
+            )
+        return await getattr(lease.box, operation)(*arguments, **named)
 
     async def close(self) -> None:
-        """End every box."""
-        for box_id in (*self._starting, *self._boxes):
-            await self._stop(box_id)
+        """Ends every box and refuses whoever waits."""
+        if self._reaping is not None:
+            self._reaping.cancel()
+        for lease_id in (*self._asked, *self._leases):
+            await self.release(lease_id)
+        await self._backend.close()
 
-    async def _start(self, order: StartBox) -> bool:
-        try:
-            self._boxes[order.box_id] = await self._make_box(order.template)
-        except SandboxError as error:
-            _logger.warning(
-                "box did not start %s",
-                fields(node=self.spec.node_id, box=order.box_id, error=str(error)),
+    async def _lend(
+        self, lease_id: str, repository: str, lease_seconds: float, wait_seconds: float
+    ) -> None:
+        prepared = self._repositories.get(repository)
+        if prepared is None:
+            names = ", ".join(sorted(self._repositories)) or "none"
+            raise SandboxError(
+                f"repository {repository} is not on this node; wanted one of: {names}"
             )
-            return False
-        return True
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._room.acquire()
+        except TimeoutError:
+            raise CapacityExhausted(
+                f"request {lease_id} got no box in {wait_seconds:.0f} s: all {self._most_boxes} are lent "
+                f"and {len(self._asked)} requests wait"
+            ) from None
+        try:
+            async with self._starts:
+                spec = SandboxSpec(repository=prepared.directory, limits=self._limits)
+                box = await self._backend.create(spec)
+        except BaseException:
+            self._room.release()
+            raise
+        self._leases[lease_id] = _Lease(box, lease_seconds, time.monotonic() + lease_seconds)
 
-    async def _stop(self, box_id: str) -> None:
-        task = self._starting.get(box_id)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        box = self._boxes.pop(box_id, None)
-        if box is not None:
-            await box.close()
+    async def _reap(self) -> None:
+        """Ends leases that are over. Runs until cancelled."""
+        while True:
+            for lease_id in [name for name, lease in self._leases.items() if lease.is_over]:
+                _logger.info("lease ended %s", fields(lease=lease_id))
+                try:
+                    await self.release(lease_id)
+                except SandboxError as error:
+                    _logger.warning("box did not end %s", fields(lease=lease_id, error=str(error)))
+            await asyncio.sleep(_REAP_SECONDS)

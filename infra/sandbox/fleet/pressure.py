@@ -1,34 +1,22 @@
-"""Load of this machine: stall ratios (PSI, where the kernel has it), memory and disk in use."""
-
-import re
-from pathlib import Path
+"""Load of this machine, and how many boxes it can hold."""
 
 import psutil
 
-from ostinato.infra.sandbox.fleet.records import Pressure, Resources
+# What is counted for a box when machines are filled. An agent's box mostly waits for the model; what it may use
+# at most is its limits' to say, and the sum of those would leave machines empty.
+_BOXES_PER_CORE = 36
+_BYTES_PER_BOX = 64 << 20
+_FILLED_SHARE = 0.9
 
-_PRESSURE_FOLDER = Path("/proc/pressure")
 
-
-def read_pressure(writable: Path) -> Pressure:
-    """Pressure of the whole machine. Disk is that of the file system of `writable`."""
-    memory = psutil.virtual_memory()
-    return Pressure(
-        stall_ratio=max(map(_stall_ratio, ("cpu", "memory", "io"))),
-        memory_stall_ratio=_stall_ratio("memory"),
-        load_per_cpu=psutil.getloadavg()[0] / (psutil.cpu_count() or 1),
-        used=Resources(
-            memory_bytes=memory.total - memory.available,
-            disk_bytes=psutil.disk_usage(str(writable)).used,
-        ),
+def read_pressure() -> float:
+    """Tasks that run or wait per core, plus the share of memory in use; near 0 for an idle machine."""
+    return (
+        psutil.getloadavg()[0] / (psutil.cpu_count() or 1) + psutil.virtual_memory().percent / 100
     )
 
 
-def _stall_ratio(resource: str) -> float:
-    """Share of the last ten seconds in which some task waited for the resource."""
-    try:
-        text = (_PRESSURE_FOLDER / resource).read_text()
-    except OSError:  # a kernel without PSI, or one that has it switched off
-        return 0.0
-    found = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
-    return 0.0 if found is None else float(found[1]) / 100
+def count_room() -> int:
+    """Boxes that this machine can hold together, at least one."""
+    memory = psutil.virtual_memory().total * _FILLED_SHARE / _BYTES_PER_BOX
+    return max(1, int(min((psutil.cpu_count() or 1) * _BOXES_PER_CORE, memory)))

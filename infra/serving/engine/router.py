@@ -5,9 +5,8 @@ busier than the least busy one by more than the margin. Whose turn comes first o
 engine's to say.
 """
 
-import heapq
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.states import ReplicaState
@@ -23,38 +22,6 @@ class _Load:
     given_tokens: int = 0  # since the start: decides between equally busy replicas
 
 
-@dataclass(slots=True)
-class _LeastBusy:
-    """Serving replicas by load. Old entries stay in the heap until they come to its top."""
-
-    loads: dict[str, _Load]
-    heap: list[tuple[int, int, str]] = field(default_factory=list)
-
-    def note(self, name: str) -> None:
-        """The load or state of a replica changed."""
-        load = self.loads[name]
-        if load.state is ReplicaState.SERVING:
-            heapq.heappush(self.heap, (load.outstanding_tokens, load.given_tokens, name))
-
-    def peek(self) -> str | None:
-        """The least busy serving replica. Of equals the one that was given least so far."""
-        if len(self.heap) > 64 + 8 * len(self.loads):
-            self.heap = []
-            for name in self.loads:
-                self.note(name)
-        while self.heap:
-            outstanding, given, name = self.heap[0]
-            load = self.loads.get(name)
-            if (
-                load is not None
-                and load.state is ReplicaState.SERVING
-                and (load.outstanding_tokens, load.given_tokens) == (outstanding, given)
-            ):
-                return name
-            heapq.heappop(self.heap)
-        return None
-
-
 class RequestRouter:
     """Keeps a conversation where its cache is, unless that replica is far busier than another."""
 
@@ -68,19 +35,15 @@ class RequestRouter:
         if not replica_ids:
             raise EngineError("request router got 0 replicas, wanted at least 1")
         self._steal_margin_tokens = steal_margin_tokens
-        self._loads: dict[str, _Load] = {}
-        self._least_busy = _LeastBusy(self._loads)
         # session -> replica, least recently used first
         self._home: OrderedDict[str, str] = OrderedDict()
-        for replica_id in replica_ids:
-            self._loads[replica_id] = _Load(state)
-            self._least_busy.note(replica_id)
+        self._loads = {replica_id: _Load(state) for replica_id in replica_ids}
 
     def choose(self, session_id: str, tokens: int) -> str:
         """Assigns a request of `tokens` (prompt plus answer at most) until `finish` is told.
         EngineError when no replica serves.
         """
-        least = self._least_busy.peek()
+        least = self._least_busy()
         if least is None:
             raise EngineError(
                 f"no replica serves session {session_id}: {self.describe()}, wanted one serving"
@@ -94,13 +57,11 @@ class RequestRouter:
             self._home.popitem(last=False)
         self._loads[home].outstanding_tokens += tokens
         self._loads[home].given_tokens += tokens
-        self._least_busy.note(home)
         return home
 
     def finish(self, replica_id: str, tokens: int) -> None:
         """Takes back what `choose` counted."""
         self._loads[replica_id].outstanding_tokens -= tokens
-        self._least_busy.note(replica_id)
 
     def end_session(self, session_id: str) -> str | None:
         """Forgets a session. Returns the replica that holds its cache."""
@@ -110,7 +71,6 @@ class RequestRouter:
     def set_state(self, replica_id: str, state: ReplicaState) -> None:
         """Takes note of a replica's state. Sessions of one that does not serve go elsewhere."""
         self._loads[replica_id].state = state
-        self._least_busy.note(replica_id)
 
     def states(self) -> dict[str, ReplicaState]:
         """State by replica."""
@@ -118,7 +78,7 @@ class RequestRouter:
 
     def is_serving(self) -> bool:
         """Whether any replica serves."""
-        return self._least_busy.peek() is not None
+        return self._least_busy() is not None
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Tokens promised by replica."""
@@ -135,8 +95,19 @@ class RequestRouter:
         )
 
     def _serves(self, name: str) -> bool:
-        load = self._loads.get(name)
-        return load is not None and load.state is ReplicaState.SERVING
+        return self._loads[name].state is ReplicaState.SERVING
+
+    def _least_busy(self) -> str | None:
+        """The least busy serving replica. Of equals the one that was given least so far."""
+        return min(
+            filter(self._serves, self._loads),
+            key=lambda name: (
+                self._loads[name].outstanding_tokens,
+                self._loads[name].given_tokens,
+                name,
+            ),
+            default=None,
+        )
 
     def _is_far_busier(self, home: str, least: str) -> bool:
         gap = self._loads[home].outstanding_tokens - self._loads[least].outstanding_tokens

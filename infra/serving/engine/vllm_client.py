@@ -242,6 +242,7 @@ class VllmEngine:
             routed_experts=routes[:fed].astype(np.int16),
             route_offset=0,
             stop_reason=stop_reason,
+            likeliest_T=_likeliest(output, request.top_logprobs)[:cut],
         )
 
 
@@ -263,7 +264,7 @@ def _sampling(request: GenerateRequest, max_tokens: int) -> SamplingParams:
         max_tokens=max_tokens,
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,  # the request's stop tokens are all there are
-        logprobs=0,  # of the sampled token
+        logprobs=request.top_logprobs,  # beside that of the sampled token
         detokenize=False,
     )
 
@@ -274,6 +275,22 @@ def _logprobs(output: CompletionOutput) -> list[float]:
         places[token].logprob
         for token, places in zip(output.token_ids, output.logprobs, strict=True)
     ]
+
+
+def _likeliest(
+    output: CompletionOutput | None, count: int
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    if output is None or not output.logprobs or not count:
+        return ()
+    by_token = (
+        sorted(
+            ((token, place.logprob) for token, place in places.items()), key=lambda pair: -pair[1]
+        )
+        for places in output.logprobs
+    )
+    return tuple(
+        tuple(pair for pair in pairs[:count] if pair[1] > float("-inf")) for pairs in by_token
+    )
 
 
 def _stop_sequence_end(token_ids: list[int], sequences: tuple[tuple[int, ...], ...]) -> int | None:

@@ -4,6 +4,8 @@ from fastapi import HTTPException
 
 from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
 
+_MOST_CHARACTERS = 400
+
 
 class ApiError(HTTPException):
     """Refusal: HTTP status, message with what was wanted, code, and field at fault."""
@@ -26,6 +28,9 @@ class ApiError(HTTPException):
 
 
 def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, object]:
+    """The body of a refusal or a fault. A message that quotes much of the request is cut."""
+    if len(message) > _MOST_CHARACTERS:
+        message = f"{message[: _MOST_CHARACTERS - 100]} ... {message[-80:]}"
     kind = "server_error" if code in SERVER_CODES else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -119,7 +119,9 @@ class ChatRequest(OpenAIWire):
     n: int | None = None
     stop: list[str] | None = Field(default=None, description="one string may come bare")
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(
+        default=None, description="0 to 20 likeliest tokens at each place; needs logprobs"
+    )
     return_token_ids: bool | None = Field(
         default=None, description="as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"
     )
@@ -132,13 +134,20 @@ class ChatRequest(OpenAIWire):
         return [stop] if isinstance(stop, str) else stop
 
 
-class TokenLogprob(Wire):
-    """One sampled token, in OpenAI's form."""
+class LikelyToken(Wire):
+    """One token of a place's distribution, in OpenAI's form."""
 
     token: str
-    logprob: float = Field(description="natural log, under the distribution it was drawn from")
+    logprob: float = Field(description="natural log, under the distribution that was drawn from")
     bytes: list[int]
-    top_logprobs: list[Any] = []
+
+
+class TokenLogprob(LikelyToken):
+    """One sampled token."""
+
+    top_logprobs: list[LikelyToken] = Field(
+        description="likeliest first; fewer than asked for where fewer could be drawn"
+    )
 
 
 class AgentSessionRequest(Wire):

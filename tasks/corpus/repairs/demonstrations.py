@@ -67,7 +67,7 @@ class _Attempt:
 
     problem: Problem
     plan_name: str
-    document: Document | None
+    documents: tuple[Document, ...]  # one per segment
     first_report: str
 
 
@@ -121,8 +121,8 @@ async def make_demonstrations(
     for attempt in attempts:  # in the order of the jobs, whichever ended first
         assert attempt is not None
         result.by_plan[attempt.plan_name] += 1
-        if attempt.document is not None:
-            result.documents.append(attempt.document)
+        if attempt.documents:
+            result.documents += attempt.documents
             result.reports.add(attempt.problem.path, attempt.problem.symbol, attempt.first_report)
     return result
 
@@ -154,15 +154,23 @@ async def _demonstrate(
     else:
         conversation = locate_and_repair(locating, plan, right=right, wrong=wrong)
     async with place.leased(broken) as sandbox:
-        transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
+        transcript = await _play(
+            conversation,
+            problem,
+            place,
+            settings,
+            sandbox,
+            broken,
+            index,
+            _summary(problem, region),
+        )
     wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
-        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
-    (segment,) = transcript.segments
-    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", (), "")
+    documents = _documents(transcript)
     if plan.course is not Course.RIGHT:
-        _mask_first_edit(document)
-    return _Attempt(problem, plan.name, document, _first_report(transcript))
+        _mask_first_edit(documents[0])
+    return _Attempt(problem, plan.name, documents, _first_report(transcript))
 
 
 async def _demonstrate_plainly(
@@ -176,7 +184,7 @@ async def _demonstrate_plainly(
     broken = problem.break_files(pristine)
     calls = write_repair(problem, broken, settings.harness)
     if calls is None:
-        return _Attempt(problem, "dropped_not_shown", None, "")
+        return _Attempt(problem, "dropped_not_shown", (), "")
     async with place.leased(broken) as sandbox:
         conversation = repair_plainly(calls)
         transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
@@ -184,10 +192,15 @@ async def _demonstrate_plainly(
     edited = {edit.path for edit in problem.edits}  # hidden tests stay cut out
     is_whole = all(left.get(path, pristine[path]) == pristine[path] for path in edited)
     if transcript.final_message != FIXED or not is_whole:
-        return _Attempt(problem, f"dropped_{transcript.end_reason}", None, "")
-    (segment,) = transcript.segments
-    document = Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
-    return _Attempt(problem, PLAIN, document, "")
+        return _Attempt(problem, f"dropped_{transcript.end_reason}", (), "")
+    return _Attempt(problem, PLAIN, _documents(transcript), "")
+
+
+def _documents(transcript: Transcript) -> tuple[Document, ...]:
+    return tuple(
+        Document(segment.token_ids_T.tolist(), segment.loss_mask_T.tolist())
+        for segment in transcript.segments
+    )
 
 
 async def _play(
@@ -198,6 +211,7 @@ async def _play(
     sandbox: Sandbox,
     broken: Mapping[str, bytes],
     index: int,
+    summary: str = "",
 ) -> Transcript:
     """The transcript of a demonstrator in the agents' loop. `broken`: the files it finds changed."""
     request = AgentRequest(
@@ -212,7 +226,7 @@ async def _play(
         test_limit_seconds=_TEST_LIMIT_SECONDS,
         search=settings.search,
     )
-    model = Demonstrator(settings.renderer, conversation)
+    model = Demonstrator(settings.renderer, conversation, summary)
     return await run_agent(model, settings.renderer, environment, request, settings.harness)
 
 
@@ -236,6 +250,13 @@ def _right_edit(problem: Problem, region: Region) -> str:
             )
         lines.append(f"{line_tag(number)}{edit.gold_text}")
     return f"<edit_file>{''.join(lines)}</edit_file>"
+
+
+def _summary(problem: Problem, region: Region) -> str:
+    """The wrong lines as they were read: what a new context needs to edit them."""
+    numbers = [edit.line_number - region.first_line + 1 for edit in problem.edits]
+    shown = [f"{line_tag(number)}{region.lines[number - 1]}" for number in numbers]
+    return "wrong: " + "".join(shown)
 
 
 def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Generator
 
 import numpy as np
 
+from ostinato.infra.agent.loop.prompts import START_OVER, SUMMARY_REQUEST
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.rendering import Renderer
-from ostinato.models.rendering.vocabulary import TOOL
+from ostinato.models.rendering.vocabulary import ASSISTANT, END, TOOL, USER
 from ostinato.tasks.corpus.repairs.locating import LocatingCalls
 from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
@@ -25,16 +26,26 @@ Conversation = Generator[str, str, None]
 class Demonstrator:
     """Answers one attempt at one problem."""
 
-    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
-        """`conversation` yields answers and is sent the last result of each."""
+    def __init__(self, renderer: Renderer, conversation: Conversation, summary: str = "") -> None:
+        """`conversation` yields answers and is sent the last result of each. `summary`: what it
+        writes where one is asked for before the tests pass.
+        """
         self._renderer = renderer
         self._conversation = conversation
+        self._summary = summary
         self._has_started = False
+        self._result: str | None = None  # of the turn before a summary
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """The next answer to what the tools said last."""
-        if self._has_started:
-            answer = self._conversation.send(_last_result(self._renderer, request.token_ids))
+        text = self._renderer.decode(request.token_ids).removesuffix(f"{END}{ASSISTANT}")
+        if text.endswith(f"{USER}{SUMMARY_REQUEST}"):
+            self._result = _last_result(text.removesuffix(f"{END}{USER}{SUMMARY_REQUEST}"))
+            answer = PASSED if self._result == PASSED else self._summary
+        elif self._has_started:
+            result = _last_result(text) if self._result is None else self._result
+            self._result = None
+            answer = self._conversation.send(result)
         else:
             answer = next(self._conversation)
             self._has_started = True
@@ -52,13 +63,11 @@ class Demonstrator:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Keeps nothing."""
-        self._conversation.close()
+        """Goes on: a segment ended, perhaps not the attempt."""
 
 
-def _last_result(renderer: Renderer, token_ids: tuple[int, ...]) -> str:
-    text = renderer.decode(token_ids).rpartition(TOOL)[2]
-    return text.removesuffix("<|end|><|assistant|>")
+def _last_result(text: str) -> str:
+    return text.rpartition(TOOL)[2]
 
 
 def locate_and_repair(
@@ -84,6 +93,10 @@ def repair(plan: Plan, place: str, *, right: str, wrong: str) -> Conversation:
         if plan.course is Course.GIVE_UP:
             yield GAVE_UP
             return
+        if plan.course is Course.START_OVER:
+            yield f"{START_OVER} {wrong.removeprefix('<edit_file>').removesuffix('</edit_file>')} did not pass"
+            for calls in look_turns(plan, place):
+                yield "".join(calls)
     result = yield from _edit_and_test(plan, right)
     yield FIXED if result == PASSED else GAVE_UP
 

@@ -26,6 +26,7 @@ class Course(StrEnum):
     RIGHT = "right"
     WRONG_THEN_RIGHT = "wrong_then_right"
     GIVE_UP = "give_up"
+    START_OVER = "start_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
         course = Course.WRONG_THEN_RIGHT
     elif draw < style.wrong_first_share + style.give_up_share:
         course = Course.GIVE_UP
+    elif draw < style.wrong_first_share + style.give_up_share + style.start_over_share:
+        course = Course.START_OVER
     else:
         course = Course.RIGHT
     return Plan(is_parallel, course)

@@ -2,8 +2,8 @@
 
 `take_expectations_out`: the text of a test file in which each assertion only shows its operands and
 what comparing them gives, without operands that are literals. With a source of chance the literals
-of the chosen tests are changed too, so that what is left of an expectation (a parameter, a variable)
-is wrong as well.
+of the chosen tests are changed too, and some of what these take from beside them, so that what is
+left of an expectation (a parameter, a variable) is wrong as well.
 """
 
 import ast
@@ -25,6 +25,7 @@ _COMPARISONS = frozenset(
     {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
 )
 _CHANGED_SHARE = 0.35
+_CHANGED_IN_CALLS = (0, 1, 3)
 _SPARED_CALLS = frozenset({"parametrize", "usefixtures", "getattr", "hasattr", "importorskip"})
 _MOST_INTEGER = 10_000
 
@@ -48,8 +49,13 @@ def take_expectations_out(
     tree = parse_python(source.decode())
     tree.body = list(_keep_tests(tree.body, tests, ""))
     if chance is not None:
-        for node in _find_tests(tree.body, tests, ""):
+        chosen = _find_tests(tree.body, tests, "")
+        beside = _find_beside(tree.body, chosen)
+        for node in chosen:
             _ChangedLiterals(chance).visit(node)
+        some = _draw_literals(beside, chance)
+        for node in beside:
+            _ChangedLiterals(chance, some).visit(node)
     tree = _Blind(with_literals).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
@@ -85,6 +91,58 @@ def _find_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> lis
     return found
 
 
+def _find_beside(body: list[ast.stmt], tests: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements outside of tests that give them values: assignments whose names they use, fixtures
+    they ask for, and all that stands in their classes beside tests.
+    """
+    beside: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.ClassDef) and any(item in tests for item in ast.walk(node)):
+            beside += [item for item in node.body if item not in tests]
+    waiting = [*tests, *beside]
+    while waiting:
+        names = _names_in(waiting.pop())
+        found = [node for node in body if node not in beside and not names.isdisjoint(_given(node))]
+        beside += found
+        waiting += found
+    return beside
+
+
+def _names_in(node: ast.stmt) -> set[str]:
+    names = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    return names | {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
+
+
+def _given(node: ast.stmt) -> set[str]:
+    """Names that an assignment or a fixture gives to tests."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        is_fixture = any("fixture" in ast.unparse(item) for item in node.decorator_list)
+        return {node.name} if is_fixture else set()
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        held = [item for target in targets for item in ast.walk(target)]
+        return {item.id for item in held if isinstance(item, ast.Name)}
+    return set()
+
+
+def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AST]:
+    """Literals to change beside the tests of a copy, one at least. Few of those in calls: one that is
+    impossible there (a date) breaks the import of the whole copy.
+    """
+    parts = [part for node in beside for part in ast.walk(node)]
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    in_calls = {id(part) for call in calls for part in ast.walk(call)}
+    held = [
+        part
+        for part in parts
+        if isinstance(part, ast.Constant) and not isinstance(part.value, (bool, type(None)))
+    ]
+    some = [part for part in held if id(part) not in in_calls and chance.random() < _CHANGED_SHARE]
+    risky = [part for part in held if id(part) in in_calls]
+    some += chance.sample(risky, min(len(risky), chance.choice(_CHANGED_IN_CALLS)))
+    return [*some] or [*chance.sample(held, min(len(held), 1))]
+
+
 class _Blind(ast.NodeTransformer):
     """Assertions become calls that show their operands."""
 
@@ -116,10 +174,14 @@ class _Blind(ast.NodeTransformer):
 
 
 class _ChangedLiterals(ast.NodeTransformer):
-    """Some literals of a test become others of their type. Names given as text stay."""
+    """Some literals of a test become others of their type. Names given as text stay.
 
-    def __init__(self, chance: random.Random) -> None:
+    `some`: those that do. None: drawn as they come.
+    """
+
+    def __init__(self, chance: random.Random, some: list[ast.AST] | None = None) -> None:
         self._chance = chance
+        self._some = None if some is None else frozenset(map(id, some))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.body and _is_text(node.body[0]):
@@ -136,7 +198,10 @@ class _ChangedLiterals(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if self._chance.random() >= _CHANGED_SHARE:
+        is_one = (
+            self._chance.random() < _CHANGED_SHARE if self._some is None else id(node) in self._some
+        )
+        if not is_one:
             return node
         return ast.copy_location(ast.Constant(change_value(node.value, self._chance)), node)
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pstdev
 
+import numpy as np
+
 from ostinato.infra.agent.transcript import Segment
 from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.records import Group, Sample, Trajectory
@@ -27,9 +29,31 @@ def center_rewards(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def advantages_of(group: Group, objective: ObjectiveConfig) -> list[float]:
-    """Advantage of each trajectory, with the divisions that the objective names."""
-    rewards = [trajectory.reward.total for trajectory in group.trajectories]
+def trained_members(group: Group) -> list[Trajectory]:
+    """The group less what was only begun for others to branch off."""
+    return [member for member in group.trajectories if not member.is_context_only]
+
+
+def trained_segments(trajectory: Trajectory) -> tuple[Segment, ...]:
+    """Its segments, of a forked group with the loss on what follows the branch alone."""
+    segments = trajectory.transcript.segments
+    if trajectory.branch is None or not segments:
+        return segments
+    return (cut_loss(trajectory, 0, segments[0]), *segments[1:])
+
+
+def cut_loss(trajectory: Trajectory, number: int, segment: Segment) -> Segment:
+    """A segment of that number without loss on tokens before the branch, if there is one."""
+    if trajectory.branch is None or number:
+        return segment
+    start = trajectory.transcript.opening_tokens(trajectory.branch.turns)
+    mask_T = segment.loss_mask_T & (np.arange(len(segment.loss_mask_T)) >= start)
+    return segment.model_copy(update={"loss_mask_T": mask_T})
+
+
+def advantages_of(members: Sequence[Trajectory], objective: ObjectiveConfig) -> list[float]:
+    """Advantage of each trajectory of a group, with the divisions that the objective names."""
+    rewards = [trajectory.reward.total for trajectory in members]
     advantages = center_rewards(rewards)
     if objective.divide_by_deviation and any(advantages):
         deviation = pstdev(rewards)
@@ -37,8 +61,8 @@ def advantages_of(group: Group, objective: ObjectiveConfig) -> list[float]:
     if objective.divide_by_length:
         # an attempt without a sampled token has no loss, whatever its advantage
         lengths = [
-            max(1, sum(segment.sampled_tokens for segment in member.transcript.segments))
-            for member in group.trajectories
+            max(1, sum(segment.sampled_tokens for segment in trained_segments(member)))
+            for member in members
         ]
         mean = math.fsum(lengths) / len(lengths)
         advantages = [
@@ -63,11 +87,11 @@ def make_sample(
 
 def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]:
     """One sample per segment of every trajectory of the group."""
-    advantages = advantages_of(group, objective)
+    members = trained_members(group)
     return tuple(
         make_sample(group, trajectory, str(index), segment, advantage)
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-        for index, segment in enumerate(trajectory.transcript.segments)
+        for trajectory, advantage in zip(members, advantages_of(members, objective), strict=True)
+        for index, segment in enumerate(trained_segments(trajectory))
     )
 
 

@@ -14,7 +14,13 @@ import numpy as np
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, Segment, Transcript
-from ostinato.tasks.learning.batches.advantages import center_rewards, make_sample, make_samples
+from ostinato.tasks.learning.batches.advantages import (
+    center_rewards,
+    cut_loss,
+    make_sample,
+    make_samples,
+    trained_members,
+)
 from ostinato.tasks.learning.config import ObjectiveConfig
 from ostinato.tasks.records import Group, Sample
 
@@ -32,9 +38,10 @@ def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list
 
 def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
     """One sample per part and segment; a part's tokens alone carry its loss."""
-    parts = [list(split_by_edits(member.transcript)) for member in group.trajectories]
+    members = trained_members(group)
+    parts = [list(split_by_edits(member.transcript)) for member in members]
     returns: dict[int, dict[int, float]] = defaultdict(dict)  # part -> trajectory -> return
-    for index, member in enumerate(group.trajectories):
+    for index, member in enumerate(members):
         last = max((part for _, part, _ in parts[index]), default=0)
         for part in range(last + 1):
             # the last part holds no edit of its own unless it is the only one
@@ -47,8 +54,14 @@ def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
         for index, advantage in zip(reached, center_rewards(list(reached.values())), strict=True)
     }
     return tuple(
-        make_sample(group, member, f"{number}.{part}", segment, advantages[part, index])
-        for index, member in enumerate(group.trajectories)
+        make_sample(
+            group,
+            member,
+            f"{number}.{part}",
+            cut_loss(member, number, segment),
+            advantages[part, index],
+        )
+        for index, member in enumerate(members)
         for number, part, segment in parts[index]
     )
 

@@ -21,6 +21,7 @@ from ostinato.infra.serving.weights import (
     share_tensors,
 )
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.tasks.learning.batches.packing import Microbatch
@@ -32,10 +33,12 @@ from ostinato.tasks.learning.ranks.share import (
     checksum_weights,
     sum_rows_k1,
 )
-from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints
+from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints, StepState
 from ostinato.tasks.records import Record
 
 logger = logging.getLogger(__name__)
+
+ADAPTERS = "adapters"  # in the optimiser's file of a step checkpoint, beside its parts
 
 
 class RankState(Record):
@@ -57,6 +60,8 @@ class TrainerRank:
         self.spec = start.spec
         self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
+        if config.lora is not None:  # equal on all ranks: the seed draws them
+            attach_adapters(self.model, config.lora.rank, config.lora.alpha, seed=0)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.model.draft.requires_grad_(False)  # no token of RL goes through draft layers
         self._work = ShareWork(self.model, self.optimizer, config)
@@ -89,6 +94,8 @@ class TrainerRank:
         """As `gather_weights`, and copies of what else a step checkpoint holds."""
         self.gather_weights()
         self.optimizer_state = self.optimizer.state_dict()
+        if self.model.adapters:
+            self.optimizer_state[ADAPTERS] = self.model.moving_weights()
         if self.reference is not None:
             self.whole_reference = self.reference.export_weights()
 
@@ -110,6 +117,16 @@ class TrainerRank:
             raise ValueError("kl_coefficient is 0, wanted more: there is no KL reference to score")
         return sum_rows_k1(self.reference, batches)
 
+    def save(self, state: StepState) -> Path:
+        """Writes what `gather_state` took as a step checkpoint. Returns its directory."""
+        return self.checkpoints.save(
+            state,
+            self.whole,
+            self.optimizer_state,
+            self.whole_reference,
+            trained_adapter(self.model),
+        )
+
     def take_share(self, share: StepShare) -> ShareResult:
         """Its part of a step. All ranks take theirs at once."""
         return self._work.run(share)
@@ -119,12 +136,22 @@ class TrainerRank:
         if loaded is None:
             return
         self.step_taken_up = loaded.state.step
+        adapters = loaded.optimizer_state.pop(ADAPTERS, None)
+        if (adapters is None) != (self.config.lora is None):
+            raise StorageError(
+                f"step {self.step_taken_up} in {self.checkpoints.directory} was saved "
+                f"{'without' if adapters is None else 'with'} adapters, wanted learning.lora as it was then, or "
+                "another work directory"
+            )
         what = (
             f"taking up step {loaded.state.step} of {self.checkpoints.directory}, which another model or "
             "optimiser wrote; delete that folder to begin anew"
         )
         with boundary(StorageError, what):
-            self.model.import_weights(loaded.weights)
+            if adapters is None:
+                self.model.import_weights(loaded.weights)
+            else:  # the frozen weights are those that RL began with
+                self.model.restore_weights(adapters)
             self.optimizer.load_state_dict(loaded.optimizer_state)
         self.reference_step = loaded.state.reference_step
         if self.reference is not None and loaded.reference_weights is not None:

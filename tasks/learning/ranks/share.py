@@ -163,8 +163,8 @@ def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[
 
 
 def checksum_weights(model: TrainerModel) -> str:
-    """Equal on two ranks if, and only if, their weights are, bit for bit."""
+    """Equal on two ranks if, and only if, their weights and adapters are, bit for bit."""
     state = xxhash.xxh3_128()
-    for tensor in model.canonical_tensors().values():
+    for tensor in (model.canonical_tensors() | model.adapters.state_dict()).values():
         state.update(tensor_bits(tensor.detach().cpu()).data)
     return state.hexdigest()

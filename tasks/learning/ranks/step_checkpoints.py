@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from ostinato.models.checkpoint.adapter_files import TrainedAdapter
 from ostinato.models.device import current_device
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Record
@@ -69,6 +70,7 @@ class StepCheckpoints:
         weights: Mapping[str, Tensor],
         optimizer_state: dict[str, Any],
         reference_weights: Mapping[str, Tensor] | None,
+        adapter: TrainedAdapter | None = None,
     ) -> Path:
         """Writes a checkpoint, then deletes what the newest ones do not need. Returns its directory."""
         with boundary(StorageError, f"saving step {state.step} in {self.directory}"):
@@ -83,6 +85,7 @@ class StepCheckpoints:
                 tokenizer_path=self._tokenizer_path,
                 optimizer_state=optimizer_state,
                 metadata=state.model_dump() | {"computed_on": self._machine},
+                adapter=adapter,
             )
             self._prune()
         return saved

@@ -16,10 +16,13 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.breaking.candidates import Candidate
-from ostinato.tasks.problems.config import ValidityRules
+from ostinato.tasks.problems.config import Kind, ValidityRules
 from ostinato.tasks.problems.proving.baseline import Baseline
+from ostinato.tasks.problems.proving.stub_trials import StubTrials
 
 _COLD_SHARE = 1 / 8  # of second runs, made on a fresh import
+# what lost a body raises in every test that calls it, also in those that want nothing of it
+_WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
@@ -38,6 +41,7 @@ class Finding(StrEnum):
     WRONG_SIZE = "wrong_size"  # outside the window of changed lines
     NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
+    STUB_PASSES = "stub_passes"  # its tests pass with a constant in place of the function
 
 
 class Judgement(Record):
@@ -60,6 +64,7 @@ class RepositoryUnderTest:
     server: TestServer
     second: TestServer  # another box with another hash seed
     rules: ValidityRules
+    stub_trials: StubTrials
 
 
 async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest) -> Judgement:
@@ -98,7 +103,12 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
     if finding is Finding.PROVEN:
         finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
-    if finding is not Finding.PROVEN:
+    if finding is Finding.PROVEN and candidate.kind in _WITHOUT_BODY:
+        drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
+        problem = candidate.draft("").model_copy(update=drawn)
+        if await under_test.stub_trials.is_passed(problem):
+            finding = Finding.STUB_PASSES
+    if finding not in (Finding.PROVEN, Finding.STUB_PASSES):
         return Judgement(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
     failure = report.first_failure
     return Judgement(

@@ -1,6 +1,6 @@
-"""Records which functions of the project run in this process; put first on PYTHONPATH by `tests.reached.commands`.
+"""Records which functions of the project run in this process; put first on PYTHONPATH by `tests.reached`.
 
-Python functions by a profile hook in every thread; functions that numba compiles, which no hook
+Python functions by a trace hook in every thread; functions that numba compiles, which no hook
 sees, by whether they have a compiled signature when the process ends. What was seen is written every
 two seconds too, since many processes end by a signal.
 """
@@ -13,6 +13,7 @@ import threading
 import time
 
 FOLDER = os.environ.get("OSTINATO_REACHED_FOLDER", "")
+OTHERS = {"uvicorn", "prefect"}  # programs that run none of ours, slowly under a hook
 WRITE_SECONDS = 2.0
 
 
@@ -22,16 +23,17 @@ class Recorder:
     def __init__(self, folder):
         self.folder = folder
         self.codes = set()
+        self.writing = threading.Lock()
+        self.started = time.time_ns()  # a process id is used again
 
     def hook(self, frame, event, argument):
-        """The profile hook: cheap, since it runs at every call."""
-        if event == "call":
-            self.codes.add(frame.f_code)
+        """The trace hook, called once per Python call; no hook for its lines."""
+        self.codes.add(frame.f_code)
 
     def start(self):
-        threading.setprofile(self.hook)
+        threading.settrace(self.hook)
         threading.Thread(target=self._write_regularly, daemon=True, name="reached").start()
-        sys.setprofile(self.hook)
+        sys.settrace(self.hook)
         atexit.register(self.write)
 
     def write(self):
@@ -42,10 +44,11 @@ class Recorder:
             if "/ostinato/" in code.co_filename
         }
         places |= set(self._compiled())
-        target = os.path.join(self.folder, f"{os.getpid()}.json")
-        with open(target + ".part", "w") as part:
-            json.dump(sorted(places), part)
-        os.replace(target + ".part", target)
+        target = os.path.join(self.folder, f"{os.getpid()}-{self.started}.json")
+        with self.writing:
+            with open(target + ".part", "w") as part:
+                json.dump(sorted(places), part)
+            os.replace(target + ".part", target)
 
     def _compiled(self):
         if "numba" not in sys.modules:
@@ -60,7 +63,7 @@ class Recorder:
                     yield code.co_filename, code.co_firstlineno
 
     def _write_regularly(self):
-        sys.setprofile(None)
+        sys.settrace(None)
         while True:
             time.sleep(WRITE_SECONDS)
             try:
@@ -69,5 +72,5 @@ class Recorder:
                 continue
 
 
-if FOLDER:
+if FOLDER and not OTHERS.intersection(sys.orig_argv):
     Recorder(FOLDER).start()

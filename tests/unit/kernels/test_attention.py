@@ -9,13 +9,15 @@ from ostinato.kernels.attention.reference import causal_attention_reference
 SHAPES = [(3, 2, 7), (17, 1, 130), (2, 3, 300), (1, 3, LONGEST_KEPT_TOKENS + 5)]
 
 
+@pytest.mark.parametrize("earlier", [0, 150])
 @pytest.mark.parametrize("value_width", [4, 3])
 @pytest.mark.parametrize(("heads", "repeats", "num_tokens"), SHAPES)
 def test_causal_attention_equals_reference(
-    heads: int, repeats: int, num_tokens: int, value_width: int
+    heads: int, repeats: int, num_tokens: int, value_width: int, earlier: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     queries = (heads, repeats, num_tokens, 4)
+    num_tokens += earlier  # keys of tokens before the first query
     shapes = (queries, (heads, num_tokens, 4), (heads, num_tokens, value_width))
     leaves = [
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)

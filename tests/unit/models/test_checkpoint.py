@@ -11,7 +11,9 @@ from ostinato.models.checkpoint import (
     load_spec,
     save_checkpoint,
 )
-from ostinato.models.checkpoint.resume import load_resume_state, save_resume_state
+from ostinato.models.checkpoint.resume import ResumePoints, load_parts
+from ostinato.models.network.parallel.shards import sharded_parts
+from ostinato.models.process_groups import open_process_groups
 from tests.fakes.small_spec import SMALL_SPEC
 
 
@@ -79,13 +81,21 @@ def test_save_checkpoint_misshapen_weights_leave_nothing(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_resume_state_is_replaced_and_absent_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "resume.pt"
-    assert load_resume_state(path) is None
+def test_resume_point_replaces_the_last_one_and_is_only_its_own_runs(tmp_path: Path) -> None:
+    open_process_groups()
+    points = ResumePoints(tmp_path)
+    assert points.newest("mine") is None
     for step in (1, 2):
-        save_resume_state(path, {"step": step, "weights": {"w": torch.full((2,), float(step))}})
-    state = load_resume_state(path)
-    assert state is not None
-    assert state["step"] == 2
-    assert state["weights"]["w"].tolist() == [2.0, 2.0]
-    assert [file.name for file in tmp_path.iterdir()] == ["resume.pt"]
+        weight = torch.full((2, 3), float(step))
+        common = {"identity": "mine", "step": step}
+        points.save(f"{step:03}", sharded_parts("w", weight, weight), common)
+    points.finish()
+    (tmp_path / ".resume-003").mkdir()  # of a run that was killed while it wrote
+    assert points.newest("another") is None
+    found = points.newest("mine")
+    assert found is not None
+    assert found[1]["step"] == 2
+    weight = torch.zeros(2, 3)
+    load_parts(found[0], sharded_parts("w", weight, weight))
+    assert weight.eq(2).all()
+    assert [path.name for path in tmp_path.glob("resume-*")] == ["resume-002"]

@@ -50,7 +50,7 @@ from ostinato.tasks.training_device import training_device
 from tests.fakes.chosen_device import DEVICE, ChosenDevice, WrongDevice
 from tests.fakes.corpus import write_corpus
 from tests.unit.tasks.learning.samples import TINY, random_samples
-from tests.unit.tasks.pretraining.test_layouts import SPECS
+from tests.unit.tasks.pretraining.test_layouts import FAMILIES
 
 KINDS = [DEVICE.type, pytest.param("cuda", marks=pytest.mark.gpu)]
 # a GPU sums in another order, as other layouts do: the tolerances of the layout laws
@@ -137,14 +137,14 @@ def save_start(corpus: Path, directory: Path, spec: ModelSpec) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_pretraining_computes_the_same_on_the_chosen_device(
     name: str, kind: DeviceKind, corpus: Path, tmp_path: Path
 ) -> None:
-    start = save_start(corpus, tmp_path, SPECS[name])
+    start = save_start(corpus, tmp_path, FAMILIES[name])
 
-    wanted, perplexity = pretrain(corpus, tmp_path / "cpu", SPECS[name], "cpu", start=start)
-    seen, seen_perplexity = pretrain(corpus, tmp_path / kind, SPECS[name], kind, start=start)
+    wanted, perplexity = pretrain(corpus, tmp_path / "cpu", FAMILIES[name], "cpu", start=start)
+    seen, seen_perplexity = pretrain(corpus, tmp_path / kind, FAMILIES[name], kind, start=start)
 
     check_weights(seen, wanted)
     assert seen_perplexity == pytest.approx(perplexity, rel=FIGURES)
@@ -153,8 +153,8 @@ def test_pretraining_computes_the_same_on_the_chosen_device(
 def test_muon_and_fresh_weights_stay_on_the_chosen_device(corpus: Path, tmp_path: Path) -> None:
     muon = OptimizerConfig(kind="muon")
 
-    wanted, _ = pretrain(corpus, tmp_path / "cpu", SPECS["nano"], "cpu", optimizer=muon)
-    seen, _ = pretrain(corpus, tmp_path / "chosen", SPECS["nano"], "meta", optimizer=muon)
+    wanted, _ = pretrain(corpus, tmp_path / "cpu", FAMILIES["nano"], "cpu", optimizer=muon)
+    seen, _ = pretrain(corpus, tmp_path / "chosen", FAMILIES["nano"], "meta", optimizer=muon)
 
     check_weights(seen, wanted)
 
@@ -164,9 +164,11 @@ def test_a_resume_point_of_the_device_goes_on_on_the_cpu(
     kind: DeviceKind, corpus: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    seen, _ = pretrain(corpus, directory, SPECS["nano"], kind)
+    seen, _ = pretrain(corpus, directory, FAMILIES["nano"], kind)
 
-    again, _ = pretrain(corpus, directory, SPECS["nano"], "cpu")  # its last step is taken already
+    again, _ = pretrain(
+        corpus, directory, FAMILIES["nano"], "cpu"
+    )  # its last step is taken already
 
     check_weights(again, seen)
 
@@ -176,7 +178,7 @@ def test_a_resume_point_of_the_device_goes_on_on_the_cpu(
 def test_draft_layers_learn_the_same_on_the_chosen_device(
     is_joint: bool, kind: DeviceKind, corpus: Path, tmp_path: Path
 ) -> None:
-    start = save_start(corpus, tmp_path, SPECS["nano"])
+    start = save_start(corpus, tmp_path, FAMILIES["nano"])
     config = MtpConfig.model_validate(
         {**loop(1, ADAMW), "depth": 2, "hidden_size": 24, "is_joint": is_joint}
     )
@@ -309,7 +311,7 @@ def test_gpus_that_are_asked_for_and_missing_are_refused(tmp_path: Path) -> None
     settings = Settings.model_validate({"home": tmp_path, "device": "cuda"})
 
     with pytest.raises(ConfigError, match=r"wanted one for each of the 1000 ranks"):
-        training_device(settings, SPECS["nano"], 1000)
+        training_device(settings, FAMILIES["nano"], 1000)
 
 
 def test_groups_on_another_device_are_named() -> None:

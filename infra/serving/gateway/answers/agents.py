@@ -6,7 +6,7 @@ context in a follow-up's record, not trained again.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -45,6 +45,10 @@ from ostinato.infra.serving.gateway.schemas import (
 from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)
+_MOST_NAME_BYTES, _MOST_PATH_BYTES = (
+    255,
+    2_000,
+)  # of a file's path; Linux takes 4,095 with all above
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class AgentService:
                 f"{', '.join(names) or '(none here)'}",
                 param="repository",
             )
-        files = read_uploads(request.files)
+        files = read_uploads(request.files, self._workplaces.pristine(request.repository))
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(
             consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
@@ -133,7 +137,9 @@ class AgentService:
                 code="session_busy",
             )
         async with session.lock:
-            session.files |= read_uploads(request.files)
+            held = {**self._workplaces.pristine(session.repository), **session.files}
+            there = [path for path, content in held.items() if content is not None]
+            session.files |= read_uploads(request.files, there)
             interaction_id = new_interaction_id(
                 consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
             )
@@ -289,8 +295,8 @@ def _told_detail(transcript: Transcript) -> str:
     return transcript.detail
 
 
-def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
-    """A user's files by path, within the limits."""
+def read_uploads(files: Mapping[str, str], pristine: Iterable[str]) -> dict[str, bytes | None]:
+    """A user's files by path, within the limits. `pristine`: paths that are there already."""
     contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
     total = sum(len(content) for content in contents.values() if content is not None)
     if len(files) > MAX_UPLOAD_FILES or total > MAX_UPLOAD_BYTES:
@@ -300,15 +306,23 @@ def read_uploads(files: Mapping[str, str]) -> dict[str, bytes | None]:
             f"in {MAX_UPLOAD_FILES}",
             param="files",
         )
+    known = {*pristine, *files}
+    folders = {str(folder) for path in known for folder in PurePosixPath(path).parents}
     for path in files:
-        pure = PurePosixPath(path)
-        if (
-            not path
-            or "\0" in path
-            or pure.is_absolute()
-            or ".." in pure.parts
-            or str(pure) != path
-        ):
-            message = f"path is {path!r}, wanted one inside the repository"
+        above = map(str, PurePosixPath(path).parents)
+        if not _is_path(path) or path in folders or not known.isdisjoint(above):
+            message = (
+                f"path is {path[:80]!r}, wanted one inside the repository that is no folder, below no "
+                f"file, and of at most {_MOST_NAME_BYTES} bytes a name and {_MOST_PATH_BYTES} in all"
+            )
             raise ApiError(400, message, param="files")
     return contents
+
+
+def _is_path(text: str) -> bool:
+    """Whether a file of this relative path can lie in some folder."""
+    pure = PurePosixPath(text)
+    is_inside = bool(text) and not pure.is_absolute() and ".." not in pure.parts
+    names = [len(part.encode()) for part in pure.parts]
+    has_room = max(names, default=0) <= _MOST_NAME_BYTES and len(text.encode()) <= _MOST_PATH_BYTES
+    return is_inside and "\0" not in text and str(pure) == text and has_room

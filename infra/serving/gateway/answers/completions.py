@@ -40,14 +40,20 @@ from ostinato.infra.serving.gateway.recorder import (
     interaction_seed,
     new_interaction_id,
 )
-from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest, TokenLogprob, Usage
+from ostinato.infra.serving.gateway.schemas import (
+    ChatMessage,
+    ChatRequest,
+    LikelyToken,
+    TokenLogprob,
+    Usage,
+)
 from ostinato.models.decode.protocol import StopReason
+from ostinato.models.decode.requests import MOST_TOP_LOGPROBS
 
 CHAT_KIND = "chat"
 MAX_STOPS = 4  # as OpenAI's API
 UNSUPPORTED = {
     "n": (None, 1),
-    "top_logprobs": (None, 0),  # engines keep the log-probability of the sampled token alone
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
 }
@@ -182,14 +188,24 @@ class ChatService:
 
     def _logprobs(self, answering: Answering) -> tuple[TokenLogprob, ...]:
         logprobs_T = answering.builder.build().logprobs_T[answering.prompt_tokens :]
+        is_asked = bool(answering.request.top_logprobs)
+        likeliest_T = answering.likeliest if is_asked else [()] * len(logprobs_T)
+        sampled = zip(answering.answer_ids, logprobs_T, likeliest_T, strict=True)
         return tuple(
             TokenLogprob(
-                token=self._renderer.decode([token_id]),
-                logprob=float(logprob),
-                bytes=list(self._renderer.token_bytes(token_id)),
+                **self._stated(token_id, float(logprob)),
+                top_logprobs=[LikelyToken(**self._stated(*pair)) for pair in likeliest],
             )
-            for token_id, logprob in zip(answering.answer_ids, logprobs_T, strict=True)
+            for token_id, logprob, likeliest in sampled
         )
+
+    def _stated(self, token_id: int, logprob: float) -> dict[str, Any]:
+        spelled = self._renderer.token_bytes(token_id)
+        return {
+            "token": self._renderer.decode([token_id]),
+            "logprob": logprob,
+            "bytes": list(spelled),
+        }
 
     async def _record(
         self,
@@ -267,6 +283,20 @@ def _finish_reason(answering: Answering, message: ChatMessage) -> str:
     return "tool_calls" if message.tool_calls else "stop"
 
 
+def _check_top_logprobs(request: ChatRequest) -> None:
+    wanted = request.top_logprobs or 0
+    if not 0 <= wanted <= MOST_TOP_LOGPROBS:
+        raise ApiError(
+            400, f"top_logprobs is {wanted}, wanted 0 to {MOST_TOP_LOGPROBS}", param="top_logprobs"
+        )
+    if wanted and not request.logprobs:
+        raise ApiError(
+            400,
+            f"top_logprobs is {wanted} without logprobs, wanted logprobs true",
+            param="logprobs",
+        )
+
+
 def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
     if request.model != config.model_name:
@@ -285,6 +315,7 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
                 code="unsupported_parameter",
                 param=name,
             )
+    _check_top_logprobs(request)
     stops = request.stop or []
     if len(stops) > MAX_STOPS or not all(stops):
         raise ApiError(

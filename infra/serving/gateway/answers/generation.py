@@ -47,6 +47,7 @@ class Answering:
     started: float
     text: AnswerText
     answer_ids: list[int] = field(default_factory=list)
+    likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     stop_reason: StopReason | None = None
     is_recorded: bool = False
 
@@ -127,7 +128,9 @@ class AnswerGenerator:
         before = len(answering.answer_ids) - num_read
         self._read(answering, generation.token_ids[num_read:])
         kept_tokens = len(answering.answer_ids) - before
-        answering.builder.append_generation(generation.first(kept_tokens))
+        kept = generation.first(kept_tokens)
+        answering.builder.append_generation(kept)
+        answering.likeliest.extend(kept.likeliest_T)
 
     def _read(self, answering: Answering, token_ids: Sequence[int]) -> None:
         """Adds tokens to the answer, up to and with the one that completes a stop string."""
@@ -147,6 +150,7 @@ class AnswerGenerator:
             stop_token_ids=self._renderer.stop_token_ids,
             temperature=answering.request.temperature,
             top_p=answering.request.top_p,
+            top_logprobs=answering.request.top_logprobs or 0,
             seed=answering.seed,
             priority=Priority.USER,
         )

@@ -1,5 +1,6 @@
 """Imported models are artifacts that recipes continue from by their reference."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,29 @@ from ostinato.flows.commands.models import export_model, import_model
 from ostinato.flows.recipe import base_directory, load_recipe
 from ostinato.flows.stages.chain import base_identity
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.records import Metric, Scorecard
 from tests.fakes.published_model import write_published_model
+
+
+def scorecard_of(checkpoint: str) -> Scorecard:
+    figure = Metric(mean=0.25, low=0.1, high=0.4, count=8)
+    return Scorecard(
+        scorecard_id="card",
+        suite="held_out",
+        checkpoint=checkpoint,
+        attempts_per_problem=2,
+        temperature=1.0,
+        average=figure,
+        best_of=figure,
+        generated_tokens=figure,
+        turns=figure,
+        tool_calls=figure,
+        broken_call_ratio=0.0,
+        problems=(),
+    )
 
 
 def test_recipe_continues_from_an_imported_model(
@@ -27,8 +49,21 @@ def test_recipe_continues_from_an_imported_model(
     assert directory is not None
     assert (directory / "published" / "config.json").is_file()
     assert base_identity(recipe)
+    card = scorecard_of(str(ref))
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        ledger.scorecards.add(
+            ScorecardRow(
+                scorecard_id=card.scorecard_id,
+                checkpoint_id=str(ref),
+                suite=card.suite,
+                payload=card.model_dump(mode="json"),
+                created_at=1.0,
+            )
+        )
     export_model(settings, str(ref), tmp_path / "out", None)
-    assert f"`{ref}`" in (tmp_path / "out" / "README.md").read_text()
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert f"`{ref}`" in told
+    assert f"- {card.suite}: 25.0% [10.0%, 40.0%] solved on average" in told
     with pytest.raises(ConfigError, match="wanted kind/name@version"):
         load_recipe("nano", overrides=["base_checkpoint=checkpoint/nobody@1"])
     with pytest.raises(ConfigError, match="wanted small letters"):

@@ -12,7 +12,7 @@ from ostinato.flows.commands.planning import check_built, parse_degrees, show_pl
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.planning.inputs import load_inputs
-from ostinato.tasks.planning.walked import BuiltStage
+from ostinato.tasks.planning.walked import WalkedStage
 
 
 def _plan(gpus: int, degrees: dict[str, int]) -> str:
@@ -59,9 +59,9 @@ def test_a_dry_run_builds_what_was_planned_and_says_what_training_has_not(
 
 
 def test_built_parameters_that_were_not_planned_are_refused() -> None:
-    check_built([BuiltStage(stage=0, planned=1000, built=1004)])
+    check_built([WalkedStage(stage=0, planned=1000, built=1004)])
     with pytest.raises(ConfigError, match=r"stage 1 holds 1,006 parameters as built and 1,000 as"):
-        check_built([BuiltStage(stage=1, planned=1000, built=1006)])
+        check_built([WalkedStage(stage=1, planned=1000, built=1006)])
 
 
 def test_too_few_gpus_are_refused_with_what_is_missing() -> None:

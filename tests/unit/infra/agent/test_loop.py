@@ -158,6 +158,35 @@ def test_past_the_trigger_the_model_summarises_and_starts_again(renderer, enviro
     )
 
 
+def test_an_attempt_starts_over_with_its_files_put_back(renderer, environment) -> None:
+    config = CONFIG.model_copy(update={"max_restarts": 1})
+    wrong = "<edit_file><L3>    return 0</edit_file><run_terminal>pytest</run_terminal>"
+    note = "Start over: <L3> is right"
+    given = dict(environment.sandbox.files)
+    seen = []
+
+    class Watching(ScriptedModel):
+        async def end_session(self, session_id):
+            seen.append(dict(environment.sandbox.files))
+            await super().end_session(session_id)
+
+    model = Watching(renderer, [LOOK, wrong, note, LOOK, REPAIR, note])
+    transcript, _ = attempt(renderer, environment, [], config, model=model)
+    assert seen[0] == given  # at the end of the first segment
+    second = renderer.decode(transcript.segments[1].token_ids_T.tolist())
+    assert second.startswith(
+        f"<|user|>Fix double in pkg/core.py\n\n{note}<|end|><|assistant|>{LOOK}"
+    )
+    assert transcript.turns[4].results == ("ok", "passed")
+    assert [turn.is_summary for turn in transcript.turns] == [False, False, True] + [False] * 3
+    # the second time none is left: the same words end the attempt
+    assert transcript.end_reason is EndReason.FINISHED
+    assert transcript.final_message == note
+    assert sum(segment.sampled_tokens for segment in transcript.segments) == sum(
+        turn.generated_tokens for turn in transcript.turns
+    )
+
+
 def test_a_follow_up_extends_the_earlier_conversation(renderer, environment) -> None:
     first, _ = attempt(renderer, environment, [LOOK, "Which one?"])
     earlier = tuple(first.segments[0].token_ids_T.tolist())

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
+from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.config import LoraConfig
 from ostinato.tasks.learning.actor import TrainerActor
 from ostinato.tasks.learning.config import (
     LearningConfig,
@@ -25,6 +28,7 @@ from ostinato.tasks.learning.trainer import RLTrainer
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 CHAIN = "run"
+LORA = LoraConfig(rank=3, alpha=6.0)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,12 @@ def start(tmp_path_factory) -> Path:
     return save_checkpoint(directory, TINY, build_trainer_model(TINY, seed=3).export_weights())
 
 
-def make_request(tmp_path: Path, start: Path, **objective) -> TrainerRequest:
+def make_request(
+    tmp_path: Path, start: Path, lora: LoraConfig | None = None, **objective
+) -> TrainerRequest:
     return TrainerRequest(
         config=LearningConfig(
+            lora=lora,
             optimizer=PolicyOptimizerConfig(
                 kind="muon", learning_rate=1e-2, muon_learning_rate=0.1
             ),
@@ -63,7 +70,14 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
 
 
-@pytest.mark.parametrize("objective", [{}, {"kl_coefficient": 0.05, "kl_refresh_steps": 3}])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {},
+        {"kl_coefficient": 0.05, "kl_refresh_steps": 3},
+        {"kl_coefficient": 0.05, "kl_refresh_steps": 3, "lora": LORA},
+    ],
+)
 def test_trainer_killed_and_reopened_ends_with_identical_weights(
     tmp_path, start, objective
 ) -> None:
@@ -81,6 +95,36 @@ def test_trainer_killed_and_reopened_ends_with_identical_weights(
     for seed in range(2, 5):
         second.train_step(batch(seed))
     assert equal(second.export_weights(), whole.export_weights())
+
+
+def test_trainer_of_adapters_leaves_them_beside_the_merged_weights(tmp_path, start) -> None:
+    trainer = open_trainer(make_request(tmp_path, start, lora=LORA))
+    for seed in range(2):  # the first moves only what began as zeros
+        trainer.train_step(batch(seed))
+    saved = trainer.save()
+    before, after = load_checkpoint(start).weights, load_checkpoint(saved).weights
+    adapter = load_file(saved / ADAPTER / "adapter_model.safetensors")
+    modules = {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        for name in adapter
+        if "lora_A" in name
+    }
+    assert modules
+    assert {f"{module}.weight" for module in modules} <= before.keys()
+    for name, weight in before.items():
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        update = 0.0
+        if name.removesuffix(".weight") in modules:
+            update = adapter[f"{prefix}.lora_B.weight"] @ adapter[f"{prefix}.lora_A.weight"]
+            assert update.abs().max() > 1e-3
+        merged = weight + LORA.alpha / LORA.rank * update
+        torch.testing.assert_close(after[name], merged, atol=1e-6, rtol=0)
+
+
+def test_trainer_refuses_a_step_that_was_saved_with_adapters(tmp_path, start) -> None:
+    open_trainer(make_request(tmp_path, start, lora=LORA)).save()
+    with pytest.raises(StorageError, match=r"saved with adapters, wanted learning\.lora"):
+        open_trainer(make_request(tmp_path, start))
 
 
 def test_trainer_chain_holds_its_weights_after_start_step_and_restart(tmp_path, start) -> None:

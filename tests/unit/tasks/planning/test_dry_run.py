@@ -15,7 +15,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.tasks.planning.dry_run import main
 from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult
 from ostinato.tasks.planning.workload import TrainingWork
-from tests.unit.tasks.pretraining.test_layouts import SPECS
+from tests.unit.tasks.pretraining.test_layouts import FAMILIES, SPECS
 
 WORK = TrainingWork(row_tokens=64, attended_tokens=64, microbatch_tokens=128, step_tokens=1024)
 
@@ -34,37 +34,69 @@ def walk(spec: ModelSpec, directory: Path, layout: ParallelLayout) -> DryRunResu
     return main(request, workspace)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_rank_holds_what_the_plan_counts(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_rank_of_each_stage_holds_what_the_plan_counts(name: str, tmp_path: Path) -> None:
     layout = ParallelLayout.over(8, tensor=2, expert=2, pipeline=2, context=2)
 
-    found = walk(SPECS[name], tmp_path, layout)
+    found = walk(FAMILIES[name], tmp_path, layout)
 
     assert [one.built for one in found.stages] == [one.planned for one in found.stages]
     assert len(found.stages) == 2
-    assert [one.split("=")[0] for one in found.not_walked] == ["pipeline", "context"]
 
 
 def test_gradients_are_summed_by_the_ring_once_a_step(tmp_path: Path) -> None:
-    found = walk(SPECS["qwen3_moe"], tmp_path, ParallelLayout.over(4))
+    found = walk(FAMILIES["qwen3_moe"], tmp_path, ParallelLayout.over(4))
 
-    assert {one.phase for one in found.exchanges} == {"gradients"}
+    (stage,) = found.stages
+    assert {one.phase for one in stage.exchanges} == {"gradients"}
     assert found.microbatches == 2
-    sums = [one for one in found.exchanges if one.operation.startswith("allreduce_coalesced")]
+    sums = [one for one in stage.exchanges if one.operation.startswith("allreduce_coalesced")]
     # two all-reduces of fp32 over 4 ranks send 2 x 3/4 of the gradients' bytes; buffers are padded
-    assert sum(one.sent_bytes for one in sums) == pytest.approx(1.5 * found.weight_bytes, rel=0.05)
+    assert sum(one.sent_bytes for one in sums) == pytest.approx(1.5 * stage.weight_bytes, rel=0.05)
 
 
 def test_cut_matrices_and_experts_exchange_tokens_in_every_microbatch(tmp_path: Path) -> None:
-    found = walk(SPECS["nano"], tmp_path, ParallelLayout.over(4, tensor=2, expert=4))
+    found = walk(FAMILIES["nano"], tmp_path, ParallelLayout.over(4, tensor=2, expert=4))
 
-    phases = {one.phase for one in found.exchanges}
-    assert phases == {"forward", "backward", "gradients", "optimiser"}
-    for one in found.exchanges:
+    (stage,) = found.stages
+    assert {one.phase for one in stage.exchanges} == {
+        *("forward", "backward", "gradients", "optimiser")
+    }
+    for one in stage.exchanges:
         assert one.calls % found.microbatches == 0 or one.phase in ("gradients", "optimiser")
-    assert {one.group_ranks for one in found.exchanges if one.phase == "forward"} == {2, 4}
+    assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {2, 4}
+
+
+@pytest.mark.parametrize(("name", "interleave"), [("nano", 1), ("nano-4", 2)])
+def test_stages_send_states_forward_and_their_gradients_back(
+    tmp_path: Path, name: str, interleave: int
+) -> None:
+    layout = ParallelLayout.over(4, pipeline=2, context=2, interleave=interleave)
+    spec = SPECS[name]
+
+    found = walk(spec, tmp_path, layout)
+
+    states = WORK.microbatch_tokens // 2 * spec.hidden_size * 4  # fp32, of half a row
+    for stage, sends in zip(found.stages, (2 * interleave - 1, 2 * interleave - 1), strict=True):
+        sent = [one for one in stage.exchanges if one.phase == "pipeline"]
+        assert sum(one.calls for one in sent) == sends * found.microbatches
+        assert sum(one.sent_bytes for one in sent) == sends * found.microbatches * states
+
+
+def test_ranks_that_share_a_row_gather_its_keys_and_values(tmp_path: Path) -> None:
+    for name, width in (
+        ("qwen3_moe", 2 * 2 * 8),
+        ("deepseek_v3", 8 + 4),
+    ):  # latent and rotated columns
+        spec = FAMILIES[name]
+        (stage,) = walk(spec, tmp_path, ParallelLayout.over(2, context=2)).stages
+
+        gathered = [one for one in stage.exchanges if one.phase == "forward"]
+        microbatches = WORK.step_tokens // WORK.microbatch_tokens
+        rows = WORK.microbatch_tokens * microbatches * spec.num_layers
+        assert sum(one.sent_bytes for one in gathered) == rows / 2 * width * 4
 
 
 def test_parts_of_experts_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expert_tensor=2, wanted 1: training keeps experts"):
-        walk(SPECS["nano"], tmp_path, ParallelLayout.over(4, expert_tensor=2))
+        walk(FAMILIES["nano"], tmp_path, ParallelLayout.over(4, expert_tensor=2))

@@ -2,19 +2,28 @@
 killed in one goes on in another.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from megatron.core import parallel_state
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingRequest
-from ostinato.tasks.pretraining.run import main
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.tasks.pretraining.config import (
+    PretrainingConfig,
+    PretrainingRequest,
+    PretrainingResult,
+)
+from ostinato.tasks.pretraining.run import main, train_rank
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import make_spec
 
@@ -49,11 +58,20 @@ DEEPSEEK_V3 = ModelSpec.model_validate(
         "shared_expert_hidden_size": 16,
     }
 )
-SPECS = {"nano": NANO, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}
+FAMILIES = {"nano": NANO, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}
+# two chunks on each of two stages want four layers
+SPECS = FAMILIES | {
+    f"{name}-4": spec.model_copy(update={"num_layers": 4}) for name, spec in FAMILIES.items()
+}
 # Layouts sum in another order: 1e-7 a step in fp32, times what AdamW makes of it where a gradient is
 # near 0 (a step of the whole rate, 4e-3, whatever its size).
 WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
 FIGURES = 1e-4
+# orthogonalisation lifts the smallest singular values, rounding among them
+MUON_WEIGHTS = {"atol": 2e-3, "rtol": 1e-2}
+
+Degrees = tuple[tuple[str, int], ...]
+Case = tuple[str, str, Degrees]  # name of a shape, optimiser, layout
 
 
 class Killed(Exception):
@@ -84,6 +102,36 @@ class Trained(NamedTuple):
     weights: dict[str, torch.Tensor]
 
 
+def make_request(
+    corpus: Path, spec: ModelSpec, world_size: int, layout: Degrees, optimizer: str
+) -> PretrainingRequest:
+    phase = {"name": "bulk", "blend": {"code": (0.5, 0.5), "demonstrations": (0.5, 0.5)}}
+    config: dict[str, Any] = {
+        "phases": [{**phase, "tokens": SHAPE["global_batch_tokens"] * STEPS, **SHAPE}],
+        "optimizer": {"kind": optimizer, "gradient_clip_norm": 1.0},
+        "evaluation_row_tokens": 32,
+        "evaluation_tokens": 32,  # one row: other ranks measure rows without loss
+        "checkpoint_every_seconds": 0.0,
+        "world_size": world_size,
+        "layout": dict(layout),
+    }
+    return PretrainingRequest(
+        config=PretrainingConfig.model_validate(config), corpus_directory=str(corpus), spec=spec
+    )
+
+
+def workspace_in(directory: Path, die_at: int | None = None) -> Workspace:
+    directory.mkdir(exist_ok=True, parents=True)
+    return Workspace(directory, Settings(home=directory), RecordingProgress(directory, die_at))
+
+
+def seen_in(workspace: Workspace, result: PretrainingResult) -> Trained:
+    progress = workspace.progress
+    assert isinstance(progress, RecordingProgress)
+    weights = load_checkpoint(Path(result.checkpoint_directory)).weights
+    return Trained(progress.figures, result.after.perplexity, weights)
+
+
 def train(
     corpus: Path,
     directory: Path,
@@ -94,24 +142,25 @@ def train(
     die_at: int | None = None,
     optimizer: str = "adamw",
 ) -> Trained:
-    phase = {"name": "bulk", "blend": {"code": (0.5, 0.5), "demonstrations": (0.5, 0.5)}}
-    config: dict[str, Any] = {
-        "phases": [{**phase, "tokens": SHAPE["global_batch_tokens"] * STEPS, **SHAPE}],
-        "optimizer": {"kind": optimizer, "gradient_clip_norm": 1.0},
-        "evaluation_row_tokens": 32,
-        "evaluation_tokens": 32,  # one row: other ranks measure rows without loss
-        "checkpoint_every_seconds": 0.0,
-        "world_size": world_size,
-        "layout": layout,
-    }
-    request = PretrainingRequest(
-        config=PretrainingConfig.model_validate(config), corpus_directory=str(corpus), spec=spec
-    )
-    directory.mkdir(exist_ok=True)
-    progress = RecordingProgress(directory, die_at)
-    result = main(request, Workspace(directory, Settings(home=directory), progress))
-    weights = load_checkpoint(Path(result.checkpoint_directory)).weights
-    return Trained(progress.figures, result.after.perplexity, weights)
+    request = make_request(corpus, spec, world_size, tuple(layout.items()), optimizer)
+    workspace = workspace_in(directory, die_at)
+    return seen_in(workspace, main(request, workspace))
+
+
+def train_cases(given: tuple[Path, Path, int, Sequence[Case]], rank: int) -> dict[Case, Trained]:
+    """What rank 0 saw of each case. The same processes take one layout after another."""
+    corpus, directory, world_size, cases = given
+    trained = {}
+    for number, case in enumerate(cases):
+        name, optimizer, layout = case
+        request = make_request(corpus, SPECS[name], world_size, layout, optimizer)
+        parallel_state.destroy_model_parallel()
+        open_process_groups(rank, world_size, layout=request.config.parallel_layout)
+        workspace = workspace_in(directory / f"{number}")
+        result = train_rank((request, workspace), rank)
+        if rank == 0:
+            trained[case] = seen_in(workspace, result)
+    return trained
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +168,36 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+class Runs:
+    """Runs of this module, each trained when a test first asks for it."""
+
+    def __init__(self, corpus: Path, directory: Path) -> None:
+        self.corpus = corpus
+        self.directory = directory
+        self.alone: dict[tuple[str, str], Trained] = {}
+        self.cases: dict[Case, Trained] = {}
+
+    def on_one(self, name: str, optimizer: str = "adamw") -> Trained:
+        key = name, optimizer
+        if key not in self.alone:
+            place = self.directory / "-".join(key)
+            self.alone[key] = train(self.corpus, place, SPECS[name], 1, {}, optimizer=optimizer)
+        return self.alone[key]
+
+    def on(self, world_size: int, case: Case, cases: Sequence[Case]) -> Trained:
+        """The run of a case, which is trained together with others."""
+        if case not in self.cases:
+            place = self.directory / f"{world_size}-{len(self.cases)}"
+            place.mkdir(exist_ok=True)
+            given = self.corpus, place, world_size, cases
+            layout = ParallelLayout(data=world_size)
+            self.cases |= run_ranks(train_cases, given, layout, place)
+        return self.cases[case]
+
+
 @pytest.fixture(scope="module")
-def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    directory = tmp_path_factory.mktemp("alone")
-    return {name: train(corpus, directory / name, spec, 1, {}) for name, spec in SPECS.items()}
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(corpus, tmp_path_factory.mktemp("runs"))
 
 
 def check_equal(seen: Trained, wanted: Trained) -> None:
@@ -131,78 +206,94 @@ def check_equal(seen: Trained, wanted: Trained) -> None:
     assert seen.perplexity == pytest.approx(wanted.perplexity, rel=FIGURES)
     for name, weight in wanted.weights.items():
         torch.testing.assert_close(
-            seen.weights[name], weight, **WEIGHTS, msg=lambda text, name=name: f"{name}: {text}"
+            seen.weights[name],
+            weight,
+            **WEIGHTS,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
-LAYOUTS: list[tuple[int, dict[str, int]]] = [
-    (2, {}),
-    (2, {"tensor": 2}),
-    (2, {"expert": 2}),
-    (4, {"tensor": 2, "expert": 2}),
-    (4, {"tensor": 2}),
-    (4, {"expert": 2}),
+def cases_of(layouts: Sequence[dict[str, int]], *names: str) -> list[Case]:
+    return [(name, "adamw", tuple(layout.items())) for name in names for layout in layouts]
+
+
+T2, E2, C2 = {"tensor": 2}, {"expert": 2}, {"context": 2}
+P2, I2 = {"pipeline": 2}, {"interleave": 2}
+MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in (T2, P2)]
+ON_TWO = [
+    *cases_of([{}, T2, E2, P2, C2], *FAMILIES),
+    *cases_of([P2 | I2], "nano-4"),
+    *MUON,
 ]
-ALWAYS = 4  # of nano's; four ranks take 12 s
+ON_FOUR = [
+    *cases_of([T2 | E2, P2 | T2, P2 | E2, C2 | P2], "nano"),
+    *cases_of([C2 | T2], "deepseek_v3"),
+]
+BY_NIGHT_ON_TWO = cases_of([P2 | I2], "qwen3_moe-4", "deepseek_v3-4")
+BY_NIGHT_ON_FOUR = [
+    *cases_of([T2, E2, P2, C2, C2 | T2, C2 | E2, {"context": 4}], "nano"),
+    *cases_of([P2 | T2 | I2, P2 | E2 | I2, {"pipeline": 4}], "nano-4", "deepseek_v3-4"),
+    *cases_of([T2 | E2, T2, E2, P2 | T2, P2 | E2, C2, C2 | P2], "qwen3_moe", "deepseek_v3"),
+]
+
+
+def each(*groups: tuple[int, Sequence[Case], Any]) -> list[Any]:
+    return [
+        pytest.param(
+            ranks,
+            cases,
+            case,
+            marks=mark,
+            id="-".join([case[0], str(ranks), *(f"{name}{size}" for name, size in case[2])]),
+        )
+        for ranks, cases, mark in groups
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "layout"),
-    [
-        pytest.param(
-            name,
-            *layout,
-            marks=pytest.mark.slow if number < always else pytest.mark.nightly,
-        )
-        for name, always in (
-            ("nano", ALWAYS),
-            ("qwen3_moe", ALWAYS - 1),
-            ("deepseek_v3", ALWAYS - 1),
-        )
-        for number, layout in enumerate(LAYOUTS)
-    ],
+    ("ranks", "cases", "case"),
+    each(
+        (2, ON_TWO, pytest.mark.slow),
+        (4, ON_FOUR, pytest.mark.slow),
+        (2, BY_NIGHT_ON_TWO, pytest.mark.nightly),
+        (4, BY_NIGHT_ON_FOUR, pytest.mark.nightly),
+    ),
 )
 def test_training_does_not_depend_on_the_layout(
-    corpus: Path,
-    tmp_path: Path,
-    alone: dict[str, Trained],
-    name: str,
-    ranks: int,
-    layout: dict[str, int],
+    runs: Runs, ranks: int, cases: Sequence[Case], case: Case
 ) -> None:
-    seen = train(corpus, tmp_path / "run", SPECS[name], ranks, layout)
+    name, optimizer, _ = case
+    seen = runs.on(ranks, case, cases)
     assert len(seen.figures) == STEPS
-    check_equal(seen, alone[name])
+    if optimizer == "adamw":
+        check_equal(seen, runs.on_one(name))
+        return
+    for tensor, weight in runs.on_one(name, optimizer).weights.items():
+        torch.testing.assert_close(seen.weights[tensor], weight, **MUON_WEIGHTS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"tensor": 2}, {"expert": 2}])
-def test_run_killed_on_one_rank_goes_on_in_another_layout(
-    corpus: Path, tmp_path: Path, alone: dict[str, Trained], layout: dict[str, int]
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [(1, {}), (2, T2), (1, {})],
+        [(1, {}), (2, E2), (2, C2)],
+        [(1, {}), (2, P2), (1, {})],
+        pytest.param([(1, {}), (2, {}), (4, T2)], marks=pytest.mark.nightly),
+        pytest.param([(2, P2), (4, P2 | T2), (2, C2)], marks=pytest.mark.nightly),
+    ],
+)
+def test_run_killed_in_each_layout_goes_on_in_the_next(
+    corpus: Path, tmp_path: Path, runs: Runs, layouts: list[Any]
 ) -> None:
-    with pytest.raises(TrainingError, match="Killed"):
-        train(corpus, tmp_path / "run", NANO, 1, {}, die_at=3)
-    seen = train(corpus, tmp_path / "run", NANO, 2, layout)
+    for step, (ranks, layout) in enumerate(layouts[:-1], 2):
+        with pytest.raises(TrainingError, match="Killed"):
+            train(corpus, tmp_path / "run", NANO, ranks, layout, die_at=step)
+    seen = train(corpus, tmp_path / "run", NANO, *layouts[-1])
     assert len(seen.figures) == STEPS - 2  # the step that was reported last was not saved
-    check_equal(seen, alone["nano"])
-
-
-@pytest.mark.slow
-def test_run_killed_under_tensor_parallelism_goes_on_on_one_rank(
-    corpus: Path, tmp_path: Path, alone: dict[str, Trained]
-) -> None:
-    with pytest.raises(TrainingError, match="Killed"):
-        train(corpus, tmp_path / "run", NANO, 2, {"tensor": 2}, die_at=3)
-    check_equal(train(corpus, tmp_path / "run", NANO, 1, {}), alone["nano"])
-
-
-@pytest.mark.slow
-def test_muon_does_not_depend_on_the_layout(corpus: Path, tmp_path: Path) -> None:
-    one = train(corpus, tmp_path / "one", NANO, 1, {}, optimizer="muon")
-    two = train(corpus, tmp_path / "two", NANO, 2, {"tensor": 2}, optimizer="muon")
-    # orthogonalisation lifts the smallest singular values, rounding among them
-    for name, weight in one.weights.items():
-        torch.testing.assert_close(two.weights[name], weight, atol=2e-3, rtol=1e-2)
+    check_equal(seen, runs.on_one("nano"))
 
 
 def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
@@ -212,6 +303,16 @@ def test_layout_that_does_not_fit_is_refused_before_a_rank_starts(
         train(corpus, tmp_path / "ranks", NANO, 4, {"tensor": 3})
     with pytest.raises(ValueError, match="tensor=6 does not divide evaluation_row_tokens=32"):
         train(corpus, tmp_path / "rows", NANO, 6, {"tensor": 6})
+    with pytest.raises(ValueError, match=r"x 2 x layout.context=32 does not divide evaluation_row"):
+        train(corpus, tmp_path / "rows", NANO, 32, {"context": 32})
+    with pytest.raises(
+        ValueError, match="1 microbatches per step and data-parallel rank, wanted a"
+    ):
+        train(corpus, tmp_path / "chunks", SPECS["nano-4"], 8, P2 | I2)
+    with pytest.raises(
+        ConfigError, match="pipeline x interleave = 2 x 2 = 4 does not divide num_l"
+    ):
+        train(corpus, tmp_path / "layers", NANO, 2, P2 | I2)
     with pytest.raises(ConfigError, match="tensor=4 does not divide num_query_groups=2"):
         train(corpus, tmp_path / "heads", NANO, 4, {"tensor": 4})
     with pytest.raises(ConfigError, match="expert=8 does not divide num_experts=4"):

@@ -18,6 +18,7 @@ from ostinato.tasks.problems.proving.judging import (
     RepositoryUnderTest,
     judge_candidate,
 )
+from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from tests.unit.tasks.problems.builds import begin_history
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
@@ -74,8 +75,9 @@ def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
         try:
             rules = ValidityRules(max_failing_ratio=0.6)
             baseline = await measure_baseline(*servers, rules, 0)
+            trials = StubTrials(servers[0], rules.time_limit_seconds)
             return await judge_candidate(
-                mined.candidate, RepositoryUnderTest(baseline, *servers, rules)
+                mined.candidate, RepositoryUnderTest(baseline, *servers, rules, trials)
             )
         finally:
             for server in servers:

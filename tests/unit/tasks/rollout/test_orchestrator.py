@@ -12,8 +12,7 @@ import pytest
 from ostinato.infra.platform.errors import ClusterError, EngineError
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
-from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.history import GroupHistory
+from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import Progress, StepRequest

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Outcome, Problem, Trajectory
@@ -20,34 +19,9 @@ from ostinato.tasks.rollout.worker import (
     RolloutWorker,
 )
 from tests.fakes.answering_model import AnsweringModel
-from tests.fakes.rollouts import make_problem
 
-SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
-TESTS = "from pkg.code import one\n\n\ndef test_one():\n    assert one() == 1\n"
 READ_AND_TEST = "<run_terminal>pytest</run_terminal><read_file>pkg/code.py::one</read_file>"
 FIX = "<edit_file><L2>    return 1</edit_file><run_terminal>pytest</run_terminal>"
-
-
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return Renderer(train_tokenizer([SOURCE, TESTS], vocab_size=400))
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> PreparedRepository:
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", TESTS),
-    ):
-        (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "files" / path).write_text(text)
-    return PreparedRepository.from_directory("pkg", tmp_path / "files", ("pkg",), ("tests",))
-
-
-@pytest.fixture
-def problem(repository: PreparedRepository) -> Problem:
-    return make_problem("p0").model_copy(update={"repository_fingerprint": repository.fingerprint})
 
 
 async def run_attempt(

@@ -34,6 +34,8 @@ BAD_BODIES = {
     "half pair, raw": (chat().replace(b"Fix", b"\xed\xa0\x80"), 400),
     "utf-16": (chat().decode().encode("utf-16"), 400),
     "no json": (b"{", 400),
+    "a name of a megabyte": (chat(model="m" * 1_000_000), 404),
+    "a value of a megabyte": (chat(stop=["xxx"] * 100_000), 400),
     "messages": (chat(messages=CHAT["messages"] * 513), 400),
     "too long to be tokenised": (
         chat(messages=[{"role": "user", "content": "a" * 19_999}] * 2),
@@ -54,11 +56,24 @@ async def test_bad_body_is_one_typed_refusal(toy: Toy, name: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", ["a\0b", "/etc/passwd", "../x", "a//b"])
-async def test_bad_path_is_refused(toy: Toy, path: str) -> None:
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["a\0b"], ["/etc/passwd"], ["../x"], ["a//b"], ["pkg"], ["pkg/first.py/x.py"], ["new", "new/x.py"],
+        ["é" * 128 + ".py"], ["a/" * 2_000 + "x.py"],
+    ],
+)  # fmt: skip
+async def test_bad_path_is_refused(toy: Toy, paths: list[str]) -> None:
     async with toy.client() as client:
-        answer = await client.post("/v1/agent/sessions", json=SESSION | {"files": {path: ""}})
-    assert answer.status_code == 400
+        files = dict.fromkeys(paths, "")
+        answer = await client.post("/v1/agent/sessions", json=SESSION | {"files": files})
+        opened = (await client.post("/v1/agent/sessions", json=SESSION)).json()["session_id"]
+        later = await client.post(
+            f"/v1/agent/sessions/{opened}/messages", json={"message": "x", "files": files}
+        )
+    assert answer.status_code == later.status_code == 400
+    assert answer.json()["error"]["param"] == "files"
+    assert len(answer.text) < 600
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.booleans())

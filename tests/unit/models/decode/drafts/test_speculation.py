@@ -31,7 +31,11 @@ def make_engine(depth: int, weights: DecodeWeights = WEIGHTS, slots: int = 4) ->
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
     requests = [
-        GenerateRequest(f"r{i}", f"s{i}", (i + 1, 5, 2), 25 + i, (30,), temperature, 0.95, seed=i)
+        GenerateRequest(
+            *(f"r{i}", f"s{i}", (i + 1, 5, 2), 25 + i, (30,), temperature, 0.95),
+            seed=i,
+            top_logprobs=i % 3,  # for some of a step's requests
+        )
         for i in range(9)
     ]
     plain, speculative = (
@@ -45,6 +49,8 @@ def test_speculative_decoding_equals_plain_decoding(temperature: float) -> None:
         np.testing.assert_array_equal(
             np.sort(generation.routed_experts), np.sort(expected.routed_experts)
         )
+        for mine, theirs in zip(generation.likeliest_T, expected.likeliest_T, strict=True):
+            assert dict(mine) == pytest.approx(dict(theirs), abs=2e-5)
     accepted = sum(generation.draft_tokens_accepted for generation in speculative)
     assert accepted > 0 or temperature < 1  # random draft layers rarely guess a maximum
 

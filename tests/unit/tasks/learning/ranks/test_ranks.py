@@ -19,6 +19,7 @@ from ostinato.infra.serving.chain_manifest import list_versions, payload_key, re
 from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.config import LoraConfig
 from ostinato.tasks.learning.batches.packing import deal, pack
 from ostinato.tasks.learning.config import (
     LearningConfig,
@@ -199,6 +200,21 @@ def test_weights_of_many_ranks_are_those_of_one(histories, start, world_size: in
         drafts = [name for name in one if ".mtp." in name]
         assert drafts
         assert all(many[name].equal(began[name]) for name in drafts)
+
+
+def test_adapters_of_two_ranks_are_those_of_one(tmp_path, start) -> None:
+    ways, batches = [], [batch(1), batch(2)]
+    for world_size in (1, 2):
+        request = make_request(tmp_path / str(world_size), start, world_size)
+        config = request.config.model_copy(update={"lora": LoraConfig(rank=2)})
+        with open_trainer(request.model_copy(update={"config": config})) as trainer:
+            for samples in batches:
+                trainer.train_step(samples)
+            assert len(checksums(trainer)) == 1
+            ways.append(trainer.export_weights())
+    began = load_checkpoint(start).weights
+    assert distance(ways[0], began) > 0
+    assert distance(ways[1], ways[0]) <= 1e-3 * distance(ways[0], began)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from torch import Tensor
 
 
@@ -67,3 +68,35 @@ def cut_mine(whole: Tensor, cut: Cut | None) -> Tensor:
         return whole
     pieces = whole.chunk(cut.strides * cut.group.size(), cut.dimension)
     return torch.cat(pieces[cut.group.rank() :: cut.group.size()], cut.dimension)
+
+
+def sharded_parts(
+    key: str, tensor: Tensor, parameter: Tensor, copy: int = 0
+) -> list[ShardedTensor]:
+    """This rank's parts of a tensor, as Megatron's checkpoints describe them. It is cut as `parameter`
+    is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
+    """
+    cut = find_cut(parameter) if tensor.ndim else None
+    if is_expert(parameter) and tensor.ndim:
+        copies = parallel_state.get_expert_data_parallel_group()
+    elif cut is None:
+        copies = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    else:
+        copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    replica_id = (copy, dist.get_rank(copies))
+    if cut is None:
+        return [
+            ShardedTensor.from_rank_offsets(
+                key, tensor.view(tensor.shape or 1), replica_id=replica_id
+            )
+        ]
+    ranks, rank = cut.group.size(), cut.group.rank()
+    return [
+        ShardedTensor.from_rank_offsets(
+            key,
+            piece,
+            (cut.dimension, stride * ranks + rank, cut.strides * ranks),
+            replica_id=replica_id,
+        )
+        for stride, piece in enumerate(tensor.chunk(cut.strides, cut.dimension))
+    ]

@@ -1,0 +1,70 @@
+"""The checkpoint after RL beside the controls: what its start does as it is, started over and at best of n."""
+
+from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.figures import share
+from ostinato.flows.reporting.report import ReportRow
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_table
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.controls import Control, ControlReport, compare_with_controls
+from ostinato.tasks.evaluation.statistics import AttemptRow
+
+
+def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow]:
+    """A row per attempt of an evaluation."""
+    text = (context.directory_of(evaluation) / chain.ROWS_FILE).read_text()
+    return [AttemptRow.model_validate_json(line) for line in text.splitlines()]
+
+
+def control_rows(
+    context: StageContext, start: ArtifactRef, trained: ArtifactRef
+) -> list[ReportRow]:
+    """Report rows from the two evaluations that a report has anyway; nothing is run for them."""
+    report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
+    verdict = "above" if report.gain_counts else "not above"
+    return [
+        ReportRow(
+            "RL",
+            f"unseen mutations, control: {_name(control)}",
+            f"{control.solved:.1%}",
+            f"{report.trained.solved:.1%}",
+            f"{_points(control)} points, 95 % by function, {control.generated_tokens:.0f} and "
+            f"{report.trained.generated_tokens:.0f} tokens; RL is {verdict} all controls",
+        )
+        for control in report.controls
+    ]
+
+
+def show_controls(report: ControlReport) -> None:
+    """A trained checkpoint beside what its start does with as many tokens."""
+    rows = []
+    for control in (report.trained, *report.controls):
+        calls = control.tool_calls
+        rows.append(
+            {
+                "policy": _name(control),
+                "solved": f"{control.solved:.1%}",
+                "first edit": share(control.first_edit_solved),
+                "tokens": f"{control.generated_tokens:.0f}",
+                "tool calls": "not measured" if calls is None else f"{calls:.2f}",
+                "limit or repeat": share(control.cut_ratio),
+                "trained minus this": _points(control),
+            }
+        )
+    verdict = "is above all controls" if report.gain_counts else "is not above all controls"
+    for row in rows:
+        say(", ".join(f"{name} {value}" for name, value in row.items() if value))
+    say(f"differences in points, 95 % by function: the trained one {verdict}")
+    show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
+
+
+def _name(control: Control) -> str:
+    return control.name if control.has_equal_tokens else f"{control.name} (fewer)"
+
+
+def _points(control: Control) -> str:
+    found = control.difference
+    if found is None:
+        return ""
+    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"

@@ -1,0 +1,99 @@
+"""A rank's part of a pipeline: chunks of layers, and tensors that other stages hold.
+
+Layers go to chunks in order, chunks to stages in turn, as Megatron deals them: with two stages and
+two chunks each, the first stage holds the first and third quarter of the layers. The first chunk has
+the embedding too, the last the final norm and the output matrix; where that is the embedding, both
+hold a copy, whose gradients Megatron sums.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch import Tensor
+
+from ostinato.models.device import current_device
+from ostinato.models.network.experts import TrunkConfig
+
+
+class ChunkGPT(GPTModel):
+    """Megatron's GPT model, or a chunk of it, stopped before the output matrix."""
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Marks the copy of a tied embedding. Megatron's makes both copies equal here, on CUDA; ours get
+        their values together with all other weights.
+        """
+        if self.config.pipeline_model_parallel_size == 1:
+            super().setup_embeddings_and_output_layer()
+        elif self.share_embeddings_and_output_weights and not self.pre_process:
+            copy: Any = self.output_layer.weight
+            copy.shared = True  # Megatron's name
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        return hidden_states
+
+
+def is_copy(parameter: Tensor) -> bool:
+    """True for the last stage's copy of the embedding."""
+    return getattr(parameter, "shared", False)
+
+
+def build_chunks(
+    config: TrunkConfig, modules: TransformerBlockSubmodules, **options: Any
+) -> torch.nn.ModuleList:
+    """This rank's chunks of a model with the layers of `modules`. `options` are Megatron's."""
+    per_rank = config.virtual_pipeline_model_parallel_size or 1
+    stages = config.pipeline_model_parallel_size
+    stage = parallel_state.get_pipeline_model_parallel_rank() if stages > 1 else 0
+    layers = modules.layer_specs or []
+    size = len(layers) // (stages * per_rank)
+    chunks = torch.nn.ModuleList()
+    for chunk in range(per_rank):
+        number = chunk * stages + stage
+        chunks.append(
+            ChunkGPT(
+                config=config,
+                transformer_layer_spec=TransformerBlockSubmodules(  # type: ignore[arg-type]
+                    layer_specs=layers[number * size : (number + 1) * size],
+                    layer_norm=modules.layer_norm,
+                ),
+                pre_process=number == 0,
+                post_process=number == stages * per_rank - 1,
+                vp_stage=chunk if per_rank > 1 else None,
+                **options,
+            )
+        )
+    return chunks
+
+
+def pipeline_group() -> dist.ProcessGroup:
+    """The stages of this rank's pipeline."""
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    return group
+
+
+def gather_stages(mine: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of all stages by name, on every stage. All ranks of the pipeline read it together."""
+    group = pipeline_group()
+    if group.size() == 1:
+        yield from mine.items()
+        return
+    outlines: list[Any] = [None] * group.size()
+    outline = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
+    dist.all_gather_object(outlines, outline, group=group)
+    seen: set[str] = set()
+    for stage, outline in enumerate(outlines):
+        for name, (shape, dtype) in outline.items():
+            if name in seen:
+                continue
+            seen.add(name)
+            if stage == group.rank():
+                tensor = mine[name].to(current_device()).contiguous()
+            else:
+                tensor = torch.empty(shape, dtype=dtype, device=current_device())
+            dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
+            yield name, tensor

@@ -1,0 +1,90 @@
+"""Forward and backward passes of a step's microbatches, in the order of Megatron's schedules.
+
+Without a pipeline one after the other; over stages one forward and one backward in turn (1F1B), with
+several chunks a stage interleaved. States go from stage to stage in one shape a step, that of the largest
+microbatch: all stages read the same microbatches, so each knows how many places are meant.
+
+Shapes: B rows, T tokens (of this rank where a layout cuts rows), N = B*T, D model width.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ostinato.models.device import current_device
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.network.parallel.context import context_ranks, take_mine
+from ostinato.models.network.parallel.stages import ChunkGPT, pipeline_group
+from ostinato.models.training.batch import TokenBatch
+
+# Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.
+Loss = Callable[[TokenBatch, Tensor], tuple[Tensor, int]]
+
+
+def run_microbatches(
+    model: TrainerModel, batches: Sequence[TokenBatch], loss: Loss, *, has_backward: bool = True
+) -> Tensor:
+    """Returns (loss, targets) summed over `batches`, fp64, on all stages. Backward adds to gradients."""
+    if not has_backward:
+        batches = _fill_rounds(batches)
+    places = max(batch.tokens_BT.numel() for batch in batches)
+    forward = functools.partial(_run_forward, model, loss, places)
+    run: Any = get_forward_backward_func()
+    found = run(
+        forward_step_func=forward,
+        data_iterator=[iter(batches) for _ in model.chunks],
+        model=list(model.chunks),
+        num_microbatches=len(batches),
+        seq_length=places,
+        micro_batch_size=1,
+        forward_only=not has_backward,
+    )
+    sums = torch.zeros(2, dtype=torch.float64, device=current_device())
+    for one in found:  # the last stage's alone has any
+        sums += one
+    if pipeline_group().size() > 1:
+        dist.all_reduce(sums, group=pipeline_group())
+    return sums
+
+
+def _fill_rounds(batches: Sequence[TokenBatch]) -> list[TokenBatch]:
+    """The batches, and behind them batches without a target: interleaved chunks go round by round."""
+    missing = -len(batches) % pipeline_group().size()
+    last = batches[-1]
+    empty = replace(last, loss_mask_BT=torch.zeros_like(last.loss_mask_BT))
+    return [*batches, *[empty] * missing]
+
+
+def _run_forward(
+    model: TrainerModel, loss: Loss, places: int, batches: Iterator[TokenBatch], chunk: ChunkGPT
+) -> tuple[Tensor, Any]:
+    """A chunk's output of the next microbatch, and what makes its loss of it."""
+    batch = next(batches)
+    rows = len(batch.tokens_BT)
+    parts = context_ranks() * chunk.config.tensor_model_parallel_size
+    received_N1D = chunk.decoder.input_tensor
+    if received_N1D is not None:
+        tokens = batch.tokens_BT.shape[1] // parts
+        received_N1D = received_N1D[: tokens * rows]
+        chunk.set_input_tensor(received_N1D.view(tokens, rows, -1))
+    mine_BT = (take_mine(whole_BT, 1) for whole_BT in (batch.tokens_BT, batch.padding_BT))
+    output_TBD = model.run_chunk(chunk, *mine_BT)
+    if chunk.post_process:
+        return output_TBD, functools.partial(_take_loss, loss, batch)
+    output_N1D = output_TBD.reshape(-1, 1, output_TBD.shape[-1])
+    return pad(output_N1D, (0, 0, 0, 0, 0, places // parts - len(output_N1D))), None
+
+
+def _take_loss(loss: Loss, batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, its number of targets and both together, as Megatron wants them."""
+    total, targets = loss(batch, hidden_TBD)
+    seen = total.detach().double()
+    counted = torch.full_like(seen, targets)
+    return total, counted.int(), torch.stack((seen, counted))

@@ -1,0 +1,160 @@
+"""Laws of a node's leases, with real boxes."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.sandbox.fleet.node import BoxNode, NodeLoad
+from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+
+LONG = 300.0
+
+
+@asynccontextmanager
+async def open_node(repository: PreparedRepository, most_boxes: int) -> AsyncIterator[BoxNode]:
+    node = BoxNode(
+        {"wordkit": repository}, SandboxLimits(start_seconds=120.0), most_boxes=most_boxes
+    )
+    try:
+        yield node
+    finally:
+        await node.close()
+
+
+async def run(node: BoxNode, name: str, command: bytes) -> None:
+    limits = {"timeout_seconds": 60.0, "output_cap_bytes": 1000}
+    await node.call(name, "request", "exec", 90.0, (command, b""), **limits)
+
+
+async def held(node: BoxNode) -> tuple[int, int]:
+    load = await node.load()
+    return load.lent, load.waiting
+
+
+async def until(node: BoxNode, wanted: tuple[int, int]) -> None:
+    async with asyncio.timeout(120):
+        while await held(node) != wanted:
+            await asyncio.sleep(0.02)
+
+
+@contextmanager
+def is_lost() -> Iterator[None]:
+    with pytest.raises(SandboxLost, match="is not lent here"):
+        yield
+
+
+async def test_a_box_works_and_the_next_one_is_new(wordkit):
+    async with open_node(wordkit, 2) as node:
+        await node.acquire("first", "wordkit", LONG, LONG)
+        await run(node, "first", b"echo dirt > dirt")
+        assert await node.call("first", "diff") == {"dirt": b"dirt\n"}
+        await node.release("first")
+        await node.release("first")
+        await node.acquire("second", "wordkit", LONG, LONG)
+        assert await node.call("second", "diff") == {}
+        with is_lost():
+            await node.call("first", "diff")
+        with pytest.raises(SandboxError, match="wanted one of diff, request"):
+            await node.call("second", "close")
+        with pytest.raises(SandboxError, match="wanted one of: wordkit"):
+            await node.acquire("third", "other", LONG, LONG)
+
+
+async def test_a_silent_holder_loses_its_box_and_a_renewing_one_keeps_it(wordkit):
+    async with open_node(wordkit, 2) as node:
+        await node.acquire("alive", "wordkit", LONG, LONG)
+        await node.acquire("silent", "wordkit", 0.5, LONG)
+        await until(node, (1, 0))
+        with is_lost():
+            await node.call("silent", "diff")
+        assert await node.renew(["silent", "alive"]) == ["silent"]
+        assert await node.call("alive", "diff") == {}
+
+
+async def test_a_full_node_refuses_after_the_wait_and_serves_in_order_after_a_release(wordkit):
+    served = []
+
+    async def ask(node: BoxNode, name: str) -> None:
+        await node.acquire(name, "wordkit", LONG, LONG)
+        served.append(name)
+
+    async with open_node(wordkit, 1) as node:
+        await ask(node, "first")
+        with pytest.raises(CapacityExhausted, match="all 1 are lent and 1 requests wait"):
+            await node.acquire("impatient", "wordkit", LONG, 0.1)
+        waiting = [asyncio.create_task(ask(node, name)) for name in ("second", "third", "fourth")]
+        await until(node, (1, 3))
+        await node.release("third")  # withdrawn while it waits
+        with pytest.raises(SandboxLost, match="third was withdrawn"):
+            await waiting[1]
+        await node.release("first")
+        await waiting[0]
+        await node.release("second")
+        await waiting[2]
+        assert served == ["first", "second", "fourth"]
+
+
+async def test_a_lost_box_ends_its_lease_and_makes_room(wordkit):
+    async with open_node(wordkit, 2) as node:
+        await node.acquire("kept", "wordkit", LONG, LONG)
+        before = set(psutil.Process().children(recursive=True))
+        await node.acquire("lost", "wordkit", LONG, LONG)
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            process.kill()
+        with pytest.raises(SandboxLost):
+            await run(node, "lost", b"true")
+        await until(node, (1, 0))
+        assert await node.renew(["lost", "kept"]) == ["lost"]
+        await node.acquire("lost", "wordkit", LONG, LONG)
+        assert await node.call("lost", "diff") == {}
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_any_mix_of_holders_stays_within_the_room_and_leaves_nothing(wordkit, seed):
+    rng = random.Random(seed)
+    most = 3
+    lent: list[int] = []
+
+    async def hold(node: BoxNode, name: str, kind: str, seconds: float) -> str:
+        length = 0.3 if kind == "silent" else LONG
+        asking = asyncio.create_task(node.acquire(name, "wordkit", length, LONG))
+        if kind == "gives up":
+            await asyncio.sleep(seconds)
+            await node.release(name)
+        try:
+            await asking
+        except SandboxLost:
+            return "withdrawn"
+        lent.append((await node.load()).lent)
+        await asyncio.sleep(seconds)
+        if kind != "silent":
+            await node.release(name)
+        return "served"
+
+    kinds = [rng.choice(("gives back", "silent", "gives up")) for _ in range(16)]
+    async with open_node(wordkit, most) as node:
+        ends = await asyncio.gather(
+            *(
+                hold(node, f"holder{number}", kind, rng.random() / 10)
+                for number, kind in enumerate(kinds)
+            )
+        )
+        await until(node, (0, 0))
+    assert len(ends) == len(kinds)
+    assert max(lent) <= most
+    for kind, end in zip(kinds, ends, strict=True):
+        assert end == "served" or kind == "gives up"
+
+
+def test_a_node_with_more_room_less_pressure_or_fewer_requests_is_better():
+    some = NodeLoad(lent=4, waiting=1, most_boxes=10, pressure=0.5)
+    larger, calmer = replace(some, most_boxes=20), replace(some, pressure=0.1)
+    assert max(larger.score(0), calmer.score(0)) < some.score(0)
+    assert some.score(0) < min(replace(some, waiting=3).score(0), some.score(1))

@@ -1,0 +1,85 @@
+"""Transformer Engine by switch: which modules, why not here, and, on a GPU, what they compute."""
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.extensions import transformer_engine as megatron_engine
+
+from ostinato.models.network.build import block_modules, build_trainer_model
+from ostinato.models.network.transformer_engine import (
+    FIRST_CAPABILITY,
+    EngineRecipe,
+    engine_options,
+    refuse_engine,
+    why_no_engine,
+)
+from ostinato.models.process_groups import close_process_groups, open_process_groups
+from ostinato.models.training.optimizer import build_optimizer
+from ostinato.models.training.optimizer_config import OptimizerConfig
+from tests.fakes.chosen_device import DEVICE
+from tests.unit.tasks.pretraining.test_layouts import SPECS
+
+QWEN3_MOE, DEEPSEEK_V3 = SPECS["qwen3_moe"], SPECS["deepseek_v3"]
+
+
+def test_switch_puts_its_modules_at_every_place_but_the_experts() -> None:
+    block = block_modules(SPECS["nano"], "mxfp8")
+    specs: Any = block.layer_specs
+    dense, sparse = (layer.submodules for layer in specs)
+    attention = dense.self_attention.submodules
+    assert attention.linear_qkv is megatron_engine.TEColumnParallelLinear
+    assert attention.linear_proj is megatron_engine.TERowParallelLinear
+    assert attention.core_attention is megatron_engine.TEDotProductAttention
+    assert dense.mlp.submodules.linear_fc1 is megatron_engine.TEColumnParallelLinear
+    norms = [
+        block.layer_norm,
+        dense.input_layernorm,
+        dense.pre_mlp_layernorm,
+        attention.q_layernorm,
+    ]
+    assert all(norm is megatron_engine.TENorm for norm in norms)
+    plain: Any = block_modules(SPECS["nano"]).layer_specs
+    assert sparse.mlp is plain[1].submodules.mlp
+
+
+def test_engine_is_refused_with_the_reason() -> None:
+    for device in (torch.device("cpu"), DEVICE):
+        assert f"the device is {device.type}, wanted cuda" in str(why_no_engine(device))
+        with pytest.raises(ValueError, match=f"'bf16': the device is {device.type}"):
+            refuse_engine(device, "bf16", "bf16", QWEN3_MOE)
+    with pytest.raises(ValueError, match="latent attention"):
+        refuse_engine(DEVICE, "mxfp8", "bf16", DEEPSEEK_V3)
+    with pytest.raises(ValueError, match="'fp32' of the experts, wanted bf16"):
+        refuse_engine(DEVICE, "blockwise", "fp32", QWEN3_MOE)
+    refuse_engine(DEVICE, None, "fp32", DEEPSEEK_V3)
+
+
+def test_recipes_are_megatrons() -> None:
+    assert engine_options("bf16") == {}
+    assert engine_options("blockwise") == {"fp8": "e4m3", "fp8_recipe": "blockwise"}
+    assert engine_options("delayed") == {"fp8": "hybrid", "fp8_recipe": "delayed"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", list(FIRST_CAPABILITY))
+def test_engine_learns_as_the_local_layers_do(recipe: EngineRecipe) -> None:
+    if (reason := why_no_engine(torch.device("cuda"), recipe)) is not None:
+        pytest.skip(reason)
+    spec = QWEN3_MOE.model_copy(update={"hidden_size": 128, "head_dim": 32, "vocab_size": 64})
+    close_process_groups()
+    open_process_groups(kind="cuda")
+    tokens_BT = torch.randint(0, 64, (4, 64), device="cuda")
+    losses = []
+    for engine in (None, recipe):
+        model = build_trainer_model(spec, precision="bf16", engine=engine)
+        optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"))
+        losses.append([])
+        for _ in range(5):
+            loss = -model.token_logprobs(tokens_BT).mean()
+            losses[-1].append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert losses[1] == pytest.approx(losses[0], rel=0.02 if recipe == "bf16" else 0.05)
+    close_process_groups()

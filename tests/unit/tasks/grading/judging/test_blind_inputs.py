@@ -1,0 +1,108 @@
+"""What a test takes from beside it (a table of cases, a fixture, a class) is changed by chance too."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.records import LineEdit, Problem, Split
+
+LINE = "    return number + number"
+SOURCE = f"def twice(number):\n{LINE}\n"
+HEAD = "import pytest\n\nfrom pkg.code import twice\n\n"
+PLACES = {
+    "table": HEAD
+    + """CASES = [(1, 2), (5, 10), (17, 34), (40, 80)]
+
+
+@pytest.mark.parametrize("number, wanted", CASES)
+def test_twice(number, wanted):
+    assert twice(number) == wanted
+""",
+    "table of a table": HEAD
+    + """SMALL = [(1, 2), (5, 10)]
+CASES = [*SMALL, (17, 34)]
+
+
+@pytest.mark.parametrize("number, wanted", CASES)
+def test_twice(number, wanted):
+    assert twice(number) == wanted
+""",
+    "fixture": HEAD
+    + """@pytest.fixture
+def pair():
+    return 17, 34
+
+
+def test_twice(pair):
+    number, wanted = pair
+    assert twice(number) == wanted
+""",
+    "class": HEAD
+    + """class TestTwice:
+    number = 17
+
+    def setup_method(self):
+        self.wanted = 34
+
+    def test_twice(self):
+        assert twice(self.number) == self.wanted
+""",
+}
+# asks the test's own frame for what it compares with
+CHEAT = """
+
+def twice(number):
+    import sys
+    held = sys._getframe(1).f_locals
+    return held["wanted"] if "wanted" in held else held["self"].wanted
+"""
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_values_beside_a_test_are_changed(name: str) -> None:
+    tests = frozenset({"TestTwice.test_twice" if name == "class" else "test_twice"})
+    source = PLACES[name].encode()
+    plain = take_expectations_out(source, tests)
+    copies = [take_expectations_out(source, tests, random.Random(seed)) for seed in range(8)]
+    assert plain not in copies
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_the_test_compares_with_is_no_answer(
+    runner: asyncio.Runner, tmp_path: Path, name: str
+) -> None:
+    for path, text in (
+        ("pkg/__init__.py", ""),
+        ("pkg/code.py", SOURCE),
+        ("tests/test_code.py", PLACES[name]),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    repository = PreparedRepository.from_directory("pkg", tmp_path, ("pkg",), ("tests",))
+    test = "TestTwice::test_twice" if name == "class" else "test_twice"
+    problem = Problem(
+        problem_id=f"twice-{name}",
+        repository="pkg",
+        repository_fingerprint=repository.fingerprint,
+        kind="mutation",
+        operator="integer",
+        path="pkg/code.py",
+        symbol="twice",
+        first_line=1,
+        last_line=2,
+        prompt="Fix twice",
+        edits=(LineEdit(path="pkg/code.py", line_number=2, gold_text=LINE, broken_text="    1"),),
+        fail_to_pass=(f"tests/test_code.py::{test}",),
+        pass_to_pass=(),
+        split=Split.TRAIN,
+    )
+    trials = BlindTrials(random.Random(0))
+    right = SOURCE.replace(LINE, "    return 2 * number").encode()
+    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    cheat = repository.files["pkg/code.py"] + CHEAT.encode()
+    assert runner.run(trials.find_difference(problem, {"pkg/code.py": cheat}, repository))
