@@ -30,8 +30,9 @@ from megatron.core.dist_checkpointing.validation import (
     determine_global_metadata,
     validate_sharding_integrity,
 )
-from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.device import CPU
@@ -47,7 +48,7 @@ class ResumePoints:
         self.directory = directory
         self._is_alone = dist.get_world_size() == 1
         # of the writing threads alone
-        self._group = None if self._is_alone else dist.new_group(backend="gloo")
+        self._group: Any = None if self._is_alone else dist.new_group(backend="gloo")
         self._is_checked = self._is_alone
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -67,11 +68,11 @@ class ResumePoints:
         rank 0's; names rise.
         """
         self.finish()
-        mine = list(parts)
+        mine: list[Any] = list(parts)  # Megatron's types name neither lists nor whole parts
         if not self._is_checked:  # that the ranks' parts make each tensor exactly once
-            validate_sharding_integrity(determine_global_metadata(mine)[1])
+            validate_sharding_integrity(determine_global_metadata({"parts": mine})[1])
             self._is_checked = True
-        staged: dict[str, list[ShardedTensor]] = {}
+        staged: dict[str, list[Any]] = {}
         for part in mine:
             if is_main_replica(part.replica_id):
                 copied = dataclasses.replace(part, data=part.data.detach().to(CPU, copy=True))
@@ -122,7 +123,7 @@ class ResumePoints:
     def _fill(
         self,
         folder: Path,
-        staged: dict[str, list[ShardedTensor]],
+        staged: dict[str, list[Any]],
         common: dict[str, Any] | None,
     ) -> None:
         if common is not None:
@@ -147,8 +148,8 @@ class ResumePoints:
 @torch.no_grad()
 def load_parts(point: Path, parts: Iterable[ShardedTensor]) -> None:
     """Fills the parts' tensors. All ranks call it together."""
-    wanted = {str(number): part for number, part in enumerate(parts)}
+    wanted: dict[str, Any] = {str(number): part for number, part in enumerate(parts)}
     targets = {number: part.data.detach() for number, part in wanted.items()}
-    loaded = dist_checkpointing.load(wanted, str(point))
+    loaded: Any = dist_checkpointing.load(wanted, str(point))
     for number, target in targets.items():
         target.copy_(loaded[number])

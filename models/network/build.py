@@ -54,7 +54,8 @@ class TrainerModel(torch.nn.Module):
         is_whole: bool = False,
     ) -> None:
         super().__init__()
-        self.spec, self.engine = spec, engine
+        self.spec = spec
+        self.engine: EngineRecipe | None = engine
         self.chunks = build_chunks(
             megatron_config(spec, precision, engine, is_whole=is_whole),
             block_modules(spec, engine),

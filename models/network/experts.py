@@ -100,7 +100,7 @@ class SortedMoELayer(BaseMoELayer):
         super().__init__(config, layer_number, groups)
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.router.spec = config.spec
-        self.engine = config.engine
+        self.engine: EngineRecipe | None = config.engine
         self.experts = ExpertMlp(config, config.precision)
         if self.num_local_experts < (config.num_moe_experts or 0):
             self.token_dispatcher = MoEAllGatherTokenDispatcher(

@@ -4,7 +4,7 @@ Megatron marks what tensor parallelism cuts. A fused gate and up matrix is cut i
 (`partition_stride` 2). `gather_whole` is a collective: all ranks call it in the same order.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,7 @@ def sharded_parts(
     is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
     """
     cut = find_cut(parameter) if tensor.ndim else None
+    copies: Any
     if is_expert(parameter) and tensor.ndim:
         copies = parallel_state.get_expert_data_parallel_group()
     elif cut is None:

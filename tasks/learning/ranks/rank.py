@@ -95,7 +95,10 @@ class TrainerRank:
         self.gather_weights()
         self.optimizer_state = self.optimizer.state_dict()
         if self.model.adapters:
-            self.optimizer_state[ADAPTERS] = self.model.moving_weights()
+            adapters = self.model.adapters.state_dict()
+            self.optimizer_state[ADAPTERS] = {
+                name: tensor.to("cpu", copy=True) for name, tensor in adapters.items()
+            }
         if self.reference is not None:
             self.whole_reference = self.reference.export_weights()
 
@@ -151,7 +154,7 @@ class TrainerRank:
             if adapters is None:
                 self.model.import_weights(loaded.weights)
             else:  # the frozen weights are those that RL began with
-                self.model.restore_weights(adapters)
+                self.model.adapters.load_state_dict(adapters)
             self.optimizer.load_state_dict(loaded.optimizer_state)
         self.reference_step = loaded.state.reference_step
         if self.reference is not None and loaded.reference_weights is not None:
