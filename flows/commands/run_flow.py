@@ -5,7 +5,10 @@ failed, 2 on a known error, 3 on any other.
 import argparse
 import importlib
 import json
+import os
 import sys
+import threading
+import time
 
 from prefect.exceptions import Abort
 
@@ -17,6 +20,7 @@ from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 
 GATE_FAILED = "GateFailed"  # name of the state that a failed gate ends a flow with
+_LAST_SECONDS = 20.0  # enough to end the stage
 
 
 def main(arguments: list[str]) -> int:
@@ -30,6 +34,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--watch", action="store_true", help="progress in lines")
     options = parser.parse_args(arguments)
     interrupt_on_signals()
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     configure_logging()
     try:
         module = importlib.import_module(f"ostinato.flows.{options.flow}")
@@ -57,6 +62,16 @@ def main(arguments: list[str]) -> int:
         return 0
     print_error(error)
     return 2 if isinstance(error, OstinatoError) else 3
+
+
+def _end_after(parent: int) -> None:
+    """Ends this process soon after the command that started it. Prefect would try for a quarter of an hour to report
+    the end of the run to a server that is gone as well.
+    """
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(_LAST_SECONDS)
+    os._exit(130)
 
 
 if __name__ == "__main__":

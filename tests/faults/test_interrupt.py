@@ -100,10 +100,16 @@ def test_stopped_at_thirty_moments_nothing_is_left(home: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_command_takes_server_and_flow_along(home: Path) -> None:
-    """SIGKILL of the command itself: what it started ends; a stage under way may go on."""
+@pytest.mark.parametrize("with_server", [False, True], ids=["alone", "with its server"])
+def test_killed_command_takes_server_and_flow_along(home: Path, with_server: bool) -> None:
+    """SIGKILL of the command itself: what it started ends; a stage under way may go on. A flow whose server is gone
+    cannot report its end, and does not wait for it.
+    """
     command = start(home)
-    wait_for_command(home, command, "run_flow")
+    wait_for_command(home, command, "tasks.problems.run:main" if with_server else "run_flow")
+    if with_server:
+        [server, *_] = [one for one in of_home(home) if "prefect server" in command_line(one)]
+        os.killpg(server.pid, signal.SIGKILL)
     command.kill()
     command.wait()
     wait_for_end(lambda: of_home(home))
