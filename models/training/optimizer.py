@@ -11,7 +11,7 @@ cuts is gathered first, and every rank of the group repeats its product.
 Shapes: M matrices, R rows, C columns, R <= C.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -121,14 +121,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
                     yield f"optimizer.{name}.{kind}", parameter, value
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name, on the CPU."""
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        for state in states.values():
-            state["state"] = {
-                index: {kind: value.to(CPU) for kind, value in values.items()}
-                for index, values in state["state"].items()
-            }
-        return states
+        """The parts' states by name, whole and on the CPU: the same in every layout. All ranks call it
+        together.
+        """
+        return {
+            name: _map_state(part, part.state_dict(), _gather_to_cpu)
+            for name, part in self.parts.items()
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores every part."""
@@ -137,7 +136,30 @@ class CombinedOptimizer(torch.optim.Optimizer):
                 f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
             )
         for name, part in self.parts.items():
-            part.load_state_dict(state_dict[name])
+            part.load_state_dict(_map_state(part, state_dict[name], cut_mine))
+
+
+def _gather_to_cpu(part: Tensor, cut: Cut | None) -> Tensor:
+    return gather_whole(part, cut).to(CPU)
+
+
+def _map_state(
+    part: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    change: Callable[[Tensor, Cut | None], Tensor],
+) -> dict[str, Any]:
+    """The state with every tensor that belongs to a parameter's elements changed by how it is cut."""
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    state = {
+        index: {
+            name: change(value, find_cut(parameters[index]) if value.ndim else None)
+            if isinstance(value, Tensor)
+            else value
+            for name, value in values.items()
+        }
+        for index, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
 
 
 def build_optimizer(
