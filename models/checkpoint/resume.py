@@ -126,10 +126,7 @@ class ResumePoints:
         staged: dict[str, list[Any]],
         common: dict[str, Any] | None,
     ) -> None:
-        if common is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            torch.save(common, folder / COMMON_STATE_FNAME)
+        self._prepare(folder, common)
         try:
             save(
                 mcore_to_pyt_state_dict(staged),
@@ -143,6 +140,24 @@ class ResumePoints:
             raise RuntimeError(f"parts were not written, by rank: {causes}") from None
         if common is not None:
             save_config(CheckpointingConfig("torch_dist"), str(folder))
+
+    def _prepare(self, folder: Path, common: dict[str, Any] | None) -> None:
+        """Rank 0 makes the folder; the others, whose writers would make it too, wait for that."""
+        is_ready = torch.ones(1)
+        failure: Exception | None = None
+        if common is not None:
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                torch.save(common, folder / COMMON_STATE_FNAME)
+            except Exception as error:  # noqa: BLE001  # raised below, when the others know
+                failure, is_ready = error, torch.zeros(1)
+        if not self._is_alone:
+            dist.broadcast(is_ready, src=0, group=self._group)
+        if failure is not None:
+            raise failure
+        if not is_ready:
+            raise RuntimeError(f"rank 0 could not make {folder}; its log says why")
 
 
 @torch.no_grad()

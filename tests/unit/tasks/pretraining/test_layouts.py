@@ -69,6 +69,8 @@ WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
 FIGURES = 1e-4
 # orthogonalisation lifts the smallest singular values, rounding among them
 MUON_WEIGHTS = {"atol": 2e-3, "rtol": 1e-2}
+# The balancing bias moves by the sign of a count: one token that takes another expert turns one step of it around.
+MUON_BIAS = {"atol": 2 * 0.002, "rtol": 0.0}
 
 Degrees = tuple[tuple[str, int], ...]
 Case = tuple[str, str, Degrees]  # name of a shape, optimiser, layout
@@ -191,7 +193,7 @@ class Runs:
             place.mkdir(exist_ok=True)
             given = self.corpus, place, world_size, cases
             layout = ParallelLayout(data=world_size)
-            self.cases |= run_ranks(train_cases, given, layout, place)
+            self.cases |= run_ranks(train_cases, given, layout)
         return self.cases[case]
 
 
@@ -270,7 +272,8 @@ def test_training_does_not_depend_on_the_layout(
         check_equal(seen, runs.on_one(name))
         return
     for tensor, weight in runs.on_one(name, optimizer).weights.items():
-        torch.testing.assert_close(seen.weights[tensor], weight, **MUON_WEIGHTS)
+        bounds = MUON_BIAS if tensor.endswith("e_score_correction_bias") else MUON_WEIGHTS
+        torch.testing.assert_close(seen.weights[tensor], weight, **bounds)
 
 
 @pytest.mark.slow
