@@ -151,7 +151,8 @@ class TrainerModel(torch.nn.Module):
         if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
             padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
         with engine_context(self.engine):
-            hidden_TBD = chunk(tokens_BT, None, None, padding_mask=padding_BT).float()
+            hidden_TBD = chunk(tokens_BT, None, None, padding_mask=padding_BT)
+        hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:
             hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
         return hidden_TBD

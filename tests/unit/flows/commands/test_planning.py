@@ -43,7 +43,7 @@ def test_a_plan_tells_both_stages_and_the_replicas() -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_builds_what_was_planned_and_says_what_training_has_not(
+def test_a_dry_run_builds_what_was_planned_and_refuses_what_training_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
@@ -54,8 +54,13 @@ def test_a_dry_run_builds_what_was_planned_and_says_what_training_has_not(
 
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("+0.00%") == 2
-    for part in ("forward", "backward", "gradients", "optimiser", "pipeline=2: training has no"):
+    for part in ("forward", "backward", "gradients", "optimiser", "step in stage 1"):
         assert part in shown.output
+
+    refused = CliRunner().invoke(app, [*arguments, *layout, "--layout", "expert_tensor=2"])
+
+    assert isinstance(refused.exception, ConfigError)
+    assert "expert_tensor=2, wanted 1: training keeps experts whole" in str(refused.exception)
 
 
 def test_built_parameters_that_were_not_planned_are_refused() -> None:
