@@ -17,6 +17,7 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training import optimizer as optimizer_module
 from ostinato.models.training.data_parallel import run_ranks
 from ostinato.tasks.pretraining.config import (
     PretrainingConfig,
@@ -67,10 +68,6 @@ SPECS = FAMILIES | {
 # near 0 (a step of the whole rate, 4e-3, whatever its size).
 WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
 FIGURES = 1e-4
-# orthogonalisation lifts the smallest singular values, rounding among them
-MUON_WEIGHTS = {"atol": 2e-3, "rtol": 1e-2}
-# The balancing bias moves by the sign of a count: one token that takes another expert turns one step of it around.
-MUON_BIAS = {"atol": 2 * 0.002, "rtol": 0.0}
 
 Degrees = tuple[tuple[str, int], ...]
 Case = tuple[str, str, Degrees]  # name of a shape, optimiser, layout
@@ -149,6 +146,11 @@ def train(
     return seen_in(workspace, main(request, workspace))
 
 
+def orthogonalise_in_fp32(patch: pytest.MonkeyPatch) -> None:
+    """Muon's products in fp32: in bf16 one rounding more moves weights by 1e-3 and a token to another expert."""
+    patch.setattr(optimizer_module, "newton_schulz_dtype", lambda device: torch.float32)
+
+
 def train_cases(given: tuple[Path, Path, int, Sequence[Case]], rank: int) -> dict[Case, Trained]:
     """What rank 0 saw of each case. The same processes take one layout after another."""
     corpus, directory, world_size, cases = given
@@ -159,7 +161,9 @@ def train_cases(given: tuple[Path, Path, int, Sequence[Case]], rank: int) -> dic
         parallel_state.destroy_model_parallel()
         open_process_groups(rank, world_size, layout=request.config.parallel_layout)
         workspace = workspace_in(directory / f"{number}")
-        result = train_rank((request, workspace), rank)
+        with pytest.MonkeyPatch.context() as patch:
+            orthogonalise_in_fp32(patch)
+            result = train_rank((request, workspace), rank)
         if rank == 0:
             trained[case] = seen_in(workspace, result)
     return trained
@@ -183,7 +187,9 @@ class Runs:
         key = name, optimizer
         if key not in self.alone:
             place = self.directory / "-".join(key)
-            self.alone[key] = train(self.corpus, place, SPECS[name], 1, {}, optimizer=optimizer)
+            with pytest.MonkeyPatch.context() as patch:
+                orthogonalise_in_fp32(patch)
+                self.alone[key] = train(self.corpus, place, SPECS[name], 1, {}, optimizer=optimizer)
         return self.alone[key]
 
     def on(self, world_size: int, case: Case, cases: Sequence[Case]) -> Trained:
@@ -268,12 +274,7 @@ def test_training_does_not_depend_on_the_layout(
     name, optimizer, _ = case
     seen = runs.on(ranks, case, cases)
     assert len(seen.figures) == STEPS
-    if optimizer == "adamw":
-        check_equal(seen, runs.on_one(name))
-        return
-    for tensor, weight in runs.on_one(name, optimizer).weights.items():
-        bounds = MUON_BIAS if tensor.endswith("e_score_correction_bias") else MUON_WEIGHTS
-        torch.testing.assert_close(seen.weights[tensor], weight, **bounds)
+    check_equal(seen, runs.on_one(name, optimizer))
 
 
 @pytest.mark.slow
