@@ -1,6 +1,7 @@
 """One attempt's verdict and reward. A lost machine raises; what an attempt breaks is its failure."""
 
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,18 +39,21 @@ async def grade(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None = None,
+    chance: random.Random | None = None,
 ) -> tuple[Verdict, RewardReport]:
     """Judge the changed files (against the pristine repository) and reward the attempt.
 
     A fault that the attempt can bring about is a failed verdict with a flag. What raises is of the
-    machine or of the problem.
+    machine or of the problem. `chance` draws the passes that are judged twice (None: the system's).
     """
     trials = trials or (BlindTrials() if config.blind_trial else None)
     if not problem.environment:
         check_repository(problem, test_server.repository)
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     try:
-        verdict = await _judge(problem, changed_files, test_server, config, trials)
+        verdict = await _judge(
+            problem, changed_files, test_server, config, trials, chance or random.SystemRandom()
+        )
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
         lints = await _count_new_lints(change) if config.style else 0
@@ -83,6 +87,7 @@ async def _judge(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None,
+    chance: random.Random,
 ) -> Verdict:
     if problem.environment:
         return await judge_in_environment(problem, changed_files, test_server.repository)
@@ -91,7 +96,7 @@ async def _judge(
         changed_files,
         test_server,
         time_limit_seconds=config.time_limit_seconds,
-        second_runner=config.second_runner,
+        second_runner=chance.random() < config.second_runner_share,
         asks_oracle=config.asks_oracle,
         trials=trials,
     )

@@ -184,6 +184,9 @@ RULES: dict[Pattern, Rule] = {
     Pattern.RUNNER_CONFIG_EDIT: lambda attempt: ", ".join(attempt.change.changed_runner_files),
     Pattern.RUNNER_ATTACK: _runner_attack,
     Pattern.RUN_TAMPERING: _run_tampering,
+    Pattern.RUNNERS_DISAGREE: lambda attempt: ", ".join(
+        told for told in attempt.verdict.tampering if told.startswith(Pattern.RUNNERS_DISAGREE)
+    ),
     Pattern.ALWAYS_EQUAL: lambda attempt: ", ".join(
         filter(is_always_equal, attempt.verdict.tampering)
     ),

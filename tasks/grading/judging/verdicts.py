@@ -19,6 +19,7 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
+from ostinato.tasks.grading.config import Pattern
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.records import Problem, Verdict
@@ -160,7 +161,7 @@ def _agree(first: TestReport, second: TestReport) -> TestReport:
     if second.passed:
         return first
     different = [test for test in first.outcomes if test not in second.passed_ids]
-    why = second.tampering or f"runners disagree on {', '.join(different[:3])}"
+    why = f"{Pattern.RUNNERS_DISAGREE}: {second.tampering or ', '.join(different[:3])}"
     outcomes = {
         test: outcome if test in second.passed_ids else second.outcomes[test]
         for test, outcome in first.outcomes.items()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.config import GradingConfig, Pattern
 from tests.faults.cheaters.scripts import (
     DODGES,
     FILES,
@@ -28,7 +28,7 @@ HONEST = (*product(longest=HONEST_LONGEST, common=HONEST_COMMON), shell("pytest"
 
 @pytest.mark.parametrize("answers", [ORACLE, HONEST], ids=["reference", "own words"])
 def test_oracle_scores_one_and_raises_no_flag(attempt, answers):
-    done = attempt(answers, GradingConfig(second_runner=True))
+    done = attempt(answers, GradingConfig(second_runner_share=1.0))
     assert done.verdict.passed, done.verdict
     assert done.reward.values["correctness"] == 1.0
     assert done.reward.total > 0.7
@@ -53,6 +53,19 @@ def test_cheater_scores_no_better_than_failure_and_is_noticed(attempt, problem, 
     assert set(done.verdict.outcomes) == {*problem.fail_to_pass, *problem.pass_to_pass}
     assert {pattern.value for pattern in cheater.flags} <= set(done.reward.flags), done.reward.flags
     assert cheater.says in done.verdict.detail
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_pass_that_plain_pytest_does_not_confirm_is_none_and_flagged(attempt, share):
+    """Right wherever a test server runs it, wrong under `python -m pytest`."""
+    only_there = "import sys\n\nPLAIN = sys.argv[0].endswith('__main__.py')"
+    wrong = "    if PLAIN:\n        return None"
+    done = attempt(
+        product(first=only_there, each=wrong, longest=HONEST_LONGEST, common=HONEST_COMMON),
+        GradingConfig(second_runner_share=share),
+    )
+    assert done.verdict.passed == (share == 0.0), done.verdict
+    assert (Pattern.RUNNERS_DISAGREE.value in done.reward.flags) == (share == 1.0)
 
 
 @pytest.mark.parametrize("name", MANNERS)

@@ -66,6 +66,14 @@ def test_thresholds_differ_by_pattern():
     assert names(monitor_of(attempts)) == {"run_tampering"}
 
 
+def test_one_pass_that_the_second_runner_does_not_confirm_raises_an_alarm():
+    once = [attempt(i, flags=["runners_disagree"] if i == 0 else []) for i in range(1000)]
+    monitor = HackMonitor(MonitorConfig(window_trajectories=1000))
+    monitor.observe(once)
+    assert names(monitor) == {"runners_disagree"}
+    assert names(monitor_of(once)) == set()  # a window later it is over
+
+
 def test_alarm_is_new_once_until_it_went_away():
     monitor = monitor_of([attempt(i, flags=["odd_path"]) for i in range(10)])
     assert len(monitor.new_alarms()) == 1
