@@ -39,7 +39,7 @@ from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
-from ostinato.infra.platform.settings import load_launch, load_settings
+from ostinato.infra.platform.settings import check_home, load_launch, load_settings
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.reinforcement.records import WEIGHTS
 
@@ -68,6 +68,7 @@ def options(
     ] = False,
 ) -> None:
     """Trains a coding agent: the whole chain, a stage of it, or what serves its users."""
+    check_home(load_settings().home)
 
 
 @app.command()

@@ -2,8 +2,10 @@
 infra/platform/settings.py.
 """
 
+import contextlib
 import difflib
 import json
+import math
 import re
 import textwrap
 import tomllib
@@ -41,6 +43,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
+_MAX_INTEGER = 2**63 - 1
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
@@ -105,7 +108,10 @@ class RetentionConfig(Record):
 class Recipe(Record):
     """One run of the whole chain."""
 
-    name: str = Field(description="names artifacts and run directories")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="names artifacts and run directories",
+    )
     seed: int = Field(default=0, ge=0, description="of everything that is drawn")
     description: str = ""
     base_checkpoint: str = Field(
@@ -175,6 +181,19 @@ class Recipe(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _contexts_fit_the_model(self) -> "Recipe":
+        asked = {"harness.context_tokens": self.harness.context_tokens}
+        for phase in self.pretraining.phases:
+            asked[f"pretraining phase {phase.name!r}: sequence_tokens"] = phase.sequence_tokens
+        longest = self.model.max_sequence_tokens
+        for name, tokens in asked.items():
+            if tokens > longest:
+                raise ValueError(
+                    f"{name}={tokens}, wanted at most model.max_sequence_tokens={longest}"
+                )
+        return self
+
     @field_validator("environments")
     @classmethod
     def _known_environments(
@@ -201,13 +220,7 @@ def load_recipe(
 
     ConfigError names the file, the key, the value seen and the value wanted.
     """
-    path = RECIPES / f"{name_or_path}.toml"
-    if not path.is_file():
-        path = Path(name_or_path)
-    if not path.is_file():
-        raise ConfigError(
-            f"recipe {name_or_path!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
-        )
+    path = _find_recipe(name_or_path)
     values = _merged(_read_toml(path), changes or {})
     if seed is not None:
         values["seed"] = seed
@@ -216,10 +229,35 @@ def load_recipe(
     fixed = None if seed is None else [*overrides, *_keys_of(changes or {})]
     _seed_sections(values, Recipe, values.get("seed", 0), fixed)
     _take_model_of_base(values, path)
+    _refuse_numbers(values, path)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
+
+
+def _find_recipe(name_or_path: str) -> Path:
+    for path in (RECIPES / f"{name_or_path}.toml", Path(name_or_path)):
+        with contextlib.suppress(OSError, ValueError):  # too long, or no text of a file system
+            if path.is_file():
+                return path
+    raise ConfigError(
+        f"recipe {name_or_path[:200]!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
+    )
+
+
+def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
+    """ConfigError for a number that no setting means: infinite, not a number, beyond 64 bits."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _refuse_numbers(inner, path, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _refuse_numbers(inner, path, f"{key}.{index}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"recipe {path}: {key} is {value}, wanted a finite number")
+    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise ConfigError(f"recipe {path}: {key} is {value:.3e}, wanted at most {_MAX_INTEGER}")
 
 
 def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
@@ -260,7 +298,9 @@ def base_directory(base_checkpoint: str) -> Path | None:
 
 
 def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
-    """The shape of the base checkpoint is the recipe's; a `[model]` that says another is refused."""
+    """The shape of the base checkpoint is the recipe's; a `[model]` that says another is refused. The longest
+    context is none: rotary positions go on, so a recipe may train a longer one.
+    """
     name = values.get("base_checkpoint", "")
     try:
         directory = base_directory(name) if isinstance(name, str) else None
@@ -276,14 +316,18 @@ def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
             f"recipe {path}: base_checkpoint {name!r} has no {file}, wanted a checkpoint directory"
         )
     spec = json.loads(file.read_bytes())
-    for key, value in values.get("model", {}).items():
+    asked = values.get("model", {})
+    spec["max_sequence_tokens"] = max(
+        spec["max_sequence_tokens"], asked.pop("max_sequence_tokens", 0)
+    )
+    for key, value in asked.items():
         if key in spec and value != spec[key]:
             raise ConfigError(
                 f"recipe {path}: model.{key} = {value!r}, but {spec[key]!r} in {file}; leave [model] "
                 'out to train the base checkpoint on, or write base_checkpoint = "" to begin with '
                 "random weights of another shape"
             )
-    values["model"] = {**values.get("model", {}), **spec}
+    values["model"] = {**asked, **spec}
 
 
 def _seed_sections(
@@ -348,9 +392,13 @@ def _as_toml(value: Any) -> str:
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The values of a file over those of the recipe that it extends."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"recipe {path} is not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
     parent = values.pop("extends", None)
     if parent is None:
         return values
@@ -393,8 +441,9 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigError(f"override {override!r} has no '=', wanted section.key=value")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
         value = None if text == "null" else tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
@@ -403,10 +452,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
                 f"override {key}: value {text!r} is not TOML ({error}); quote a string with spaces"
             ) from None
         value = text
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-    values[last] = value
+    for name in names[:-1]:
+        table = values.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {key}: {name} is {table!r}, wanted a section")
+        values = table
+    values[names[-1]] = value
 
 
 def _explain(path: Path, error: ValidationError) -> str:

@@ -122,7 +122,7 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
 
 def _begin_database(path: Path) -> None:
     """Copies the empty database where there is none: Prefect takes six seconds to make its own."""
-    if path.exists() or not _EMPTY_DATABASE.is_file():
+    if path.exists() or not os.access(_EMPTY_DATABASE, os.R_OK):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

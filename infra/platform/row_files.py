@@ -26,19 +26,19 @@ def read_rows(
     if path.suffix == ".parquet":
         yield from enumerate(_read_parquet(path, columns), 1)
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _parse(line, f"{path}, row {number}")
     else:
-        value = _parse(path.read_text(encoding="utf-8"), str(path))
+        value = _parse(path.read_bytes(), str(path))
         yield from enumerate(value if isinstance(value, list) else [value], 1)
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: bytes, place: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is not JSON: {error}") from None
 
 

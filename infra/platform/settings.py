@@ -129,6 +129,17 @@ def named_secret(variable: str) -> str:
     return value
 
 
+def check_home(home: Path) -> None:
+    """ConfigError where the folder of a home is none, or cannot be made or written."""
+    place = next(path for path in (home, *home.parents) if path.exists() or path.is_symlink())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written" if place.is_dir() else "is no folder"
+        raise ConfigError(
+            f"{PREFIX}HOME is {str(home)!r}: {place} {why}; wanted a folder of this user, for example "
+            f"{PREFIX}HOME=~/.ostinato"
+        )
+
+
 def load_settings() -> Settings:
     """Reads the environment. ConfigError names variable, value seen and value wanted."""
     try:

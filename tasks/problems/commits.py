@@ -3,6 +3,7 @@ repository runs.
 """
 
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -64,15 +65,12 @@ def mine_commits(source: GitSource, directory: Path, beside: Mapping[str, bytes]
     below `directory`/NAME-COMMIT; `beside`: files of other projects that it imports.
     """
     mining = Mining()
-    form = "%H%x1f%P%x1f%an <%ae>%x1f%B%x1e"
     log = _git(
-        source, "log", "--first-parent", f"--max-count={source.max_commits}", f"--format={form}",
-        source.revision,
+        source, "log", "-z", "--first-parent", f"--max-count={source.max_commits}",
+        "--format=%H%x00%P%x00%an <%ae>%x00%B", source.revision,
     ).decode(errors="replace")  # fmt: skip
-    for entry in log.split("\x1e"):
-        if not entry.strip():
-            continue
-        commit, parents, author, message = entry.strip("\n").split("\x1f")
+    fields = iter(log.split("\0"))  # which no message holds
+    for commit, parents, author, message in zip(fields, fields, fields, fields, strict=False):
         if len(mining.found) >= source.max_problems:
             break
         if len(parents.split()) > 1:  # "Merge pull request": what it is about follows
@@ -129,6 +127,8 @@ def _make(
         return "adds_or_removes_files"
     files = strip_prefix(tree, source.stripped_prefix)
     earlier = strip_prefix(read_tree(Path(source.path), parent), source.stripped_prefix)
+    if not all(_is_text(tree.get(path)) for path in product for tree in (earlier, files)):
+        return "no_plain_text"  # a link, or another encoding
     if not any(_new_tests(earlier, path, files) for path in tests):
         return "no_new_test"
     blocks = diff_blocks(
@@ -225,9 +225,17 @@ def _new_tests(
     return after - before
 
 
+def _is_text(content: bytes | None) -> bool:
+    try:
+        return content is not None and content.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
 def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
     """Status letter of each changed Python file, by its path on the import path."""
-    text = _git(source, "diff", "--name-status", "--no-renames", "-z", parent, commit).decode()
+    output = _git(source, "diff", "--name-status", "--no-renames", "-z", parent, commit)
+    text = os.fsdecode(output)
     fields = text.rstrip("\0").split("\0")
     letters = dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
     prefix = f"{source.stripped_prefix}/"

@@ -24,3 +24,13 @@ def test_wrong_name_starts_nothing(arguments: list[str], says: str, home: Path) 
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert not (home / "prefect").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "demo", "keys list", "import x", "up"])
+def test_home_that_is_a_file_is_named_by_each_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(ConfigError, match=r"HOME is '.*/file/home': .*/file is no folder"):
+        CliRunner().invoke(app, command.split(), catch_exceptions=False)

@@ -1,11 +1,13 @@
 """Source files with their licences, in an order that depends on nothing but names."""
 
-import json
+import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.corpus.config import CodeSource
@@ -26,6 +28,14 @@ class SourceFile:
     path: str
     text: str
     licence: str
+
+
+class _Row(BaseModel):
+    """One line of a JSON lines file. Other fields are ignored."""
+
+    text: str
+    path: str
+    licence: str | None = None
 
 
 def read_source(source: CodeSource) -> Iterator[SourceFile]:
@@ -74,7 +84,8 @@ def package_licence(import_name: str) -> str:
 def _read_tree(source: str, root: Path, licence: str) -> Iterator[SourceFile]:
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if not SKIPPED_DIRECTORIES.intersection(relative.parts[:-1]):
+        is_file = stat.S_ISREG(path.lstat().st_mode)  # links may lead out, pipes never end
+        if is_file and not SKIPPED_DIRECTORIES.intersection(relative.parts[:-1]):
             yield from _read_one(source, path, relative.as_posix(), licence)
 
 
@@ -91,14 +102,16 @@ def _read_jsonl(source: CodeSource) -> Iterator[SourceFile]:
     path = Path(source.path)
     if not path.is_file():
         raise ConfigError(f"corpus source {source.name!r}: no file {source.path}")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                text, shown_path = row["text"], row["path"]
-            except (ValueError, KeyError, TypeError) as error:
-                wanted = 'wanted {"text": ..., "path": ...}'
-                raise ConfigError(f"{source.path}:{number}: {error!r}, {wanted}") from error
-            licence = row.get("licence") or source.licence or "unknown"
-            if MIN_FILE_CHARACTERS <= len(text) <= MAX_FILE_CHARACTERS:
-                yield SourceFile(source.name or path.stem, shown_path, text, licence)
+                row = _Row.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                place = ".".join(map(str, first["loc"])) or "the line"
+                raise ConfigError(
+                    f'{source.path}:{number}: {place}: {first["msg"]}, wanted {{"text": ..., "path": ...}}'
+                ) from None
+            licence = row.licence or source.licence or "unknown"
+            if MIN_FILE_CHARACTERS <= len(row.text) <= MAX_FILE_CHARACTERS:
+                yield SourceFile(source.name or path.stem, row.path, row.text, licence)

@@ -75,14 +75,16 @@ def test_wrong_turn_is_named(messages: list, says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("told.jsonl", "", "holds no conversation"),
-        ("told.jsonl", "{", "row 1 is not JSON"),
-        ("told.jsonl", "[1]", "row 1: no field messages"),
-        ("told.csv", "a", "ends in '.csv', wanted .jsonl or .parquet"),
+        ("told.jsonl", b"", "holds no conversation"),
+        ("told.jsonl", b"{", "row 1 is not JSON"),
+        ("told.jsonl", b"[1]", "row 1: no field messages"),
+        ("told.jsonl", b'{"messages": "caf\xe9"}', "row 1 is not JSON: 'utf-8' codec can't decode"),
+        ("told.jsonl", b"[" * 100_000, "row 1 is not JSON"),
+        ("told.csv", b"a", "ends in '.csv', wanted .jsonl or .parquet"),
     ],
 )
-def test_wrong_file_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
+def test_wrong_file_is_named(name: str, text: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
     with pytest.raises(ConfigError, match=says):
         read_conversations(tmp_path / name)
     with pytest.raises(ConfigError, match="does not exist"):

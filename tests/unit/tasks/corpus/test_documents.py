@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 
@@ -114,6 +115,36 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         list(read_source(CodeSource(kind="jsonl", path=str(tmp_path / "bad.jsonl"))))
     with pytest.raises(ConfigError, match="missing"):
         list(read_source(CodeSource(kind="directory", path=str(tmp_path / "missing"))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": 5, "path": "a.py"}',
+        b'{"text": null, "path": "a.py"}',
+        b'{"text": "x", "path": ["a.py"]}',
+        b'{"text": "caf\xe9", "path": "a.py"}',
+        b"[" * 100_000,
+        b'"text"',
+    ],
+)
+def test_a_bad_line_of_code_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "x", "path": "a.py"}\n' + line + b"\n")
+    with pytest.raises(ConfigError, match=r"bad.jsonl:2"):
+        list(read_source(CodeSource(kind="jsonl", path=str(tmp_path / "bad.jsonl"))))
+
+
+def test_only_files_of_the_folder_itself_are_read(tmp_path: Path) -> None:
+    code, folder = "x = 1\n" * 60, tmp_path / "code"
+    (folder / "folder.py").mkdir(parents=True)
+    (folder / "kept.py").write_text(code)
+    (tmp_path / "secret.py").write_text(code)
+    (folder / "link.py").symlink_to(tmp_path / "secret.py")
+    (folder / "dangling.py").symlink_to(tmp_path / "nothing.py")
+    (folder / "linked").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.py")
+    read = read_source(CodeSource(kind="directory", path=str(folder)))
+    assert [file.path for file in read] == ["kept.py"]
 
 
 def test_prompts_become_templates(problems_directory: Path) -> None:

@@ -3,6 +3,7 @@ is proven like any other.
 """
 
 import asyncio
+import os
 
 import pytest
 
@@ -93,6 +94,32 @@ def test_missing_repository_is_a_clear_error(tmp_path):
     source = GitSource(name="gone", path=str(tmp_path), package_paths=("a",), test_paths=("b",))
     with pytest.raises(ProblemError, match=r"git log in .* ended with 128"):
         mine_commits(source, tmp_path / "made", {})
+
+
+def test_odd_commits_end_no_mining(tmp_path):
+    """Latin-1 source, a link that changes, separators in a message, a name that is no text."""
+    folder = tmp_path / "history"
+    _, commit = begin_history(folder)
+    commit("First version of the kit", {"kit/__init__.py": "", **STEPS[0][1]})
+    (folder / "kit/old.py").write_bytes("# caf\xe9\nOLD = 1\n".encode("latin-1"))
+    (folder / "kit/link.py").symlink_to("nothing.py")
+    (folder / os.fsdecode(b"kit/na\xefve.py")).write_text("x = 1\n")
+    commit("Add what is odd to the kit", {})
+    (folder / "kit/old.py").write_bytes("# caf\xe9\nOLD = 2\n".encode("latin-1"))
+    commit("Fix what is old in the kit", {"tests/test_old.py": TEST})
+    (folder / "kit/link.py").unlink()
+    (folder / "kit/link.py").symlink_to("elsewhere.py")
+    commit("Fix the link of the kit", {"tests/test_link.py": TEST})
+    fixed = {"kit/core.py": WHOLE + DOUBLE, "tests/test_core.py": NEW_TEST}
+    commit("Fix rounding of odd\x1f numbers\x1e in the kit", fixed)
+    source = GitSource(
+        name="kit", path=str(folder), package_paths=("kit",), test_paths=("tests",), revision="main"
+    )
+    mining = mine_commits(source, tmp_path / "made", {})
+    assert [one.candidate.symbol for one in mining.found] == ["half"]
+    assert dict(mining.refused) == {
+        "first_commit": 1, "adds_or_removes_files": 1, "no_plain_text": 2,
+    }  # fmt: skip
 
 
 def test_messages_lose_what_leads_to_the_fix():

@@ -1,0 +1,57 @@
+"""Bad values and files of recipes: one ConfigError that names the place, before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.recipe import load_recipe, recipe_names
+from ostinato.infra.platform.errors import ConfigError
+
+PHASE = (
+    "name='all',tokens=100_000,sequence_tokens=1024,global_batch_tokens=6144,blend={code=[1.0,1.0]}"
+)
+FIRST_PHASE = f"pretraining.phases=[{{{PHASE}}}]"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("learning.optimizer.learning_rate=inf", "learning.optimizer.learning_rate is inf"),
+        ("learning.optimizer.learning_rate=nan", "learning.optimizer.learning_rate is nan"),
+        ("grading.rewards={mine=inf}", "grading.rewards.mine is inf"),
+        ("cycle.learning.optimizer.learning_rate=-inf", "is -inf, wanted a finite number"),
+        ("seed=12345678901234567890123456789012", "seed is 1.235e.31, wanted at most"),
+        ("problems.seed=12345678901234567890123456789012", "seed is 1.235e.31, wanted at most"),
+        ("name.first=3", "override name.first: name is 'nano', wanted a section"),
+        (".=4", "override '.=4': wanted section.key=value"),
+        ("=3", "override '=3': wanted section.key=value"),
+        ('name="../../evil"', "name = '../../evil'"),
+        ('name=""', "name = ''"),
+        ('name="a\\u0000b"', r"name = 'a\\x00b'"),
+        (
+            "harness.context_tokens=10_000_000",
+            "harness.context_tokens=10000000, wanted at most model.max_sequence",
+        ),
+        (FIRST_PHASE, "sequence_tokens=1024.* model.max_sequence_tok"),
+    ],
+)
+def test_a_bad_value_is_named(override: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe("nano", overrides=[override])
+
+
+@pytest.mark.parametrize("name", ["", ".", "../../evil", "a\0b", "x" * 5000, "\udcff", "/dev/null"])
+def test_what_is_no_file_is_no_recipe(name: str) -> None:
+    with pytest.raises(ConfigError, match="not found, wanted one of"):
+        load_recipe(name)
+
+
+def test_a_recipe_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b'extends = "nano"\nname = "caf\xe9"\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml is not UTF-8: .* position 28"):
+        load_recipe(str(path))
+
+
+def test_shipped_recipes_have_a_name_of_their_own() -> None:
+    assert [load_recipe(name).name for name in recipe_names()] == recipe_names()
