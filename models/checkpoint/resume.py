@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ostinato.models.checkpoint.flushing import make_parents, place_folder
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.device import CPU
 
@@ -110,7 +111,7 @@ class ResumePoints:
                 self._fill(temporary, staged, common if is_first else None)
                 if is_first:
                     shutil.rmtree(final, ignore_errors=True)
-                    temporary.replace(final)
+                    place_folder(temporary, final)
         except Exception as error:  # noqa: BLE001  # crosses from this thread to the run
             self._failure = error
         if is_first:
@@ -148,7 +149,8 @@ class ResumePoints:
         if common is not None:
             try:
                 shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
+                make_parents(folder)
+                folder.mkdir()
                 torch.save(common, folder / COMMON_STATE_FNAME)
             except Exception as error:  # noqa: BLE001  # raised below, when the others know
                 failure, is_ready = error, torch.zeros(1)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, write_adapter
+from ostinato.models.checkpoint.flushing import make_parents, place_folder
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
 from ostinato.models.spec import ModelSpec, check_shapes
@@ -108,7 +109,8 @@ def _save(
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
     try:
         with naming_full_disk(directory):
-            temporary.mkdir(parents=True)
+            make_parents(temporary)
+            temporary.mkdir()
             fill(temporary)
             (temporary / SPEC).write_text(spec.model_dump_json(indent=1))
             marker = {
@@ -116,9 +118,9 @@ def _save(
                 "metadata": dict(metadata),
             }
             (temporary / MARKER).write_text(json.dumps(marker, indent=1))
-        if directory.exists():
-            shutil.rmtree(directory)
-        temporary.replace(directory)
+            if directory.exists():
+                shutil.rmtree(directory)
+            place_folder(temporary, directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
