@@ -4,7 +4,6 @@
 and imports no tensor library.
 """
 
-from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -229,118 +228,8 @@ class ModelSpec(BaseModel):
         return self.num_attention_heads * width
 
     @property
-    def attention_parameters(self) -> int:
-        """Elements of the matrices of one layer's attention."""
-        shapes = self._attention_shapes("").values()
-        return sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-
-    @property
     def cached_size(self) -> int:
         """Numbers that a token leaves in one layer's KV cache."""
         if self.latent is None:
             return 2 * self.key_value_size
         return self.latent.key_value_rank + self.latent.rotary_head_dim
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the canonical weights, in file order."""
-        hidden = self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, hidden)
-        }
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}"
-            shapes |= {f"{prefix}.input_layernorm.weight": (hidden,)}
-            shapes |= self._attention_shapes(f"{prefix}.self_attn")
-            shapes |= {f"{prefix}.post_attention_layernorm.weight": (hidden,)}
-            shapes |= self._mlp_shapes(f"{prefix}.mlp", is_dense=layer < self.num_dense_layers)
-        shapes["model.norm.weight"] = (hidden,)
-        if not self.tied_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, hidden)
-        for depth in range(self.mtp_depth):
-            prefix = f"model.mtp.{depth}"
-            shapes |= {
-                f"{prefix}.hidden_norm.weight": (hidden,),
-                f"{prefix}.embed_norm.weight": (hidden,),
-                f"{prefix}.in_proj.weight": (hidden, 2 * hidden),
-                f"{prefix}.mlp_norm.weight": (hidden,),
-                f"{prefix}.gate_up_proj.weight": (2 * self.mtp_hidden_size, hidden),
-                f"{prefix}.down_proj.weight": (hidden, self.mtp_hidden_size),
-                f"{prefix}.norm.weight": (hidden,),
-            }
-        return shapes
-
-    def _latent_shapes(self, prefix: str, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
-        heads, hidden = self.num_attention_heads, self.hidden_size
-        inner, rank = latent.query_rank, latent.key_value_rank
-        shapes: dict[str, tuple[int, ...]] = {}
-        if inner:
-            shapes |= {
-                f"{prefix}.q_a_proj.weight": (inner, hidden),
-                f"{prefix}.q_a_layernorm.weight": (inner,),
-                f"{prefix}.q_b_proj.weight": (self.query_size, inner),
-            }
-        else:
-            shapes[f"{prefix}.q_proj.weight"] = (self.query_size, hidden)
-        plain = self.head_dim - latent.rotary_head_dim
-        return shapes | {
-            f"{prefix}.kv_a_proj_with_mqa.weight": (rank + latent.rotary_head_dim, hidden),
-            f"{prefix}.kv_a_layernorm.weight": (rank,),
-            f"{prefix}.kv_b_proj.weight": (heads * (plain + latent.value_head_dim), rank),
-            f"{prefix}.o_proj.weight": (hidden, self.mixed_size),
-        }
-
-    def _attention_shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
-        if self.latent is not None:
-            return self._latent_shapes(prefix, self.latent)
-        sizes = {"q": self.query_size, "k": self.key_value_size, "v": self.key_value_size}
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{prefix}.{part}_proj.weight": (rows, self.hidden_size) for part, rows in sizes.items()
-        }
-        if self.qkv_bias:
-            shapes |= {f"{prefix}.{part}_proj.bias": (rows,) for part, rows in sizes.items()}
-        shapes[f"{prefix}.o_proj.weight"] = (self.hidden_size, self.query_size)
-        if self.qk_norm:
-            shapes[f"{prefix}.q_norm.weight"] = (self.head_dim,)
-            shapes[f"{prefix}.k_norm.weight"] = (self.head_dim,)
-        return shapes
-
-    def _mlp_shapes(self, prefix: str, *, is_dense: bool) -> dict[str, tuple[int, ...]]:
-        hidden, experts, inner = self.hidden_size, self.num_experts, self.expert_hidden_size
-        if is_dense:
-            return {
-                f"{prefix}.gate_up_proj.weight": (2 * self.dense_hidden_size, hidden),
-                f"{prefix}.down_proj.weight": (hidden, self.dense_hidden_size),
-            }
-        shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (experts, hidden)}
-        if self.router_score == "sigmoid":
-            shapes[f"{prefix}.gate.e_score_correction_bias"] = (experts,)
-        shapes[f"{prefix}.experts.gate_up_proj"] = (experts, 2 * inner, hidden)
-        shapes[f"{prefix}.experts.down_proj"] = (experts, hidden, inner)
-        if self.shared_expert_hidden_size:
-            shared = self.shared_expert_hidden_size
-            shapes[f"{prefix}.shared_experts.gate_up_proj.weight"] = (2 * shared, hidden)
-            shapes[f"{prefix}.shared_experts.down_proj.weight"] = (hidden, shared)
-        return shapes
-
-    def num_parameters(self) -> int:
-        """Elements of all weights."""
-        total = 0
-        for shape in self.weight_shapes().values():
-            size = 1
-            for length in shape:
-                size *= length
-            total += size
-        return total
-
-
-def check_shapes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses weights whose names or shapes differ from those of the spec."""
-    wanted = spec.weight_shapes()
-    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
-    if missing or unknown:
-        raise ValueError(
-            f"weights do not fit the spec: missing {missing[:5]}, unknown {unknown[:5]}"
-        )
-    for name, shape in wanted.items():
-        if shapes[name] != shape:
-            raise ValueError(f"weight {name} has shape {shapes[name]}, wanted {shape}")

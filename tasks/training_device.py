@@ -18,6 +18,7 @@ from ostinato.models.device import choose_device, count_gpus
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.data_parallel import LostRank, run_rank, run_ranks
+from ostinato.models.weight_shapes import num_parameters
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -32,7 +33,7 @@ def training_device(
     """The kind of device that all ranks train on. ConfigError where OSTINATO_DEVICE asks for GPUs that are
     not there: `num_gpus` of a cluster (None: those of this machine).
     """
-    parameters = spec.num_parameters()
+    parameters = num_parameters(spec)
     with boundary(ConfigError, "OSTINATO_DEVICE"):
         kind = choose_device(
             settings.device,

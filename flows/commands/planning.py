@@ -12,6 +12,7 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
@@ -103,7 +104,7 @@ def show_plan(
     plan of pretraining.
     """
     spec = recipe.model
-    console.print(f"{recipe.name}: {spec.num_parameters() / 1e9:.2f} G parameters", highlight=False)
+    console.print(f"{recipe.name}: {num_parameters(spec) / 1e9:.2f} G parameters", highlight=False)
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     _show_training("pretraining", pretraining, inputs, console)
     learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)

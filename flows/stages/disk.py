@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.learning.config import LearningConfig
 
 _OTHER_BYTES = 1 << 30  # source archives, boxes, problem sets, logs
@@ -19,7 +20,7 @@ _TOKEN_BYTES = 8  # of a corpus: run directory and object store
 
 def estimate_disk(recipe: Recipe) -> dict[str, int]:
     """Bytes by what fills them, the whole chain and a cycle under way."""
-    parameters = recipe.model.num_parameters()
+    parameters = num_parameters(recipe.model)
     runs, steps = (recipe.learning, recipe.cycle.learning), recipe.reinforcement.max_steps
     return {
         "resume points of pretraining": 2 * _RESUME_BYTES * parameters,

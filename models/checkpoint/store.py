@@ -28,7 +28,8 @@ from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, wr
 from ostinato.models.checkpoint.flushing import make_parents, place_folder
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
-from ostinato.models.spec import ModelSpec, check_shapes
+from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
@@ -89,7 +90,7 @@ def stream_checkpoint(
     """As `save_checkpoint`, with one tensor in memory at a time. `weights` come in the order of the
     spec; `files` by path below the checkpoint.
     """
-    layout = {name: (shape, dtypes[name]) for name, shape in spec.weight_shapes().items()}
+    layout = {name: (shape, dtypes[name]) for name, shape in weight_shapes(spec).items()}
 
     def fill(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, layout, weights)
@@ -146,7 +147,7 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     tokenizer = directory / TOKENIZER
     return Checkpoint(
         spec=spec,
-        weights={name: weights[name] for name in spec.weight_shapes()},
+        weights={name: weights[name] for name in weight_shapes(spec)},
         metadata=marker["metadata"],
         tokenizer_path=tokenizer if tokenizer.exists() else None,
     )

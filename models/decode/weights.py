@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ostinato.models.decode.compiled.packed import LANES, join_flat, join_packed, pack_matrix
-from ostinato.models.spec import ModelSpec, check_shapes
+from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 
 class DraftArrays(NamedTuple):
@@ -63,7 +64,7 @@ def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int
     """
     check_weights(spec, weights)
     check_vectors(spec)
-    source = {name: weights[name].detach().to(torch.float32) for name in spec.weight_shapes()}
+    source = {name: weights[name].detach().to(torch.float32) for name in weight_shapes(spec)}
     return DecodeWeights(
         version=version,
         trunk=_pack_trunk(spec, source),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ostinato.models.families.config_fields import ConfigFields
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import weight_shapes
 
 # Rows of a canonical tensor that one published tensor holds; the first index may be an expert's.
 Place = tuple[int | slice, ...]
@@ -58,10 +59,10 @@ class Family:
 
     def origins(self, spec: ModelSpec) -> dict[str, str]:
         """The canonical weight that each of the weights of `write_weights` is taken from."""
-        known, wide = spec.weight_shapes(), self.widen(without_drafts(spec))
+        known, wide = weight_shapes(spec), self.widen(without_drafts(spec))
         return {
             published: EMBEDDING if name == HEAD and HEAD not in known else name
-            for name in wide.weight_shapes()
+            for name in weight_shapes(wide)
             for published, _ in parts_of(wide, name)
         }
 
@@ -71,7 +72,7 @@ class Family:
 
     def read_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
         """Canonical names and tensors, each made when it is asked for. `fetch` reads a published one."""
-        for name, shape in spec.weight_shapes().items():
+        for name, shape in weight_shapes(spec).items():
             parts = parts_of(spec, name)
             if len(parts) == 1:
                 yield name, fetch(parts[0][0])
@@ -88,8 +89,8 @@ class Family:
 
     def write_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
         """Published names and tensors. `fetch` reads a canonical one."""
-        known, wide = spec.weight_shapes(), self.widen(without_drafts(spec))
-        for name, shape in wide.weight_shapes().items():
+        known, wide = weight_shapes(spec), self.widen(without_drafts(spec))
+        for name, shape in weight_shapes(wide).items():
             source = EMBEDDING if name == HEAD and HEAD not in known else name
             tensor = fetch(source) if source in known else torch.zeros(shape)
             for published, place in parts_of(wide, name):
@@ -98,7 +99,7 @@ class Family:
 
 def _published_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in spec.weight_shapes().items():
+    for name, shape in weight_shapes(spec).items():
         for published, place in parts_of(spec, name):
             shapes[published] = tuple(torch.empty(shape, device="meta")[place].shape)
     return shapes

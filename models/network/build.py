@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
@@ -21,16 +20,17 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.head import score_tokens
+from ostinato.models.network.head import score_rows, score_tokens
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.parallel.context import row_rotary, take_mine
 from ostinato.models.network.parallel.shards import cut_mine, find_cut, gather_whole
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
-from ostinato.models.network.routing import ReplayRouter
+from ostinato.models.network.routing import RankRouters
 from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
 from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
-from ostinato.models.spec import ModelSpec, check_shapes
+from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -118,10 +118,12 @@ class TrainerModel(torch.nn.Module):
         return [layer for chunk in chunks for layer in chunk.decoder.layers]
 
     @property
-    def routers(self) -> list[ReplayRouter]:
-        """The rank's routers, first layer with experts first."""
+    def routers(self) -> RankRouters:
+        """The routers of the rank's layers."""
         dense = self.spec.num_dense_layers
-        return [layer.mlp.router for layer in self.layers if layer.layer_number > dense]
+        return RankRouters(
+            [layer.mlp.router for layer in self.layers if layer.layer_number > dense]
+        )
 
     def forward_hidden(
         self,
@@ -136,11 +138,8 @@ class TrainerModel(torch.nn.Module):
         `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
         count for load balancing.
         """
-        self._set_replay(routes_BTLK, plausibility_ratio)
-        try:
+        with self.routers.replaying(routes_BTLK, plausibility_ratio):
             return self.run_chunk(self.trunk, tokens_BT, padding_BT)
-        finally:
-            self._set_replay(None, 0.0)
 
     def run_chunk(self, chunk: ChunkGPT, tokens_BT: Tensor, padding_BT: Tensor | None) -> Tensor:
         """Returns the states after a chunk, time first; under sequence parallelism this rank's part of
@@ -204,28 +203,7 @@ class TrainerModel(torch.nn.Module):
         With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
         positions.
         """
-        batch, num_tokens = tokens_BT.shape
-        hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
-        targets_N = tokens_BT.T[1:].reshape(-1)
-        if mask_BT is None:
-            logprobs_N, entropy_N = score_tokens(hidden_ND, self.head_VD, targets_N, with_entropy)
-        else:
-            chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
-            logprobs_C, entropy_C = score_tokens(
-                hidden_ND.index_select(0, chosen_C),
-                self.head_VD,
-                targets_N.index_select(0, chosen_C),
-                with_entropy,
-            )
-            zeros_N = hidden_ND.new_zeros(targets_N.shape)
-            logprobs_N = zeros_N.index_put((chosen_C,), logprobs_C)
-            entropy_N = zeros_N.index_put((chosen_C,), entropy_C)
-        first_B1 = hidden_ND.new_zeros(batch, 1)
-        shape = (num_tokens - 1, batch)
-        return (
-            torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
-            torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
-        )
+        return score_rows(hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy=with_entropy)
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
@@ -247,54 +225,6 @@ class TrainerModel(torch.nn.Module):
             state_SBD, normed_SBD = draft(state_SBD[:-1], embeddings_TBD[1 + depth :])
             states.append(normed_SBD)
         return states
-
-    def _set_replay(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
-        """Hands each router its layer's routes, in the time-first order it sees tokens in."""
-        routers = self.routers
-        if routes_BTLK is not None and routes_BTLK.shape[2:] != (
-            len(routers),
-            self.spec.experts_per_token,
-        ):
-            raise ValueError(
-                f"routes have [layers, experts] {tuple(routes_BTLK.shape[2:])}, "
-                f"wanted {(len(routers), self.spec.experts_per_token)}"
-            )
-        for index, router in enumerate(routers):
-            router.plausibility_ratio = plausibility_ratio
-            router.replay_NK = None
-            if routes_BTLK is not None:
-                routes_TBK = routes_BTLK[:, :, index].transpose(0, 1)
-                if self.trunk.config.sequence_parallel:  # a rank routes its stretch of each row
-                    ranks = parallel_state.get_tensor_model_parallel_world_size()
-                    rank = parallel_state.get_tensor_model_parallel_rank()
-                    routes_TBK = routes_TBK.chunk(ranks)[rank]
-                router.replay_NK = routes_TBK.flatten(0, 1).long()
-
-    def expert_counts_LE(self) -> Tensor:
-        """Returns how many tokens each expert of the rank's layers took since the last
-        `balance_experts`.
-        """
-        counts = [router.local_tokens_per_expert for router in self.routers]
-        return torch.stack(counts) if counts else torch.zeros(0, 0, device=current_device())
-
-    def balance_experts(self, counts_LE: Tensor, rate: float) -> None:
-        """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
-        the counts.
-        """
-        for router, counts_E in zip(self.routers, counts_LE, strict=True):
-            if self.spec.router_score == "sigmoid" and router.weight.requires_grad:
-                router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
-            router.local_tokens_per_expert.zero_()
-
-    def take_replay_counts(self) -> tuple[int, int]:
-        """Returns how many routes were replayed and how many of them the plausibility filter
-        replaced, and forgets both.
-        """
-        replayed = sum(router.num_replayed for router in self.routers)
-        replaced = sum(router.num_replaced for router in self.routers)
-        for router in self.routers:
-            router.num_replayed = router.num_replaced = 0
-        return replayed, replaced
 
     def canonical_tensors(self) -> dict[str, Tensor]:
         """The rank's live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
@@ -331,7 +261,7 @@ class TrainerModel(torch.nn.Module):
                     weights[name.replace("qkv_proj", f"{part}_proj")] = rows.clone()
             else:
                 weights[name] = value.clone(memory_format=torch.contiguous_format)
-        return {name: weights[name] for name in self.spec.weight_shapes()}
+        return {name: weights[name] for name in weight_shapes(self.spec)}
 
     def moving_tensors(self) -> dict[str, Tensor]:
         """Live tensors that training moves: the adapters' alone where there are any, else all."""

@@ -1,6 +1,6 @@
 """Log-probabilities from the states before the output matrix.
 
-Shapes: N positions, V vocabulary, D model width.
+Shapes: B batch, T tokens, N positions, C chosen positions, V vocabulary, D model width.
 """
 
 import torch
@@ -26,6 +26,41 @@ def score_tokens(
         _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
     )
     return -vocab_parallel_cross_entropy(logits_NV, targets_N), entropy_N
+
+
+def score_rows(
+    hidden_TBD: Tensor,
+    head_VD: Tensor,
+    tokens_BT: Tensor,
+    mask_BT: Tensor | None,
+    *,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of whole rows, [B, T] each. Zeros at first tokens and where
+    `mask_BT` is False, whose positions never meet the output matrix.
+    """
+    batch, num_tokens = tokens_BT.shape
+    hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
+    targets_N = tokens_BT.T[1:].reshape(-1)
+    if mask_BT is None:
+        logprobs_N, entropy_N = score_tokens(hidden_ND, head_VD, targets_N, with_entropy)
+    else:
+        chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
+        logprobs_C, entropy_C = score_tokens(
+            hidden_ND.index_select(0, chosen_C),
+            head_VD,
+            targets_N.index_select(0, chosen_C),
+            with_entropy,
+        )
+        zeros_N = hidden_ND.new_zeros(targets_N.shape)
+        logprobs_N = zeros_N.index_put((chosen_C,), logprobs_C)
+        entropy_N = zeros_N.index_put((chosen_C,), entropy_C)
+    first_B1 = hidden_ND.new_zeros(batch, 1)
+    shape = (num_tokens - 1, batch)
+    return (
+        torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
+        torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
+    )
 
 
 def _entropy_of_cut(logits_NV: Tensor) -> Tensor:

@@ -8,13 +8,18 @@ router's own weakest choice is no longer one this router could have meant: the r
 candidates take its place. Megatron's `RouterReplay` has neither this filter nor a "no route" mark,
 and keeps its routers in a global list, so it is not used.
 
-Shapes: T tokens, B batch, N = T*B, E experts, K experts per token.
+Shapes: T tokens, B batch, N = T*B, L layers with experts, E experts, K experts per token.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
+from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from ostinato.models.device import current_device
 from ostinato.models.spec import ModelSpec
 
 LIVE_ROUTE = -1
@@ -116,3 +121,64 @@ class ReplayRouter(TopKRouter):
         is_used_NK = (replay_NK[:, :, None] == experts_NK[:, None, :]).any(-1)
         self.num_replayed += int(is_given_NK.sum())
         self.num_replaced += int((is_given_NK & ~is_used_NK).sum())
+
+
+class RankRouters:
+    """Routers of one rank's layers, first layer with experts first."""
+
+    def __init__(self, routers: Sequence[ReplayRouter]) -> None:
+        self._routers = routers
+
+    @contextmanager
+    def replaying(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> Iterator[None]:
+        """Within it, tokens take the experts of `routes_BTLK`, where it has plausible ones."""
+        self._set(routes_BTLK, plausibility_ratio)
+        try:
+            yield
+        finally:
+            self._set(None, 0.0)
+
+    def _set(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
+        """Hands each router its layer's routes, in the time-first order it sees tokens in."""
+        if routes_BTLK is not None and self._routers:
+            shape, wanted = (
+                tuple(routes_BTLK.shape[2:]),
+                (len(self._routers), self._routers[0].topk),
+            )
+            if shape != wanted:
+                raise ValueError(f"routes have [layers, experts] {shape}, wanted {wanted}")
+        for index, router in enumerate(self._routers):
+            router.plausibility_ratio = plausibility_ratio
+            router.replay_NK = None
+            if routes_BTLK is None:
+                continue
+            routes_TBK = routes_BTLK[:, :, index].transpose(0, 1)
+            if router.config.sequence_parallel:  # a rank routes its stretch of each row
+                ranks = parallel_state.get_tensor_model_parallel_world_size()
+                rank = parallel_state.get_tensor_model_parallel_rank()
+                routes_TBK = routes_TBK.chunk(ranks)[rank]
+            router.replay_NK = routes_TBK.flatten(0, 1).long()
+
+    def counts_LE(self) -> Tensor:
+        """Returns how many tokens each expert took since the last `balance`."""
+        counts = [router.local_tokens_per_expert for router in self._routers]
+        return torch.stack(counts) if counts else torch.zeros(0, 0, device=current_device())
+
+    def balance(self, counts_LE: Tensor, rate: float) -> None:
+        """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
+        the counts.
+        """
+        for router, counts_E in zip(self._routers, counts_LE, strict=True):
+            if router.spec.router_score == "sigmoid" and router.weight.requires_grad:
+                router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
+            router.local_tokens_per_expert.zero_()
+
+    def take_replay_counts(self) -> tuple[int, int]:
+        """Returns how many routes were replayed and how many of them the plausibility filter
+        replaced, and forgets both.
+        """
+        replayed = sum(router.num_replayed for router in self._routers)
+        replaced = sum(router.num_replaced for router in self._routers)
+        for router in self._routers:
+            router.num_replayed = router.num_replaced = 0
+        return replayed, replaced

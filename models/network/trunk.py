@@ -60,7 +60,7 @@ def megatron_config(
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
         expert_tensor_parallel_size=1,  # experts stay whole
         calculate_per_token_loss=True,  # gradients are summed; the loop divides by target tokens
-        moe_router_bias_update_rate=0.0,  # `balance_experts` moves it
+        moe_router_bias_update_rate=0.0,  # `RankRouters.balance` moves it
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,

@@ -138,7 +138,7 @@ class TrainingRun:
             sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
         )
         loss_sum, target_tokens = sums.tolist()
-        counts_LE = self.model.expert_counts_LE().clone()
+        counts_LE = self.model.routers.counts_LE().clone()
         if counts_LE.numel():  # each rank counts the tokens of its rows, or of its part of each
             dist.all_reduce(
                 counts_LE,
@@ -153,7 +153,7 @@ class TrainingRun:
                 "wanted a finite one"
             )
         self.optimizer.step()
-        self.model.balance_experts(counts_LE, self.config.balance_rate * scale)
+        self.model.routers.balance(counts_LE, self.config.balance_rate * scale)
         loss_mean = loss_sum / max(1.0, target_tokens)
         self.state.target_tokens += int(target_tokens)
         self.state.losses.append(loss_mean)

@@ -15,6 +15,7 @@ from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import load_renderer
 from ostinato.models.rendering.renderer import Renderer
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.base_selection import humaneval, state_tracking
 from ostinato.tasks.base_selection.codebase_loss import measure_codebase
 from ostinato.tasks.base_selection.completion import Completer, Prompt
@@ -56,7 +57,7 @@ def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
     )
     completed = asyncio.run(_complete(request, renderer, checkpoint.spec, texts, workspace))
     return BaseMeasures(
-        parameters=checkpoint.spec.num_parameters(),
+        parameters=num_parameters(checkpoint.spec),
         codebase=codebase,
         knowledge=completed.knowledge,
         tracking=completed.tracking,

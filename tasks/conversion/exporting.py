@@ -18,6 +18,7 @@ from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
 from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, SPECIAL_IDS
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.conversion.sources import load_gguf_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,7 +55,7 @@ def export_model(
         (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     facts = {
         "family": family.model_type,
-        "parameters": spec.num_parameters(),
+        "parameters": num_parameters(spec),
         "dtype": str(chosen).removeprefix("torch."),
         "draft_layers_left_out": spec.mtp_depth,
     }

@@ -16,6 +16,7 @@ from ostinato.models.checkpoint.store import PUBLISHED
 from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
 from ostinato.models.rendering.chat_template import find_template, template_environment
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters, weight_shapes
 from ostinato.tasks.conversion.sources import (
     TOKENIZER,
     PublishedModel,
@@ -33,14 +34,14 @@ def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | in
         _check_tensors(source, family, spec)
         vocabulary = _check_tokenizer(source, spec)
         _check_template(source)
-        dtypes = {name: _stored_dtype(source, spec, name) for name in spec.weight_shapes()}
+        dtypes = {name: _stored_dtype(source, spec, name) for name in weight_shapes(spec)}
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
             "stage": "import",
             "source": place,
             "family": family.model_type,
             "dtype": dtype,
-            "parameters": spec.num_parameters(),
+            "parameters": num_parameters(spec),
             "vocabulary": vocabulary,
         }
         files = {

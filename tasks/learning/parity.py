@@ -61,7 +61,7 @@ class StepParity:
                 if picked:
                     model.import_weights(weights_by_version[version])
                     self._score(model, picked, version)
-        model.take_replay_counts()
+        model.routers.take_replay_counts()
 
     def measure(self, samples: Sequence[Sample], own: TokenScores) -> Parity:
         """Parity of all that was scored, the step's own scores added."""

@@ -9,6 +9,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs
 from ostinato.tasks.planning.memory import RankMemory, stage_memory
 from ostinato.tasks.planning.rollouts import RolloutPlan, estimate_replica, plan_rollouts
@@ -113,7 +114,7 @@ def search_replica(
 
 def publish_bytes(spec: ModelSpec, inputs: Inputs) -> PublishBytes:
     """Bytes that one publish moves to each cluster of engines."""
-    parameters, costs = spec.num_parameters(), inputs.costs
+    parameters, costs = num_parameters(spec), inputs.costs
     return PublishBytes(
         anchor=costs.weight_bytes * parameters,
         delta=costs.changed_share * parameters * costs.delta_bytes,

@@ -7,6 +7,7 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs
 from ostinato.tasks.planning.memory import GIB
 from ostinato.tasks.planning.shapes import token_operations
@@ -43,7 +44,7 @@ def estimate_replica(
 ) -> Replica:
     """Rate of a replica on `gpus` chips. ConfigError when the weights alone do not fit."""
     chip, costs = inputs.chip, inputs.costs
-    weights = 2 * spec.num_parameters()
+    weights = 2 * num_parameters(spec)
     room = gpus * chip.memory_gib * GIB * costs.engine_memory_share - weights
     cache = work.context_tokens * key_value_bytes(spec)
     fitting = math.floor(room / cache)
@@ -74,7 +75,7 @@ def decode_step_seconds(
     met = 0.0
     if spec.num_experts:
         met = 1 - (1 - spec.experts_per_token / spec.num_experts) ** slots
-    read = 2 * (spec.num_parameters() - expert + expert * met)
+    read = 2 * (num_parameters(spec) - expert + expert * met)
     # an attempt is half generated on average
     held = work.prompt_tokens + work.generated_tokens / 2
     read += slots * held * key_value_bytes(spec)

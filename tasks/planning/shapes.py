@@ -6,6 +6,7 @@ import re
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import attention_parameters, weight_shapes
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # a rank has its part of the rows or columns of these; of all others it has the whole
@@ -49,7 +50,7 @@ def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StagePara
     """Parameters a rank, by stage. A tied embedding is held by the first and the last stage."""
     last = layout.pipeline - 1
     dense, expert = [0] * layout.pipeline, [0] * layout.pipeline
-    for name, shape in spec.weight_shapes().items():
+    for name, shape in weight_shapes(spec).items():
         size = math.prod(shape)
         stage = stage_of_tensor(spec, layout, name)
         if name == EMBEDDING and spec.tied_embeddings and last:
@@ -79,7 +80,7 @@ class TokenOperations(Record):
 def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
     """Two a parameter that the token meets; attention looks back at half a row on average."""
     hidden, moe = spec.hidden_size, spec.num_moe_layers
-    dense = spec.num_layers * spec.attention_parameters
+    dense = spec.num_layers * attention_parameters(spec)
     dense += spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size
     dense += moe * hidden * (spec.num_experts + 3 * spec.shared_expert_hidden_size)
     grouped = moe * spec.experts_per_token * 3 * hidden * spec.expert_hidden_size

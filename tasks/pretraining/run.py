@@ -17,6 +17,7 @@ from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.loop import TrainingRun, Work
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.pretraining.config import (
     Perplexity,
     PretrainingRequest,
@@ -67,7 +68,7 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
         )
     return PretrainingResult(
         checkpoint_directory=str(directory / CHECKPOINT),
-        num_parameters=model.spec.num_parameters(),
+        num_parameters=num_parameters(model.spec),
         before=evaluations[0],
         after=evaluations[-1],
         evaluations=evaluations,

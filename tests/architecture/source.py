@@ -11,8 +11,8 @@ PACKAGES = ("flows", "tasks", "infra", "models", "kernels")
 
 
 @dataclass(frozen=True)
-class Function:
-    """One function or method."""
+class Definition:
+    """A class, function or method."""
 
     path: str
     name: str
@@ -45,15 +45,25 @@ def parse(name: str) -> ast.Module:
     return ast.parse((ROOT / name).read_text())
 
 
-def list_functions() -> list[Function]:
+def list_functions() -> list[Definition]:
     """Functions of the packages with their length from `def` to the last line."""
-    found = []
-    for name in list_modules():
-        for node in ast.walk(parse(name)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                found.append(Function(name, node.name, lines))
-    return found
+    return _list_definitions(ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def list_classes() -> list[Definition]:
+    """Classes of the packages with their length from `class` to the last line."""
+    return _list_definitions(ast.ClassDef)
+
+
+def _list_definitions(
+    *kinds: type[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef],
+) -> list[Definition]:
+    return [
+        Definition(name, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+        for name in list_modules()
+        for node in ast.walk(parse(name))
+        if isinstance(node, kinds)
+    ]
 
 
 def count_lines(name: str) -> int:

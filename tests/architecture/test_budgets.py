@@ -1,14 +1,15 @@
-"""Files and functions stay small. The measured distribution is printed with `-s`."""
+"""Files, classes and functions stay small. The measured distribution is printed with `-s`."""
 
 import statistics
 from collections import Counter
 
-from tests.architecture.source import count_lines, list_functions, list_modules
+from tests.architecture.source import count_lines, list_classes, list_functions, list_modules
 
 FILE_LINES_MAXIMUM = 500
 FOLDER_FILES_MAXIMUM = 15
 FILE_LINES_MEDIAN = 150
 FILE_LINES_P90 = 350
+CLASS_LINES_MAXIMUM = 250
 FUNCTION_LINES_MAXIMUM = 80
 FUNCTION_LINES_P90 = 40
 FUNCTION_SHARE_OVER_60 = 0.01
@@ -31,6 +32,12 @@ def test_files_keep_their_budget() -> None:
     assert {name: n for name, n in lengths.items() if n > FILE_LINES_MAXIMUM} == {}
     assert median <= FILE_LINES_MEDIAN
     assert p90 <= FILE_LINES_P90
+
+
+def test_classes_keep_their_budget() -> None:
+    too_long = [found for found in list_classes() if found.lines > CLASS_LINES_MAXIMUM]
+
+    assert too_long == []
 
 
 def test_functions_keep_their_budget() -> None:

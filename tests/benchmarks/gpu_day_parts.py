@@ -24,6 +24,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.learning.config import LearningConfig, PackingConfig, PolicyOptimizerConfig
 from ostinato.tasks.learning.update import PolicyUpdate
 from tests.benchmarks.training import megatron_step, our_step
@@ -72,7 +73,7 @@ def active_parameters(spec: ModelSpec) -> int:
     idle = spec.num_moe_layers * (spec.num_experts - spec.experts_per_token)
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     idle_size = idle * 3 * spec.hidden_size * spec.expert_hidden_size
-    return spec.num_parameters() - embedding - idle_size
+    return num_parameters(spec) - embedding - idle_size
 
 
 def parity(kind: DeviceKind) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def step(kind: DeviceKind, side: str, mode: str) -> dict[str, Any]:
     rate = operations / seconds / 1e12
     return {
         "chip": chip(),
-        "parameters": spec.num_parameters(),
+        "parameters": num_parameters(spec),
         "tokens_per_second": tokens_BT.numel() / seconds,
         "model_tflop_per_second": rate,
         "mfu": None if peak is None else rate / peak,

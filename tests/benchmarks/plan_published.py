@@ -12,6 +12,7 @@ from typing import Any
 
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs, load_inputs
 from ostinato.tasks.planning.rollouts import generation_seconds
 from ostinato.tasks.planning.step import estimate_step
@@ -61,7 +62,7 @@ def predict_rl(point: dict[str, Any], spec: ModelSpec, inputs: Inputs) -> float:
     training = steps * estimate_step(spec, layout, work, inputs).seconds
     generation = generation_seconds(spec, gpus, point["replica_gpus"], attempts, inputs)
     network = inputs.chip.network_gigabytes_per_second * 1e9 * inputs.rates.network
-    publish = 2 * spec.num_parameters() / point["replica_gpus"] / network
+    publish = 2 * num_parameters(spec) / point["replica_gpus"] / network
     together = max(training, generation) if is_asynchronous else training + generation
     return together + publish
 

@@ -11,6 +11,7 @@ import ostinato.infra.serving.weights
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.unit.infra.serving.weights.strategies import same_bits
@@ -57,7 +58,7 @@ def test_format_names_on_the_chain_are_the_hugging_face_names() -> None:
     """The map of a checkpoint import and the names on a chain are one table."""
     for spec in (NANO, TINY):
         assert isinstance(spec, ModelSpec)
-        names = set(spec.weight_shapes())
+        names = set(weight_shapes(spec))
         assert {"model.embed_tokens.weight", "model.norm.weight"} <= names
         assert "model.layers.0.self_attn.q_proj.weight" in names
         assert "model.layers.0.mlp.experts.down_proj" in names

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.small_spec import make_spec
 
 TINY = make_spec(32, 16, drafts=(2, 16))
@@ -14,7 +15,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     """Canonical weights of the right scale for activations near one."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in spec.weight_shapes().items():
+    for name, shape in weight_shapes(spec).items():
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight"):
             weights[name] = 1 + 0.1 * noise

@@ -67,7 +67,7 @@ class ShareWork:
         parts = [self._accumulate(batch, share.entropy_coefficient) for batch in share.microbatches]
         hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
-        num_replayed, num_replaced = self._model.take_replay_counts()
+        num_replayed, num_replaced = self._model.routers.take_replay_counts()
         return ShareResult(
             losses=tuple(loss for loss, _ in parts),
             scores=tuple(scores for _, scores in parts),

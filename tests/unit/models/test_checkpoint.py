@@ -14,6 +14,7 @@ from ostinato.models.checkpoint import (
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
+from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.small_spec import SMALL_SPEC
 
 
@@ -21,7 +22,7 @@ def draw_weights(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator)
-        for name, shape in SMALL_SPEC.weight_shapes().items()
+        for name, shape in weight_shapes(SMALL_SPEC).items()
     }
 
 

@@ -8,6 +8,7 @@ from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.models.weight_shapes import num_parameters
 from tests.fakes.small_spec import SMALL_SPEC
 
 RANK = 3
@@ -46,7 +47,7 @@ def take_step(model: TrainerModel) -> None:
         optimizer.zero_grad()
         (-model.token_logprobs(tokens_BT()).sum()).backward()
         optimizer.step()
-    model.balance_experts(model.expert_counts_LE(), 0.1)
+    model.routers.balance(model.routers.counts_LE(), 0.1)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -112,4 +113,4 @@ def test_adapters_alone_move() -> None:
         for name, tensor in other.moving_tensors().items():
             tensor.copy_(kept[name])
     assert torch.equal(other.token_logprobs(tokens_BT()), model.token_logprobs(tokens_BT()))
-    assert sum(value.numel() for value in kept.values()) < 0.5 * DENSE.num_parameters()
+    assert sum(value.numel() for value in kept.values()) < 0.5 * num_parameters(DENSE)

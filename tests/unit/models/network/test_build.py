@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.small_spec import SMALL_SPEC
 
 
@@ -29,12 +30,12 @@ def test_weights_survive_export_and_import_bit_by_bit(model: TrainerModel) -> No
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: torch.randn(shape, generator=generator)
-        for name, shape in SMALL_SPEC.weight_shapes().items()
+        for name, shape in weight_shapes(SMALL_SPEC).items()
     }
     other = build_trainer_model(SMALL_SPEC, seed=2)
     other.import_weights(weights)
     exported = other.export_weights()
-    assert list(exported) == list(SMALL_SPEC.weight_shapes())
+    assert list(exported) == list(weight_shapes(SMALL_SPEC))
     assert all(torch.equal(exported[name], weights[name]) for name in weights)
 
 
@@ -89,16 +90,16 @@ def test_masked_logprobs_equal_the_chosen_ones_with_equal_gradients(model: Train
 def test_replayed_routes_are_the_ones_used(model: TrainerModel) -> None:
     tokens_BT = draw_tokens()
     routes_BTLK = draw_routes(tokens_BT)
-    model.expert_counts_LE()
-    model.balance_experts(torch.zeros(SMALL_SPEC.num_layers, SMALL_SPEC.num_experts), rate=0.0)
+    model.routers.counts_LE()
+    model.routers.balance(torch.zeros(SMALL_SPEC.num_layers, SMALL_SPEC.num_experts), rate=0.0)
     model.forward_hidden(tokens_BT, routes_BTLK, plausibility_ratio=0.0)
-    used_LE = model.expert_counts_LE()
+    used_LE = model.routers.counts_LE()
     for layer in range(SMALL_SPEC.num_layers):
         wanted = torch.bincount(
             routes_BTLK[:, :, layer].reshape(-1).long(), minlength=SMALL_SPEC.num_experts
         )
         assert torch.equal(used_LE[layer], wanted.float())
-    assert model.take_replay_counts()[1] == 0
+    assert model.routers.take_replay_counts()[1] == 0
 
 
 def test_live_routes_equal_no_replay(model: TrainerModel) -> None:
@@ -125,9 +126,9 @@ def test_balancing_raises_the_bias_of_idle_experts_and_ignores_padding() -> None
     padding_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     padding_BT[1:] = True
     model.forward_hidden(tokens_BT, padding_BT=padding_BT)
-    counts_LE = model.expert_counts_LE()
+    counts_LE = model.routers.counts_LE()
     assert (counts_LE.sum(1) == tokens_BT.shape[1] * SMALL_SPEC.experts_per_token).all()
-    model.balance_experts(counts_LE, rate=0.25)
+    model.routers.balance(counts_LE, rate=0.25)
     bias_E = model.export_weights()["model.layers.0.mlp.gate.e_score_correction_bias"]
     assert torch.equal(bias_E, 0.25 * torch.sign(counts_LE[0].mean() - counts_LE[0]))
-    assert not model.expert_counts_LE().any()
+    assert not model.routers.counts_LE().any()
