@@ -1,6 +1,5 @@
 """Power is lost at each flush to the disk, which keeps nothing else: what was promised is there, the rest is whole or absent."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -72,14 +71,11 @@ def test_an_object_whose_put_returned_is_whole(tmp_path: Path) -> None:
 
 def test_an_artifact_whose_manifest_is_there_can_be_read(tmp_path: Path) -> None:
     published: list[str] = []
-    empty = tmp_path / "empty.db"
-    Ledger(f"sqlite:///{empty}").migrate()
 
     def open_in(folder: Path) -> Artifacts:
         objects = ObjectStore.from_url(f"file://{folder}/objects")
         ledger = folder.with_name(f"{folder.name}.db")  # rows are not promised
-        shutil.copyfile(empty, ledger)
-        return Artifacts(objects, Ledger(f"sqlite:///{ledger}"))
+        return Artifacts(objects, Ledger(f"sqlite:///{ledger}").migrate())
 
     def write(folder: Path) -> None:
         published.clear()
