@@ -10,6 +10,7 @@ from ostinato.flows.operating.local_prefect import WORK_POOL, PoolType, deploy_e
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reporting.console import say
 from ostinato.infra.deploy import copy_files
+from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.infra.platform.settings import load_settings
 
 
@@ -33,5 +34,6 @@ def deploy_files(
     directory: Annotated[Path, typer.Argument(help="gets them; is made", file_okay=False)],
 ) -> None:
     """Writes the container file, the KubeRay manifest, the Slurm script and the work pools' templates."""
-    for path in copy_files(directory):
-        say(f"wrote {path}")
+    with boundary(ConfigError, f"files for clusters into {directory}"):
+        for path in copy_files(directory):
+            say(f"wrote {path}")
