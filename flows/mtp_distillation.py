@@ -21,8 +21,8 @@ def mtp_distillation(
     pretrained: Artifact | None = None,
     options: Options = None,
 ) -> ArtifactRef:
-    """Distils draft layers and measures them. Returns the checkpoint with both; the trunk alone
-    where the recipe wants no draft layers.
+    """Distils draft layers, unless they learned with the trunk, and measures them. Returns the
+    checkpoint with both; the trunk alone where the recipe wants no draft layers.
 
     Args:
         pretrained: the trunk; trained when absent.
@@ -35,7 +35,9 @@ def mtp_distillation(
     if not context.recipe.mtp.depth:
         return pretrained
     corpus = chain.build_corpus(context, problems)
-    drafted = chain.distil_draft_layers(context, corpus, pretrained)
+    drafted = pretrained
+    if context.parent_of(pretrained, "mtp") is None:  # else they learned with the trunk
+        drafted = chain.distil_draft_layers(context, corpus, pretrained)
     speculation = chain.measure_speculation(context, corpus, drafted)
     showing.show_drafting(context, drafted, speculation)
     return drafted

@@ -194,6 +194,19 @@ class Recipe(Record):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _draft_layers_fit_the_schedule(self) -> "Recipe":
+        name = self.mtp.after_phase
+        if name is None:
+            return self
+        if not self.mtp.depth:
+            raise ValueError(f"mtp.after_phase is {name!r} with mtp.depth=0, wanted draft layers")
+        try:
+            self.pretraining.cut_after(name)
+        except ValueError as error:
+            raise ValueError(f"mtp.after_phase is {name!r}: {error}") from None
+        return self
+
     @field_validator("environments")
     @classmethod
     def _known_environments(

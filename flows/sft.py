@@ -72,5 +72,8 @@ def _fine_tuning(context: StageContext) -> StageContext:
     config = recipe.pretraining.model_copy(
         update={"phases": phases, "codebase_sources": (CONVERSATIONS,)}
     )
-    tuning = recipe.model_copy(update={"name": f"{recipe.name}-sft", "pretraining": config})
+    alone = recipe.mtp.model_copy(update={"after_phase": None})
+    tuning = recipe.model_copy(
+        update={"name": f"{recipe.name}-sft", "pretraining": config, "mtp": alone}
+    )
     return replace(context, recipe=tuning)

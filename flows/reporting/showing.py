@@ -126,7 +126,8 @@ def show_ablation(found: ArmComparison) -> None:
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
     """Draft quality and what it is worth in the engine."""
-    draft = chain.result_of(context, drafted, MtpResult)
+    distilled = context.parent_of(drafted, "mtp") or drafted
+    draft = chain.result_of(context, distilled, MtpResult)
     measured = chain.result_of(context, speculation, SpeculationResult)
     rows = [
         {
@@ -330,7 +331,8 @@ def _draft_rows(
     """Quality and worth of the draft layers, where the recipe wants some."""
     if not context.recipe.mtp.depth:
         return []
-    draft = chain.result_of(context, drafted, MtpResult)
+    distilled = context.parent_of(drafted, "mtp") or drafted
+    draft = chain.result_of(context, distilled, MtpResult)
     speculated = chain.measure_speculation(context, corpus, drafted)
     speculation = chain.result_of(context, speculated, SpeculationResult)
     return [

@@ -33,7 +33,11 @@ from ostinato.tasks.corpus.config import (
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
-from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.config import (
+    PretrainingConfig,
+    PretrainingRequest,
+    PretrainingResult,
+)
 from ostinato.tasks.problems.config import (
     ProblemsConfig,
     ProblemSelection,
@@ -217,26 +221,48 @@ def pretrain(
     context: StageContext, corpus: ArtifactRef, start: ArtifactRef | None = None
 ) -> ArtifactRef:
     """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from. `start`:
-    trained on in place of the recipe's base.
+    trained on in place of the recipe's base. After the phase that `[mtp]` names, draft layers are
+    distilled; they learn with the trunk from there.
     """
+    config, cut = context.recipe.pretraining, context.recipe.mtp.after_phase
+    if cut is None:
+        return _pretrain(context, corpus, start, config)
+    earlier, later = config.cut_after(cut)
+    trunk = _pretrain(context, corpus, start, earlier)
+    drafted = distil_draft_layers(context, corpus, trunk)
+    before = result_of(context, trunk, PretrainingResult)
+    return _pretrain(context, corpus, drafted, later, before)
+
+
+def _pretrain(
+    context: StageContext,
+    corpus: ArtifactRef,
+    start: ArtifactRef | None,
+    config: PretrainingConfig,
+    before: PretrainingResult | None = None,
+) -> ArtifactRef:
+    """Trains through the phases of `config`, draft layers too where `before` is the result of earlier ones."""
     recipe = context.recipe
     base = base_directory(recipe.base_checkpoint) if start is None else context.directory_of(start)
+    draft_weight = None if before is None else recipe.mtp.draft_weight
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = PretrainingRequest(
-            config=recipe.pretraining,
+            config=config,
             corpus_directory=str(context.directory_of(corpus)),
             checkpoint_directory=None if base is None else str(base),
             spec=recipe.model if base is None else None,
+            draft_weight=draft_weight,
         )
         result, summary = _run("pretraining", request, PretrainingResult, directory)
+        if before is not None:
+            summary = {SUMMARY: before.followed_by(result).model_dump(mode="json")}
         return Path(result.checkpoint_directory), summary
 
-    identity = {
-        "config": _without_placement(recipe.pretraining),
-        "model": recipe.model,
-        "base": base_identity(recipe),
-    }
+    identity = {"config": _without_placement(config), "model": recipe.model}
+    identity |= {"base": base_identity(recipe)}
+    if draft_weight is not None:
+        identity["draft_weight"] = draft_weight
     parents = (corpus,) if start is None else (corpus, start)
     return context.ensure("pretraining", identity, parents, build)
 

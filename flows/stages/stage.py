@@ -71,6 +71,11 @@ class StageContext:
         """Verified local copy of an artifact."""
         return self.artifacts.local_copy(ref, self.settings.home)
 
+    def parent_of(self, ref: ArtifactRef, stage_name: str) -> ArtifactRef | None:
+        """What a stage made that an artifact was made from. None: nothing."""
+        kind, parents = STAGES[stage_name].kind, self.artifacts.manifest(ref).parents
+        return next((parent for parent in parents if parent.kind == kind), None)
+
     def named(self, artifact: ArtifactRef | str | None) -> ArtifactRef | None:
         """The artifact that a flow was given, by reference or by its name. None when it was not."""
         return self.artifacts.get(artifact) if isinstance(artifact, str) else artifact

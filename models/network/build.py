@@ -184,10 +184,9 @@ class TrainerModel(torch.nn.Module):
         hidden_TBD = self.forward_hidden(
             tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
         )
-        if temperature_B is not None and bool((temperature_B != 1).any()):
-            # the logits are linear in the hidden state
-            hidden_TBD = hidden_TBD / temperature_B[None, :, None]
-        return self.score_hidden(hidden_TBD, tokens_BT, mask_BT, with_entropy=with_entropy)
+        return self.score_hidden(
+            hidden_TBD, tokens_BT, mask_BT, temperature_B=temperature_B, with_entropy=with_entropy
+        )
 
     def score_hidden(
         self,
@@ -195,6 +194,7 @@ class TrainerModel(torch.nn.Module):
         tokens_BT: Tensor,
         mask_BT: Tensor | None = None,
         *,
+        temperature_B: Tensor | None = None,
         with_entropy: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known. Zeros where
@@ -203,6 +203,9 @@ class TrainerModel(torch.nn.Module):
         With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
         positions.
         """
+        if temperature_B is not None and bool((temperature_B != 1).any()):
+            # the logits are linear in the hidden state
+            hidden_TBD = hidden_TBD / temperature_B[None, :, None]
         return score_rows(hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy=with_entropy)
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -215,11 +218,10 @@ class TrainerModel(torch.nn.Module):
         targets_C = targets_N.index_select(0, chosen_C)
         return score_tokens(hidden_CD, self.head_VD, targets_C, with_entropy=False)[0]
 
-    def draft_states(self, hidden_TBD: Tensor, tokens_BT: Tensor) -> list[Tensor]:
+    def draft_states(self, hidden_TBD: Tensor, embeddings_TBD: Tensor) -> list[Tensor]:
         """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head
-        scores token t+2+d.
+        scores token t+2+d. `embeddings_TBD` are those of the row's tokens.
         """
-        embeddings_TBD = self.embedding_VD[tokens_BT.T]
         states, state_SBD = [], hidden_TBD
         for depth, draft in enumerate(self.draft):
             state_SBD, normed_SBD = draft(state_SBD[:-1], embeddings_TBD[1 + depth :])

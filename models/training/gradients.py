@@ -25,14 +25,20 @@ class LayoutGradients:
     """Gradients of a model under the layout of the open process groups."""
 
     def __init__(self, model: TrainerModel) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+
+        def wrap(*modules: torch.nn.Module) -> list[Any]:
+            return [
+                DistributedDataParallel(model.trunk.config, config, module)
+                for module in modules
+                if any(parameter.requires_grad for parameter in module.parameters())
+            ]
+
         # Megatron looks for the two ends of a pipeline in the first and the last of them.
-        self.wrapped: list[Any] = [
-            DistributedDataParallel(model.trunk.config, config, module)
-            for module in (*model.chunks, model.draft, model.adapters)
-            if any(parameter.requires_grad for parameter in module.parameters())
-        ]
+        trunk, drafts = wrap(*model.chunks, model.adapters), wrap(model.draft)
+        self.wrapped = [*trunk, *drafts]
+        self.parts = [part for part in (trunk, drafts) if part]
+        self.parameters = [parameter for part in self.parts for parameter in _trained(part)]
 
     def clear(self) -> None:
         """Zeroes what was accumulated."""
@@ -53,12 +59,21 @@ class LayoutGradients:
             one.scale_gradients(factor)
 
     def clip(self, largest_norm: float | None) -> float:
-        """Scales gradients down to `largest_norm` (None: never). Returns their norm before, the same
-        on every rank and in every layout.
+        """Scales the trunk's gradients, and those of draft layers, down to `largest_norm` (None: never), so
+        that drafts that learn beside a trunk do not slow it. Returns the trunk's norm before, or the
+        drafts' where they learn alone, the same on every rank and in every layout; not finite if one is not.
         """
+        norms = [self._norm(part) for part in self.parts]
+        for part, norm in zip(self.parts, norms, strict=True):
+            if largest_norm is not None and norm > largest_norm:
+                for one in part:
+                    one.scale_gradients(largest_norm / norm)
+        return next((norm for norm in norms if not math.isfinite(norm)), norms[0])
+
+    def _norm(self, part: list[Any]) -> float:
         whole = torch.zeros((), dtype=torch.float64, device=current_device())
         cut_over: dict[dist.ProcessGroup, Tensor] = {}
-        for parameter in self.parameters:
+        for parameter in _trained(part):
             if is_copy(parameter):
                 continue
             gradient: Any = parameter.grad
@@ -75,7 +90,8 @@ class LayoutGradients:
             whole += square
         if pipeline_group().size() > 1:
             dist.all_reduce(whole, group=pipeline_group())
-        norm = math.sqrt(whole)
-        if largest_norm is not None and norm > largest_norm:
-            self.scale(largest_norm / norm)
-        return norm
+        return math.sqrt(whole)
+
+
+def _trained(part: list[Any]) -> list[torch.nn.Parameter]:
+    return [weight for one in part for weight in one.parameters() if weight.requires_grad]

@@ -198,6 +198,11 @@ class LearningConfig(Record):
         description="train adapters of attention, dense MLPs and shared experts alone, beside the weights that RL "
         "begins with, at the rate of AdamW; None: all parameters",
     )
+    trains_drafts: bool = Field(
+        default=False,
+        description="draft layers learn the trunk's own distribution at the sampled tokens of each step, at the "
+        "policy's rates; nothing of it reaches the trunk. False: they stay as RL began with",
+    )
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()
@@ -223,6 +228,14 @@ class LearningConfig(Record):
         return self.layout.over(self.world_size)
 
     @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.lora is not None and self.trains_drafts:
+            raise ValueError(
+                "trains_drafts is true, wanted false with lora, which freezes all weights"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_layout(self) -> Self:
         if not self.parallel_layout.is_cut:
             return self
@@ -230,6 +243,7 @@ class LearningConfig(Record):
             "objective.hint_coefficient": self.objective.hint_coefficient,
             "parity.earlier_versions": self.parity.earlier_versions,
             "router_replay.compared_tokens": self.router_replay.compared_tokens,
+            "trains_drafts": self.trains_drafts,
         }
         for name, value in alone.items():
             if value:

@@ -19,7 +19,7 @@ from ostinato.models.network.adapters import weights_put_back
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import pack
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig
-from ostinato.tasks.learning.ranks.share import score_batch
+from ostinato.tasks.learning.ranks.share import compute_hidden, score_batch
 from ostinato.tasks.learning.report import Mismatch, Parity, TokenScores, measure_mismatch
 from ostinato.tasks.records import Sample
 
@@ -91,7 +91,8 @@ class StepParity:
     def _score(self, model: TrainerModel, samples: Sequence[Sample], version: int) -> None:
         for batch in pack(samples, [0.0] * len(samples), self._config.packing):
             replay = self._config.router_replay
-            logprobs_BT, _ = score_batch(model, batch, replay, with_entropy=False)
+            hidden_TBD = compute_hidden(model, batch, replay)
+            logprobs_BT, _ = score_batch(model, batch, hidden_TBD, with_entropy=False)
             is_wanted_BT = batch.loss_mask_BT & (batch.weight_versions_BT == version)
             self._add(
                 version,

@@ -103,6 +103,10 @@ class StepReport(Record):
     hint_kl_nats: float | None = Field(
         default=None, description="to the hinted policy, mean over tokens; None: no hint"
     )
+    draft_kl_nats: float | None = Field(
+        default=None,
+        description="KL(trunk || draft layer), mean over layers and sampled tokens; None: they do not learn",
+    )
     entropy_coefficient: float = Field(
         default=0.0, description="of the entropy bonus; 0: above the floor, or none"
     )
@@ -135,6 +139,7 @@ class TokenScores:
     weight_versions_N: np.ndarray
     is_kept_cache_N: np.ndarray
     entropy_N: np.ndarray
+    draft_kl_N: np.ndarray  # of each draft layer at each token; empty: they do not learn
     importance_weights_N: np.ndarray
     is_clipped_N: np.ndarray
 

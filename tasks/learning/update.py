@@ -127,6 +127,7 @@ class PolicyUpdate:
             / max(1, sum(result.num_replayed for result in results)),
             hinted_samples=sum(len(rows.student.tokens_BT) for rows in hinted),
             hint_kl_nats=_hint_kl(results, hinted),
+            draft_kl_nats=_mean(scores.draft_kl_N) if self._config.trains_drafts else None,
             entropy_coefficient=entropy_coefficient,
             reference_k1_nats=reference_k1_nats,
             wall_seconds=wall_seconds,

@@ -3,7 +3,7 @@
 Torch-free: the recipe composes them.
 """
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from ostinato.models.training.config import PLACEMENT, LoopConfig, PhaseResult, TrainingRecord
 
@@ -16,13 +16,14 @@ class MtpConfig(LoopConfig):
         description="draft layers; more than the checkpoint has are drawn anew; 0: the stage is left out",
     )
     hidden_size: PositiveInt = Field(default=256, description="inner width of a draft layer")
-    is_joint: bool = Field(
-        default=False,
-        description="False: only draft layers learn, the trunk stays as it is; "
-        "True: the trunk learns its own loss too",
+    after_phase: str | None = Field(
+        default=None,
+        description="phase of pretraining after which draft layers are distilled; through the later ones they learn "
+        "with the trunk, as Composer 2's did. None: after the last, and the trunk stays as it is",
     )
-    draft_weight: PositiveFloat = Field(
-        default=0.3, description="of the draft loss beside the trunk's; joint only"
+    draft_weight: NonNegativeFloat = Field(
+        default=0.3,
+        description="of the draft loss in the trunk's gradient where both learn; 0: none of it reaches the trunk",
     )
     evaluation_tokens: PositiveInt = Field(default=8_192, description="of each held-out shard")
     evaluation_row_tokens: int = Field(default=256, ge=8)

@@ -1,12 +1,8 @@
-"""Self-distillation: draft layers learn the main head's whole distribution.
+"""What draft layers lose, and how well they agree with the main head on held-out text.
 
 It trains nothing itself.
 
-Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d; its
-teacher is the main head at position t+1+d, which scores the same token having seen as much.
-
-Shapes: B rows, T tokens, S positions of a depth (time first), C chosen positions, V vocabulary, D
-model width.
+Shapes: B rows, T tokens, D model width, C chosen positions, N positions of all depths.
 """
 
 from pathlib import Path
@@ -18,47 +14,19 @@ from torch import Tensor
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
-from ostinato.models.training.objective import distillation_kl
+from ostinato.models.training.drafts import compare_drafts, draft_divergence
+from ostinato.models.training.schedule import Loss
 from ostinato.tasks.mtp.config import DraftQuality, MtpConfig
 
 
-class DistillationLoss:
-    """Loss of a microbatch: KL over depths and target tokens; joint: plus the trunk's own."""
+def distillation_loss(model: TrainerModel) -> Loss:
+    """Of a microbatch: KL summed over depths and target tokens, and the number of those of depth 0."""
 
-    def __init__(self, model: TrainerModel, config: MtpConfig) -> None:
-        self.model = model
-        self.config = config
+    def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
+        kl_N = draft_divergence(model, hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+        return kl_N.sum(), int(batch.loss_mask_BT[:, 2:].sum())
 
-    def __call__(self, batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
-        """Returns the loss summed over target tokens, and their number (those of depth 0)."""
-        states = self.model.draft_states(hidden_TBD, batch.tokens_BT)
-        total = hidden_TBD.new_zeros(())
-        for depth, state_SBD in enumerate(states):
-            is_target_SB = batch.loss_mask_BT.T[2 + depth :]
-            kl_C, _ = draft_kl(self.model, hidden_TBD, state_SBD, depth, is_target_SB)
-            total = total + kl_C.sum()
-        if self.config.is_joint:
-            logprobs_BT, _ = self.model.score_hidden(
-                hidden_TBD, batch.tokens_BT, batch.loss_mask_BT
-            )
-            total = self.config.draft_weight * total - logprobs_BT.sum()
-        return total, int(batch.loss_mask_BT[:, 2:].sum())
-
-
-def draft_kl(
-    model: TrainerModel, hidden_TBD: Tensor, state_SBD: Tensor, depth: int, is_target_SB: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns KL and agreement at the chosen positions of one depth."""
-    chosen_C = is_target_SB.reshape(-1).nonzero()[:, 0]
-    positions = len(is_target_SB)
-    teacher_SBD = hidden_TBD[1 + depth : 1 + depth + positions]
-    with torch.no_grad():
-        teacher_CD = teacher_SBD.reshape(-1, teacher_SBD.shape[-1]).index_select(0, chosen_C)
-        teacher_logprobs_CV = torch.log_softmax(teacher_CD @ model.head_VD.T, dim=-1)
-    draft_CD = state_SBD[:positions].reshape(-1, state_SBD.shape[-1]).index_select(0, chosen_C)
-    draft_logits_CV = draft_CD @ model.head_VD.T
-    agrees_C = draft_logits_CV.detach().argmax(-1) == teacher_logprobs_CV.argmax(-1)
-    return distillation_kl(draft_logits_CV, teacher_logprobs_CV), agrees_C
+    return loss
 
 
 @torch.no_grad()
@@ -74,9 +42,8 @@ def measure_drafts(
             corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
         ):
             hidden_TBD = model.forward_hidden(batch.tokens_BT)
-            for depth, state_SBD in enumerate(model.draft_states(hidden_TBD, batch.tokens_BT)):
-                is_target_SB = batch.loss_mask_BT.T[2 + depth :]
-                kl_C, agrees_C = draft_kl(model, hidden_TBD, state_SBD, depth, is_target_SB)
+            found = compare_drafts(model, hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+            for depth, (kl_C, agrees_C) in enumerate(found):
                 sums[index, depth, :2] += torch.stack((kl_C.sum(), agrees_C.sum()))
                 sums[index, depth, 2] += len(kl_C)
     if dist.get_world_size() > 1:

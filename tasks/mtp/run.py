@@ -10,7 +10,7 @@ from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.config import PhaseConfig, PhaseResult
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.tasks.mtp.config import DraftQuality, MtpRequest, MtpResult
-from ostinato.tasks.mtp.distillation import DistillationLoss, measure_drafts
+from ostinato.tasks.mtp.distillation import distillation_loss, measure_drafts
 from ostinato.tasks.training_device import train_on_ranks
 
 CHECKPOINT = "checkpoint"
@@ -40,11 +40,9 @@ def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
             f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)
         }
 
-    config = request.config
-    if not config.is_joint:
-        # a frozen trunk keeps its routing too
-        config = config.model_copy(update={"balance_rate": 0.0})
-    work = Work(model, DistillationLoss(model, config), evaluate, config, corpus)
+    # a frozen trunk keeps its routing too
+    config = request.config.model_copy(update={"balance_rate": 0.0})
+    work = Work(model, distillation_loss(model), evaluate, config, corpus)
     run = TrainingRun(
         work,
         directory,
@@ -92,6 +90,5 @@ def open_model(request: MtpRequest) -> TrainerModel:
     if checkpoint.spec.mtp_hidden_size == config.hidden_size:
         kept = {name: weight for name, weight in checkpoint.weights.items() if name in fresh}
     model.import_weights(fresh | kept)
-    if not config.is_joint:
-        model.trunk.requires_grad_(False)
+    model.trunk.requires_grad_(False)
     return model

@@ -5,7 +5,7 @@ Torch-free: the recipe composes them.
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
@@ -61,6 +61,25 @@ class PretrainingConfig(LoopConfig):
     def parallel_layout(self) -> ParallelLayout:
         """The layout of the ranks."""
         return self.layout.over(self.world_size)
+
+    def cut_after(self, name: str) -> tuple[Self, Self]:
+        """Settings of the phases up to this one, and of those after it, which read the rows that they read
+        in one run. ValueError where draft layers cannot learn with the trunk in the latter.
+        """
+        names = [phase.name for phase in self.phases]
+        if name not in names[:-1]:
+            raise ValueError(f"wanted the name of a phase before the last, one of {names[:-1]}")
+        if self.parallel_layout.is_cut or self.lora is not None:
+            raise ValueError(
+                f"pretraining.layout is {self.layout.model_dump(exclude_defaults=True)} and pretraining.lora is "
+                f"{self.lora}, wanted neither: draft layers learn with a trunk that is whole and trained whole"
+            )
+        count = names.index(name) + 1
+        later = {"phases": self.phases[count:], "seed": self.seed + count}
+        return (
+            self.model_copy(update={"phases": self.phases[:count]}),
+            self.model_copy(update=later),
+        )
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
@@ -124,6 +143,10 @@ class PretrainingRequest(TrainingRecord):
     spec: ModelSpec | None = Field(
         default=None, description="shape of fresh weights; None with a checkpoint"
     )
+    draft_weight: NonNegativeFloat | None = Field(
+        default=None,
+        description="of the draft loss in the trunk's gradient; 0: draft layers alone learn from it; None: they stay",
+    )
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:
@@ -160,3 +183,18 @@ class PretrainingResult(TrainingRecord):
     phases: tuple[PhaseResult, ...]
     transcripts_too_long: int = Field(description="left out because no bucket holds them")
     times_resumed: int
+
+    def followed_by(self, later: Self) -> Self:
+        """The result of both runs as one. The later one began where this one ended."""
+        steps = self.after.step
+        evaluations = [
+            one.model_copy(update={"step": steps + one.step}) for one in later.evaluations[1:]
+        ]
+        changes = {
+            "before": self.before,
+            "after": evaluations[-1],
+            "evaluations": (*self.evaluations, *evaluations),
+            "phases": self.phases + later.phases,
+            "times_resumed": self.times_resumed + later.times_resumed,
+        }
+        return later.model_copy(update=changes)

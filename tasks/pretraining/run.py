@@ -52,7 +52,8 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
     def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
         return measure_perplexity(model, corpus, request.config, step=step).model_dump()
 
-    work = Work(model, next_token_loss(model), evaluate, request.config, corpus)
+    loss = next_token_loss(model, request.draft_weight)
+    work = Work(model, loss, evaluate, request.config, corpus)
     run = TrainingRun(work, directory, identity_of(request), workspace.progress.update)
     state = run.run()
     evaluations = tuple(Perplexity(**evaluation) for evaluation in state.evaluations)
@@ -91,7 +92,7 @@ def starting_spec(request: PretrainingRequest) -> ModelSpec:
 
 
 def open_model(request: PretrainingRequest) -> TrainerModel:
-    """Builds the model, fresh or from a checkpoint. Draft layers stay as they are."""
+    """Builds the model, fresh or from a checkpoint. Draft layers stay as they are without a `draft_weight`."""
     config = request.config
     spec = starting_spec(request)
     with boundary(ConfigError, "pretraining.transformer_engine"):
@@ -100,7 +101,7 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     model = build_trainer_model(spec, *options, is_fresh=request.spec is not None)
     if request.checkpoint_directory is not None:
         model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
-    model.draft.requires_grad_(False)
+    model.draft.requires_grad_(request.draft_weight is not None)
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)
     return model

@@ -61,7 +61,8 @@ def test_draft_layers_equal_plain_formulae() -> None:
     tokens_T = torch.randint(0, SPEC.vocab_size, (9,), generator=torch.Generator().manual_seed(2))
     hidden_TD = plain_hidden(tokens_T, weights, SPEC)
     with torch.no_grad():
-        states = model.draft_states(model.forward_hidden(tokens_T[None]), tokens_T[None])
+        embeddings_TBD = model.embedding_VD[tokens_T[:, None]]
+        states = model.draft_states(model.forward_hidden(tokens_T[None]), embeddings_TBD)
         draft_logits = [(state_SBD @ model.embedding_VD.T).transpose(0, 1) for state_SBD in states]
     first_D, logits_V = plain_draft(hidden_TD[4], int(tokens_T[5]), weights, 0, SPEC)
     torch.testing.assert_close(draft_logits[0][0, 4], logits_V, atol=1e-5, rtol=1e-5)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ostinato.infra.platform.errors import StorageError, boundary
+from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import (
     ChainManifest,
@@ -63,7 +63,12 @@ class TrainerRank:
         if config.lora is not None:  # equal on all ranks: the seed draws them
             attach_adapters(self.model, config.lora.rank, config.lora.alpha, seed=0)
         self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.model.draft.requires_grad_(False)  # no token of RL goes through draft layers
+        if config.trains_drafts and not self.spec.mtp_depth:
+            raise ConfigError(
+                f"learning.trains_drafts with {request.checkpoint_directory}, which has no draft layers, "
+                "wanted mtp.depth of 1 or more"
+            )
+        self.model.draft.requires_grad_(config.trains_drafts)
         self._work = ShareWork(self.model, self.optimizer, config)
         self.reference: TrainerModel | None = None
         self.reference_step: int | None = None

@@ -16,6 +16,7 @@ import xxhash
 from ostinato.infra.serving.weights.codec import tensor_bits
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.tasks.learning.batches.packing import Microbatch
 from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
@@ -90,7 +91,8 @@ class ShareWork:
     ) -> tuple[float, TokenScores]:
         """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
         mask_BT = on_device(batch.loss_mask_BT)
-        logprobs_BT, entropy_BT = score_batch(self._model, batch, self._config.router_replay)
+        hidden_TBD = compute_hidden(self._model, batch, self._config.router_replay)
+        logprobs_BT, entropy_BT = score_batch(self._model, batch, hidden_TBD)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
         advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
@@ -102,16 +104,27 @@ class ShareWork:
             logprobs_N, on_device(rollout_logprobs_N), advantages_N, self._config.objective
         )
         objective.total.backward()
+        draft_kl_N = self._teach_drafts(batch, hidden_TBD)
         scores = TokenScores(
             trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
             rollout_logprobs_N=rollout_logprobs_N,
             weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
             is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
             entropy_N=entropy_BT.detach()[mask_BT].cpu().numpy(),
+            draft_kl_N=draft_kl_N,
             importance_weights_N=objective.importance_weights_N.cpu().numpy(),
             is_clipped_N=objective.is_clipped_N.cpu().numpy(),
         )
         return float(objective.total.detach()), scores
+
+    def _teach_drafts(self, batch: Microbatch, hidden_TBD: torch.Tensor) -> np.ndarray:
+        """Adds the gradient of the draft layers alone. Returns their divergence from the trunk."""
+        if not self._config.trains_drafts:
+            return np.zeros(0)
+        rows = on_device(batch.tokens_BT), on_device(batch.loss_mask_BT)
+        kl_N = draft_divergence(self._model, hidden_TBD, *rows)
+        (kl_N.sum() / self._config.objective.loss_divisor_tokens).backward()
+        return kl_N.detach().cpu().numpy()
 
     def _apply(self) -> float:
         """Sums over ranks, clips and takes the optimiser step. Returns the norm before clipping.
@@ -125,20 +138,26 @@ class ShareWork:
         return norm
 
 
-def score_batch(
-    model: TrainerModel,
-    batch: Microbatch,
-    replay: RouterReplayConfig,
-    *,
-    with_entropy: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
-    return model.token_logprobs_and_entropy(
+def compute_hidden(
+    model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig
+) -> torch.Tensor:
+    """hidden_TBD of a microbatch under the experts that the engine chose."""
+    return model.forward_hidden(
         on_device(batch.tokens_BT),
         on_device(batch.routes_BTLK) if replay.enabled else None,
-        mask_BT=on_device(batch.loss_mask_BT),
         padding_BT=on_device(batch.padding_BT),
         plausibility_ratio=replay.plausibility_ratio,
+    )
+
+
+def score_batch(
+    model: TrainerModel, batch: Microbatch, hidden_TBD: torch.Tensor, *, with_entropy: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
+    return model.score_hidden(
+        hidden_TBD,
+        on_device(batch.tokens_BT),
+        on_device(batch.loss_mask_BT),
         temperature_B=on_device(batch.temperatures_B),
         with_entropy=with_entropy,
     )

@@ -174,14 +174,11 @@ def test_a_resume_point_of_the_device_goes_on_on_the_cpu(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_joint", [False, True])
 def test_draft_layers_learn_the_same_on_the_chosen_device(
-    is_joint: bool, kind: DeviceKind, corpus: Path, tmp_path: Path
+    kind: DeviceKind, corpus: Path, tmp_path: Path
 ) -> None:
     start = save_start(corpus, tmp_path, FAMILIES["nano"])
-    config = MtpConfig.model_validate(
-        {**loop(1, ADAMW), "depth": 2, "hidden_size": 24, "is_joint": is_joint}
-    )
+    config = MtpConfig.model_validate({**loop(1, ADAMW), "depth": 2, "hidden_size": 24})
     request = MtpRequest(
         config=config, corpus_directory=str(corpus), checkpoint_directory=str(start)
     )

@@ -69,14 +69,6 @@ def test_mtp_lowers_kl_at_every_depth_and_leaves_the_trunk(
     assert ours.tokenizer_path is not None
 
 
-def test_mtp_joint_mode_moves_the_trunk_too(corpus: Path, checkpoint: Path, tmp_path: Path) -> None:
-    result = run_stage(corpus, checkpoint, tmp_path / "run", is_joint=True)
-    ours, start = (
-        load_checkpoint(Path(path)).weights for path in (result.checkpoint_directory, checkpoint)
-    )
-    assert not torch.equal(ours["model.embed_tokens.weight"], start["model.embed_tokens.weight"])
-
-
 def test_mtp_keeps_draft_layers_of_the_same_shape(corpus: Path, checkpoint: Path) -> None:
     phase = {"name": "mtp", "blend": {"code": (1, 1)}, "tokens": 4096}
     config = MtpConfig.model_validate(
