@@ -195,8 +195,10 @@ class Recipe(Record):
         return self
 
     @model_validator(mode="after")
-    def _draft_layers_fit_the_schedule(self) -> "Recipe":
+    def _draft_layers_are_there(self) -> "Recipe":
         name = self.mtp.after_phase
+        if self.learning.trains_drafts and not (self.mtp.depth or self.model.mtp_depth):
+            raise ValueError("learning.trains_drafts is true with mtp.depth=0, wanted draft layers")
         if name is None:
             return self
         if not self.mtp.depth:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -267,9 +268,9 @@ def _pretrain(
     return context.ensure("pretraining", identity, parents, build)
 
 
-def _without_placement(config: BaseModel) -> dict[str, Any]:
+def _without_placement(config: BaseModel, others: Set[str] = frozenset()) -> dict[str, Any]:
     """Settings of a stage that trains, whatever number of ranks and layout computes them."""
-    return config.model_dump(mode="json", exclude=PLACEMENT, exclude_defaults=True)
+    return config.model_dump(mode="json", exclude={*PLACEMENT, *others}, exclude_defaults=True)
 
 
 def distil_draft_layers(
@@ -286,7 +287,8 @@ def distil_draft_layers(
         result, summary = _run("mtp", request, MtpResult, directory)
         return Path(result.checkpoint_directory), summary
 
-    identity = _without_placement(context.recipe.mtp)
+    later = {"after_phase", "draft_weight"}  # of what follows
+    identity = _without_placement(context.recipe.mtp, later)
     return context.ensure("mtp", identity, (corpus, pretrained), build)
 
 

@@ -10,6 +10,8 @@ from ostinato.flows.agent_training import agent_training
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 
@@ -20,6 +22,8 @@ def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Pa
             "reinforcement.evaluation.every_steps=2",
             "reinforcement.evaluation.problems=2",
             "reinforcement.evaluation.attempts_per_problem=2",
+            "mtp.after_phase=bulk",
+            "learning.trains_drafts=true",
         )
     )
     page = Path(agent_training("miniature", options=options))
@@ -49,6 +53,7 @@ def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Pa
         artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["image"]))
     )
     assert any("reinforcement-evaluation" in (picture.key or "") for picture in pictures)
+    check_draft_layers(context)
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
 
     again = Path(agent_training("miniature", options=options))
@@ -56,3 +61,23 @@ def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Pa
     assert again == page
     unchanged = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
     assert unchanged == finished
+
+
+def check_draft_layers(context: StageContext) -> None:
+    """They were distilled after the first phase and moved in the later ones and in RL."""
+    trunk, pretrained = (context.artifacts.get(f"pretrained/miniature@{n}") for n in (1, 2))
+    drafted, reinforced = (
+        context.artifacts.get(f"{kind}/miniature@1") for kind in ("drafted", "reinforced")
+    )
+    assert context.parent_of(drafted, "pretraining") == trunk
+    assert context.parent_of(pretrained, "mtp") == drafted
+    assert context.parent_of(reinforced, "pretraining") == pretrained
+    phases = chain.result_of(context, pretrained, PretrainingResult).phases
+    assert [phase.name for phase in phases] == ["bulk", "transcripts"]
+    name = "model.mtp.0.in_proj.weight"
+    alone, joint, followed = (
+        load_checkpoint(context.directory_of(ref)).weights[name]
+        for ref in (drafted, pretrained, reinforced)
+    )
+    assert not alone.equal(joint)
+    assert not joint.equal(followed)

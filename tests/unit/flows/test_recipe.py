@@ -28,6 +28,24 @@ def test_load_recipe_wrong_value_is_shown() -> None:
         load_recipe("nano", overrides=["rollout.group_size=1"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["mtp.after_phase=transcripts"], r"wanted .* before the last, one of \['bulk', 'long"),
+        (["mtp.after_phase=bulk", "mtp.depth=0"], r"with mtp\.depth=0, wanted draft layers"),
+        (
+            ["mtp.after_phase=bulk", "pretraining.layout.expert=2"],
+            r"mtp\.after_phase is 'bulk': pretraining\.layout is \{'expert': 2\}",
+        ),
+    ],
+)
+def test_load_recipe_draft_layers_that_cannot_learn_with_the_trunk_are_refused(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("nano", overrides=overrides)
+
+
 def test_load_recipe_that_does_not_exist_names_the_shipped_ones() -> None:
     with pytest.raises(ConfigError, match="nano"):
         load_recipe("nanno")

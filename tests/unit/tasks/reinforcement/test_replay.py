@@ -32,12 +32,14 @@ from tests.unit.tasks.learning.samples import TINY
 
 STEPS = 6
 BAD_FROM = 4
+DRAFTED = TINY.model_copy(update={"mtp_depth": 2, "mtp_hidden_size": 8})
 LEARNING = LearningConfig(
     optimizer=PolicyOptimizerConfig(kind="adamw", learning_rate=1e-2),
     objective=ObjectiveConfig(
         loss_divisor_tokens=16, kl_coefficient=0.01, kl_refresh_steps=2, skip_zero_advantage=False
     ),
     packing=PackingConfig(bucket_tokens=(16,), microbatch_tokens=64),
+    trains_drafts=True,
     keep_for_replay=True,
 )
 
@@ -69,7 +71,7 @@ def make_group(run_id: str, number: int) -> Group:
 def record(run_id: str, directory: Path, settings: Settings, bad_from: int) -> ReplayRequest:
     """Trains two groups per step; from `bad_from` on with the sign of the advantages turned."""
     start = save_checkpoint(
-        directory / "start", TINY, build_trainer_model(TINY, seed=3).export_weights()
+        directory / "start", DRAFTED, build_trainer_model(DRAFTED, seed=3).export_weights()
     )
     run = ReinforcementRequest(
         run_id=run_id, checkpoint_directory=str(start), problems_directory="", learning=LEARNING

@@ -39,7 +39,7 @@ from tests.unit.tasks.learning.samples import random_samples
 pytestmark = pytest.mark.timeout(600)  # each rank is a process that imports torch and Megatron
 
 CHAIN = "run"
-# Draft layers get no gradient here: weight decay must pass them over on every number of ranks.
+# Draft layers get no gradient unless asked for: weight decay must pass them over on every number of ranks.
 SPEC = make_spec(24, 16, heads=(2, 2, 8), experts=(4, 2, 8), max_sequence_tokens=64).model_copy(
     update={"mtp_depth": 1, "mtp_hidden_size": 8}
 )
@@ -202,17 +202,20 @@ def test_weights_of_many_ranks_are_those_of_one(histories, start, world_size: in
         assert all(many[name].equal(began[name]) for name in drafts)
 
 
-def test_adapters_of_two_ranks_are_those_of_one(tmp_path, start) -> None:
+@pytest.mark.parametrize("changes", [{"lora": LoraConfig(rank=2)}, {"trains_drafts": True}])
+def test_adapters_and_draft_layers_of_two_ranks_are_those_of_one(tmp_path, start, changes) -> None:
     ways, batches = [], [batch(1), batch(2)]
     for world_size in (1, 2):
         request = make_request(tmp_path / str(world_size), start, world_size)
-        config = request.config.model_copy(update={"lora": LoraConfig(rank=2)})
+        config = request.config.model_copy(update=changes)
         with open_trainer(request.model_copy(update={"config": config})) as trainer:
             for samples in batches:
                 trainer.train_step(samples)
             assert len(checksums(trainer)) == 1
             ways.append(trainer.export_weights())
     began = load_checkpoint(start).weights
+    if "trains_drafts" in changes:
+        began, *ways = ({n: w for n, w in one.items() if ".mtp." in n} for one in (began, *ways))
     assert distance(ways[0], began) > 0
     assert distance(ways[1], ways[0]) <= 1e-3 * distance(ways[0], began)
 
