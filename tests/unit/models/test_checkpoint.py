@@ -1,9 +1,11 @@
 """Checkpoints on disk."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ostinato.models.checkpoint import (
     load_checkpoint,
@@ -12,8 +14,10 @@ from ostinato.models.checkpoint import (
     save_checkpoint,
 )
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
+from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.small_spec import SMALL_SPEC
 
@@ -99,4 +103,44 @@ def test_resume_point_replaces_the_last_one_and_is_only_its_own_runs(tmp_path: P
     weight = torch.zeros(2, 3)
     load_parts(found[0], sharded_parts("w", weight, weight))
     assert weight.eq(2).all()
+    assert [path.name for path in tmp_path.glob("resume-*")] == ["resume-002"]
+
+
+def save_late_on_the_first(directory: Path, rank: int) -> tuple[bool, str]:
+    """Saves two points; the first rank comes to the second one later, and cannot make the folder of a third.
+    Returns whether another rank had made the second one's by then, and the error of the third on the last rank.
+    """
+    points = ResumePoints(directory)
+    weight = torch.ones(2, 3)
+    points.save("001", sharded_parts("w", weight, weight), {"identity": "mine"})
+    points.finish()
+    dist.barrier()
+    begun_at = time.monotonic()
+    was_made = False
+    while rank == 0 and not was_made and time.monotonic() < begun_at + 2.0:
+        time.sleep(0.01)
+        was_made = (directory / ".resume-002").exists()
+    points.save("002", sharded_parts("w", weight, weight), {"identity": "mine"})
+    points.finish()
+    seen = [was_made]
+    dist.broadcast_object_list(seen)
+    if seen[0]:
+        return True, ""
+    if rank == 0:
+        (directory / ".resume-003").write_text("in the way")
+    dist.barrier()
+    points.save("003", sharded_parts("w", weight, weight), {"identity": "mine"})
+    errors: list[str] = [""] * dist.get_world_size()
+    try:
+        points.finish()
+    except (OSError, RuntimeError) as error:
+        dist.all_gather_object(errors, str(error))
+    return was_made, errors[-1]
+
+
+@pytest.mark.slow
+def test_folder_of_a_resume_point_is_made_by_the_first_rank_alone(tmp_path: Path) -> None:
+    was_made, error = run_ranks(save_late_on_the_first, tmp_path, ParallelLayout(data=2))
+    assert not was_made
+    assert "rank 0 could not make" in error
     assert [path.name for path in tmp_path.glob("resume-*")] == ["resume-002"]

@@ -282,8 +282,8 @@ def test_training_does_not_depend_on_the_layout(
 @pytest.mark.parametrize(
     "layouts",
     [
-        [(1, {}), (2, T2), (1, {})],
-        [(1, {}), (2, E2), (2, C2)],
+        [(1, {}), (2, T2), (2, C2)],
+        [(1, {}), (2, E2), (2, {})],
         [(1, {}), (2, P2), (1, {})],
         pytest.param([(1, {}), (2, {}), (4, T2)], marks=pytest.mark.nightly),
         pytest.param([(2, P2), (4, P2 | T2), (2, C2)], marks=pytest.mark.nightly),
