@@ -6,9 +6,7 @@ rates applies.
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
 one matrix; all matrices of a shape go through one batched product. A matrix that tensor parallelism
-cuts is gathered first, and every rank of the group repeats its product.
-
-Shapes: M matrices, R rows, C columns, R <= C.
+cuts is gathered first; ranks that hold the same matrices share the products (`newton_schulz.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,30 +17,23 @@ from torch import Tensor
 
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.parallel.shards import Cut, cut_mine, find_cut, gather_whole, is_expert
+from ostinato.models.network.parallel.shards import (
+    Cut,
+    cut_mine,
+    find_cut,
+    gather_whole,
+    is_expert,
+    matrix_holders,
+)
+from ostinato.models.training.newton_schulz import orthogonalise_shared
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
 UPDATE_SCALE = 0.2
 MUON_MOMENTUM = 0.95
 ADAM_BETAS = (0.9, 0.95)
 # Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
 # Nor are the two thin halves of an adapter.
 NOT_MAPS = ("word_embeddings", "output_layer", "router", "adapters")
-
-
-def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns matrices with the same singular vectors and singular values near 1."""
-    working = matrices_MRC.to(dtype)
-    working = working / (working.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    linear, cubic, fifth = QUINTIC
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = working @ working.mT
-        working = torch.baddbmm(
-            working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear
-        )
-    return working.to(matrices_MRC.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -59,32 +50,45 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every parameter that has a gradient."""
-        dtype = newton_schulz_dtype(current_device())
         for group in self.param_groups:
-            by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+            by_kind: dict[bool, list[Tensor]] = {}
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"])
-                update = gather_whole(update, _matrix_cut(parameter))
-                update = update.view(-1, *update.shape[-2:])
-                longer, shorter = max(update.shape[-2:]), min(update.shape[-2:])
-                by_shape.setdefault((shorter, longer), []).append((parameter, update))
-            for (_, columns), pairs in by_shape.items():
-                wide = [update if update.shape[-1] == columns else update.mT for _, update in pairs]
-                whole = orthogonalise(torch.cat(wide), dtype)
-                rate = group["lr"] * UPDATE_SCALE * columns**0.5
-                for (parameter, update), piece in zip(
-                    pairs, whole.split([len(one) for one in wide]), strict=True
-                ):
-                    turned = piece if update.shape[-1] == columns else piece.mT
-                    turned = turned.reshape(*parameter.shape[:-2], *update.shape[-2:])
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.sub_(cut_mine(turned, _matrix_cut(parameter)), alpha=rate)
+                if parameter.grad is not None:
+                    by_kind.setdefault(is_expert(parameter), []).append(parameter)
+            for parameters in by_kind.values():
+                self._move(group, parameters)
+
+    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Moves parameters that the same ranks hold."""
+        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        for parameter in parameters:
+            update = gather_whole(self._update(group, parameter), _matrix_cut(parameter))
+            update = update.view(-1, *update.shape[-2:])
+            longer, shorter = max(update.shape[-2:]), min(update.shape[-2:])
+            by_shape.setdefault((shorter, longer), []).append((parameter, update))
+        stacks = [
+            torch.cat([one if one.shape[-1] == columns else one.mT for _, one in pairs])
+            for (_, columns), pairs in by_shape.items()
+        ]
+        dtype = newton_schulz_dtype(current_device())
+        turned = orthogonalise_shared(stacks, dtype, matrix_holders(parameters[0]))
+        for (_, columns), pairs, stack in zip(by_shape, by_shape.values(), turned, strict=True):
+            rate = group["lr"] * UPDATE_SCALE * columns**0.5
+            pieces = stack.split([len(update) for _, update in pairs])
+            for (parameter, update), piece in zip(pairs, pieces, strict=True):
+                whole = piece if update.shape[-1] == columns else piece.mT
+                whole = whole.reshape(*parameter.shape[:-2], *update.shape[-2:])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(cut_mine(whole, _matrix_cut(parameter)), alpha=rate)
+
+    def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        """The momentum, one gradient ahead (Nesterov); it takes the gradient in."""
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
+        return gradient.lerp(momentum, group["momentum"])
 
 
 def _matrix_cut(parameter: Tensor) -> Cut | None:

@@ -47,6 +47,17 @@ def find_cut(parameter: Tensor) -> Cut | None:
     return Cut(dimension, strides, group)
 
 
+def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
+    """Ranks that have the same matrices when tensor-parallel parts are gathered; None: groups are not open."""
+    if is_expert(parameter):
+        group = parallel_state.get_expert_data_parallel_group(check_initialized=False)
+    else:
+        group = parallel_state.get_tensor_and_data_parallel_group(
+            check_initialized=False, with_context_parallel=True
+        )
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
 def gather_whole(part: Tensor, cut: Cut | None) -> Tensor:
     """The whole tensor from the ranks' parts."""
     if cut is None:

@@ -1,12 +1,17 @@
 """Muon and AdamW over a trainer model."""
 
 import io
+from operator import mul
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import TrainerModel, build_trainer_model
-from ostinato.models.training.optimizer import build_optimizer, orthogonalise, set_learning_rates
+from ostinato.models.training.data_parallel import run_ranks
+from ostinato.models.training.newton_schulz import deal, orthogonalise, orthogonalise_shared
+from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.fakes.small_spec import SMALL_SPEC
 
@@ -24,6 +29,34 @@ def test_orthogonalise_brings_singular_values_near_one() -> None:
     # the quintic does not converge to 1, it lands around it
     assert values.min() > 0.5
     assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_deal_gives_each_matrix_to_one_rank_and_evens_the_work(ranks: int) -> None:
+    shapes = [(7, 16, 40), (1, 8, 8), (32, 4, 40), (2, 40, 40), (5, 16, 16)]
+    dealt = deal(shapes, ranks)
+    assert [sum(counts) for counts in dealt] == [shape[0] for shape in shapes]
+    costs = [rows**2 * columns for _, rows, columns in shapes]
+    loads = [sum(map(mul, costs, counts)) for counts in zip(*dealt, strict=True)]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def shared_and_repeated(shapes: list[tuple[int, int, int]], rank: int) -> float:
+    """Largest difference on the first rank between shared and repeated products."""
+    generator = torch.Generator().manual_seed(0)
+    stacks = [torch.randn(shape, generator=generator) for shape in shapes]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        shared = orthogonalise_shared(stacks, dtype, dist.group.WORLD)
+        repeated = orthogonalise_shared(stacks, dtype, None)
+        found += [(one - other).abs().max() for one, other in zip(shared, repeated, strict=True)]
+    return float(max(found))
+
+
+@pytest.mark.slow
+def test_ranks_that_share_products_get_the_bits_of_one() -> None:
+    shapes = [(7, 16, 40), (1, 8, 8), (32, 4, 40), (2, 40, 40)]  # one of them less than ranks
+    assert run_ranks(shared_and_repeated, shapes, ParallelLayout(data=2)) == 0.0
 
 
 def test_muon_treats_each_expert_as_its_own_matrix() -> None:

@@ -227,7 +227,7 @@ def cases_of(layouts: Sequence[dict[str, int]], *names: str) -> list[Case]:
 
 T2, E2, C2 = {"tensor": 2}, {"expert": 2}, {"context": 2}
 P2, I2 = {"pipeline": 2}, {"interleave": 2}
-MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in (T2, P2)]
+MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in ({}, T2, P2)]
 ON_TWO = [
     *cases_of([{}, T2, E2, P2, C2], *FAMILIES),
     *cases_of([P2 | I2], "nano-4"),

@@ -1,0 +1,67 @@
+"""Newton-Schulz iteration of Muon, shared among the ranks that hold the same matrices.
+
+Shapes: M matrices, R rows, C columns, R <= C.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns matrices with the same singular vectors and singular values near 1."""
+    working = matrices_MRC.to(dtype)
+    working = working / (working.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    linear, cubic, fifth = QUINTIC
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = working @ working.mT
+        working = torch.baddbmm(
+            working, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=fifth), working, beta=linear
+        )
+    return working.to(matrices_MRC.dtype)
+
+
+def orthogonalise_shared(
+    stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """`orthogonalise` of stacks that every rank of a group has: each works on its share and they gather.
+    None: nobody else has them.
+    """
+    if group is None or group.size() == 1:
+        return [orthogonalise(stack, dtype) for stack in stacks]
+    gathers = []
+    for stack, counts in zip(
+        stacks, deal([tuple(one.shape) for one in stacks], group.size()), strict=True
+    ):
+        shares = stack.split(counts)
+        mine = shares[group.rank()]
+        padded = mine.new_zeros((max(counts), *stack.shape[1:]), dtype=dtype)
+        if len(mine):
+            padded[: len(mine)] = orthogonalise(mine, dtype)
+        parts = [torch.empty_like(padded) for _ in counts]
+        gathers.append((parts, counts, dist.all_gather(parts, padded, group=group, async_op=True)))
+    whole = []
+    for stack, (parts, counts, gather) in zip(stacks, gathers, strict=True):
+        gather.wait()
+        pieces = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        whole.append(torch.cat(pieces).to(stack.dtype))
+    return whole
+
+
+def deal(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[int]]:
+    """Matrices of each stack by rank: as many for each, and what is left to those with least to multiply."""
+    loads = [0] * ranks
+    dealt: dict[int, list[int]] = {}
+    costs = [rows**2 * columns for _, rows, columns in shapes]
+    for index in sorted(range(len(shapes)), key=lambda one: -costs[one]):
+        each, left = divmod(shapes[index][0], ranks)
+        idlest = sorted(range(ranks), key=lambda rank: loads[rank])[:left]
+        counts = [each + (rank in idlest) for rank in range(ranks)]
+        loads = [load + count * costs[index] for load, count in zip(loads, counts, strict=True)]
+        dealt[index] = counts
+    return [dealt[index] for index in range(len(shapes))]
