@@ -95,7 +95,7 @@ class ParallelLayout(BaseModel):
     @property
     def is_cut(self) -> bool:
         """Whether a rank holds a part of the model only."""
-        return self.world_size > self.data or self.expert > 1
+        return self.world_size > self.data or self.expert * self.expert_tensor > 1
 
     def leaders(self) -> list[int]:
         """The first rank of each place in data parallelism."""

@@ -40,8 +40,8 @@ GIB = 2**30
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). This version pretrains in all layouts without expert_tensor and runs RL "
-    "under tensor and expert parallelism; no GPU has run it."
+    "(docs/cluster-plan.md). This version pretrains in all layouts and runs RL under tensor and "
+    "expert parallelism; no GPU has run it."
 )
 
 

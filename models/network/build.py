@@ -23,7 +23,7 @@ from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.head import score_rows, score_tokens
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.parallel.context import row_rotary, take_mine
-from ostinato.models.network.parallel.shards import cut_mine, find_cut, gather_whole
+from ostinato.models.network.parallel.shards import cut_mine, find_cuts, gather_whole
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import RankRouters
 from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
@@ -253,7 +253,9 @@ class TrainerModel(torch.nn.Module):
         """
         weights: dict[str, Tensor] = {}
         mine = {
-            name: merge_update(self.adapters, name, gather_whole(tensor.detach(), find_cut(tensor)))
+            name: merge_update(
+                self.adapters, name, gather_whole(tensor.detach(), find_cuts(tensor))
+            )
             for name, tensor in self.canonical_tensors().items()
         }
         for name, whole in gather_stages(mine):
@@ -283,7 +285,7 @@ class TrainerModel(torch.nn.Module):
                 whole = join_qkv((q, k, v), self.spec)
             else:
                 whole = weights[name]
-            tensor.copy_(cut_mine(whole, find_cut(tensor)))
+            tensor.copy_(cut_mine(whole, find_cuts(tensor)))
         for adapter in self.adapters.values():
             adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
 

@@ -1,8 +1,9 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
 Where one rank holds all experts of a layer, tokens stay where they are. Where expert parallelism
-spreads them, Megatron's dispatcher brings tokens to their experts, in the order of the experts, and
-the sums back. It is the one that gathers: the others open CUDA streams.
+spreads them, or expert-tensor parallelism cuts them, Megatron's dispatcher brings tokens to their
+experts, in the order of the experts, and the sums back. It is the one that gathers: the others open
+CUDA streams.
 
 The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
 in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
@@ -29,7 +30,7 @@ from torch.nn import functional
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
-from ostinato.models.network.parallel.shards import cut_mine, find_cut, mark_experts
+from ostinato.models.network.parallel.shards import cut_mine, find_cuts, mark_experts
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
@@ -49,28 +50,39 @@ class TrunkConfig(TransformerConfig):
 
 
 def _fresh_experts(
-    shape: tuple[int, int, int], draw: Callable[[Tensor], object] | None
+    shape: tuple[int, int, int],
+    draw: Callable[[Tensor], object] | None,
+    *,
+    inner_dimension: int,
+    strides: int,
 ) -> torch.nn.Parameter:
-    """This rank's experts, cut from all: equal seeds give equal experts in every layout."""
+    """This rank's part of the experts, cut from all: equal seeds give equal experts in every layout."""
     whole = torch.nn.Parameter(torch.empty(shape))
-    mark_experts(whole)
+    mark_experts(whole, inner_dimension, strides)
     draw(whole)  # type: ignore[misc]  # Megatron fills it in
-    part = torch.nn.Parameter(cut_mine(whole.detach(), find_cut(whole)).clone())
-    mark_experts(part)
+    part = torch.nn.Parameter(cut_mine(whole.detach(), find_cuts(whole)).clone())
+    mark_experts(part, inner_dimension, strides)
     return part
 
 
 class ExpertMlp(torch.nn.Module):
-    """All experts' SwiGLU matrices, stacked. Gate rows before up rows."""
+    """This rank's experts' SwiGLU matrices, stacked. Gate rows before up rows. Of experts cut along their inner
+    width the output is a part of a sum.
+    """
 
     def __init__(self, config: TransformerConfig, precision: PrecisionName = "fp32") -> None:
         super().__init__()
         self.precision: PrecisionName = precision
         num_experts, hidden = config.num_moe_experts or 0, config.hidden_size
         inner = config.moe_ffn_hidden_size or 0
-        self.gate_up_EGD = _fresh_experts((num_experts, 2 * inner, hidden), config.init_method)
+        self.gate_up_EGD = _fresh_experts(
+            (num_experts, 2 * inner, hidden), config.init_method, inner_dimension=1, strides=2
+        )
         self.down_EDF = _fresh_experts(
-            (num_experts, hidden, inner), config.output_layer_init_method
+            (num_experts, hidden, inner),
+            config.output_layer_init_method,
+            inner_dimension=2,
+            strides=1,
         )
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
@@ -102,7 +114,7 @@ class SortedMoELayer(BaseMoELayer):
         self.router.spec = config.spec
         self.engine: EngineRecipe | None = config.engine
         self.experts = ExpertMlp(config, config.precision)
-        if self.num_local_experts < (config.num_moe_experts or 0):
+        if groups.tp_ep.size() > 1:
             self.token_dispatcher = MoEAllGatherTokenDispatcher(
                 self.num_local_experts, self.local_expert_indices, config, pg_collection=groups
             )
@@ -141,7 +153,7 @@ class SortedMoELayer(BaseMoELayer):
         experts_NK: Tensor,
         weights_NK: Tensor,
     ) -> Tensor:
-        """Output of tokens whose experts lie on several ranks."""
+        """Output of tokens whose experts, or parts of them, lie on several ranks."""
         num_tokens = len(tokens_ND)
         shape = (num_tokens, self.router.weight.shape[0])
         is_chosen_NE = experts_NK.new_zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)

@@ -10,14 +10,14 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
-from ostinato.models.network.parallel.shards import find_cut
+from ostinato.models.network.parallel.shards import find_cuts
 
 
 def score_tokens(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies, with the vocabulary on one rank or cut over several."""
-    if find_cut(head_VD) is None:
+    if not find_cuts(head_VD):
         return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
     if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
         return hidden_ND.sum(-1), hidden_ND.new_zeros(0)

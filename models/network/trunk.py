@@ -58,7 +58,7 @@ def megatron_config(
         tensor_model_parallel_size=tensor,
         sequence_parallel=tensor > 1,  # without it every rank would run the experts on all tokens
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
-        expert_tensor_parallel_size=1,  # experts stay whole
+        expert_tensor_parallel_size=parallel_state.get_expert_tensor_parallel_world_size(),
         calculate_per_token_loss=True,  # gradients are summed; the loop divides by target tokens
         moe_router_bias_update_rate=0.0,  # `RankRouters.balance` moves it
         num_layers=spec.num_layers,

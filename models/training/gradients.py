@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.parallel.shards import find_cut
+from ostinato.models.network.parallel.shards import find_cuts
 from ostinato.models.network.parallel.stages import is_copy, pipeline_group
 
 
@@ -72,21 +72,20 @@ class LayoutGradients:
 
     def _norm(self, part: list[Any]) -> float:
         whole = torch.zeros((), dtype=torch.float64, device=current_device())
-        cut_over: dict[dist.ProcessGroup, Tensor] = {}
+        cut_over: dict[tuple[dist.ProcessGroup, ...], Tensor] = {}
         for parameter in _trained(part):
             if is_copy(parameter):
                 continue
             gradient: Any = parameter.grad
             square = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-            cut = find_cut(parameter)
-            if cut is None:
-                whole += square
-            elif cut.group in cut_over:
-                cut_over[cut.group] += square
+            groups = tuple(cut.group for cut in find_cuts(parameter))
+            if groups in cut_over:
+                cut_over[groups] += square
             else:
-                cut_over[cut.group] = square
-        for group, square in cut_over.items():
-            dist.all_reduce(square, group=group)
+                cut_over[groups] = square
+        for groups, square in cut_over.items():
+            for group in groups:
+                dist.all_reduce(square, group=group)
             whole += square
         if pipeline_group().size() > 1:
             dist.all_reduce(whole, group=pipeline_group())

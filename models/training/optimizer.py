@@ -5,11 +5,11 @@ rates applies.
 
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
-one matrix; all matrices of a shape go through one batched product. A matrix that tensor parallelism
-cuts is gathered first; ranks that hold the same matrices share the products (`newton_schulz.py`).
+one matrix; all matrices of a shape go through one batched product. A matrix that ranks
+hold parts of is gathered first; ranks that hold the same matrices share the products (`newton_schulz.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import (
     Cut,
     cut_mine,
-    find_cut,
+    find_cuts,
     gather_whole,
     is_expert,
+    matrix_cuts,
     matrix_holders,
 )
 from ostinato.models.training.newton_schulz import orthogonalise_shared
@@ -62,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         """Moves parameters that the same ranks hold."""
         by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         for parameter in parameters:
-            update = gather_whole(self._update(group, parameter), _matrix_cut(parameter))
+            update = gather_whole(self._update(group, parameter), matrix_cuts(parameter))
             update = update.view(-1, *update.shape[-2:])
             longer, shorter = max(update.shape[-2:]), min(update.shape[-2:])
             by_shape.setdefault((shorter, longer), []).append((parameter, update))
@@ -79,7 +80,7 @@ class Muon(torch.optim.Optimizer):
                 whole = piece if update.shape[-1] == columns else piece.mT
                 whole = whole.reshape(*parameter.shape[:-2], *update.shape[-2:])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(cut_mine(whole, _matrix_cut(parameter)), alpha=rate)
+                parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=rate)
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         """The momentum, one gradient ahead (Nesterov); it takes the gradient in."""
@@ -89,11 +90,6 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"])
-
-
-def _matrix_cut(parameter: Tensor) -> Cut | None:
-    """How tensor parallelism cuts one matrix. An expert's lies whole on a rank."""
-    return None if is_expert(parameter) else find_cut(parameter)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -143,20 +139,20 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.load_state_dict(_map_state(part, state_dict[name], cut_mine))
 
 
-def _gather_to_cpu(part: Tensor, cut: Cut | None) -> Tensor:
-    return gather_whole(part, cut).to(CPU)
+def _gather_to_cpu(part: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    return gather_whole(part, cuts).to(CPU)
 
 
 def _map_state(
     part: torch.optim.Optimizer,
     state_dict: dict[str, Any],
-    change: Callable[[Tensor, Cut | None], Tensor],
+    change: Callable[[Tensor, Sequence[Cut]], Tensor],
 ) -> dict[str, Any]:
     """The state with every tensor that belongs to a parameter's elements changed by how it is cut."""
     parameters = [parameter for group in part.param_groups for parameter in group["params"]]
     state = {
         index: {
-            name: change(value, find_cut(parameters[index]) if value.ndim else None)
+            name: change(value, find_cuts(parameters[index]) if value.ndim else ())
             if isinstance(value, Tensor)
             else value
             for name, value in values.items()

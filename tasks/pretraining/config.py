@@ -31,6 +31,9 @@ class PretrainingLayout(LayoutConfig):
     context: int = Field(
         default=1, ge=1, description="ranks that share each row, all layers with it"
     )
+    expert_tensor: int = Field(
+        default=1, ge=1, description="ranks that share each expert, cut along its inner width"
+    )
 
 
 class PretrainingConfig(LoopConfig):

@@ -1,9 +1,11 @@
 """A rank's part of each tensor, and the whole that the ranks hold together.
 
-Megatron marks what tensor parallelism cuts. A fused gate and up matrix is cut in each of its halves
-(`partition_stride` 2). `gather_whole` is a collective: all ranks call it in the same order.
+Megatron marks what tensor parallelism cuts, and `mark_experts` what expert-tensor parallelism does. A
+fused gate and up matrix is cut in each of its halves (`partition_stride` 2). `gather_whole` is a
+collective: all ranks call it in the same order.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +23,15 @@ class Cut(NamedTuple):
     group: dist.ProcessGroup
 
 
-def mark_experts(parameter: Tensor) -> None:
-    """Marks a stack of experts: whole experts lie on the ranks of expert parallelism, and Megatron
-    sums their gradients over the ranks that hold the same ones.
+def mark_experts(parameter: Tensor, dimension: int, strides: int) -> None:
+    """Marks a stack of experts: they lie on the ranks of expert parallelism, each cut along `dimension`
+    over those of expert-tensor parallelism, and Megatron sums their gradients over the ranks that hold
+    the same part.
     """
-    parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron's name
+    marked: Any = parameter
+    marked.allreduce = False  # this name and the next two are Megatron's
+    marked.partition_dim = dimension
+    marked.partition_stride = strides
 
 
 def is_expert(parameter: Tensor) -> bool:
@@ -33,22 +39,33 @@ def is_expert(parameter: Tensor) -> bool:
     return not getattr(parameter, "allreduce", True)
 
 
-def find_cut(parameter: Tensor) -> Cut | None:
-    """How a parameter is cut. None: every rank holds all of it."""
+def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
+    """How a parameter is cut. Empty: every rank holds all of it."""
+    dimension = getattr(parameter, "partition_dim", -1)
+    strides = getattr(parameter, "partition_stride", 1)
     if is_expert(parameter):
-        group = parallel_state.get_expert_model_parallel_group(check_initialized=False)
-        dimension, strides = 0, 1
+        experts = parallel_state.get_expert_model_parallel_group(check_initialized=False)
+        widths = parallel_state.get_expert_tensor_parallel_group(check_initialized=False)
+        cuts = [(0, 1, experts), (dimension, strides, widths)]
     else:
         group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
-        dimension = getattr(parameter, "partition_dim", -1)
-        strides = getattr(parameter, "partition_stride", 1)
-    if not isinstance(group, dist.ProcessGroup) or group.size() == 1 or dimension < 0:
-        return None
-    return Cut(dimension, strides, group)
+        cuts = [(dimension, strides, group)]
+    return tuple(
+        Cut(dimension, strides, group)
+        for dimension, strides, group in cuts
+        if isinstance(group, dist.ProcessGroup) and group.size() > 1 and dimension >= 0
+    )
+
+
+def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
+    """Those that leave a rank with a part of each matrix, not with fewer matrices of a stack."""
+    return tuple(cut for cut in find_cuts(parameter) if cut.dimension >= parameter.ndim - 2)
 
 
 def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Ranks that have the same matrices when tensor-parallel parts are gathered; None: groups are not open."""
+    """Ranks that have the same matrices when parts are gathered, of experts those of one rank of
+    expert-tensor parallelism; None: groups are not open.
+    """
     if is_expert(parameter):
         group = parallel_state.get_expert_data_parallel_group(check_initialized=False)
     else:
@@ -58,27 +75,27 @@ def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def gather_whole(part: Tensor, cut: Cut | None) -> Tensor:
+def gather_whole(part: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """The whole tensor from the ranks' parts."""
-    if cut is None:
-        return part
-    parts = [
-        torch.empty_like(part, memory_format=torch.contiguous_format)
-        for _ in range(cut.group.size())
-    ]
-    dist.all_gather(parts, part.contiguous(), group=cut.group)
-    pieces = [one.chunk(cut.strides, cut.dimension) for one in parts]
-    return torch.cat(
-        [piece[stride] for stride in range(cut.strides) for piece in pieces], cut.dimension
-    )
+    for cut in cuts:
+        parts = [
+            torch.empty_like(part, memory_format=torch.contiguous_format)
+            for _ in range(cut.group.size())
+        ]
+        dist.all_gather(parts, part.contiguous(), group=cut.group)
+        pieces = [one.chunk(cut.strides, cut.dimension) for one in parts]
+        part = torch.cat(
+            [piece[stride] for stride in range(cut.strides) for piece in pieces], cut.dimension
+        )
+    return part
 
 
-def cut_mine(whole: Tensor, cut: Cut | None) -> Tensor:
+def cut_mine(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """This rank's part of a whole tensor."""
-    if cut is None:
-        return whole
-    pieces = whole.chunk(cut.strides * cut.group.size(), cut.dimension)
-    return torch.cat(pieces[cut.group.rank() :: cut.group.size()], cut.dimension)
+    for cut in cuts:
+        pieces = whole.chunk(cut.strides * cut.group.size(), cut.dimension)
+        whole = torch.cat(pieces[cut.group.rank() :: cut.group.size()], cut.dimension)
+    return whole
 
 
 def sharded_parts(
@@ -87,28 +104,24 @@ def sharded_parts(
     """This rank's parts of a tensor, as Megatron's checkpoints describe them. It is cut as `parameter`
     is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
     """
-    cut = find_cut(parameter) if tensor.ndim else None
+    cuts = find_cuts(parameter) if tensor.ndim else ()
     copies: Any
     if is_expert(parameter) and tensor.ndim:
         copies = parallel_state.get_expert_data_parallel_group()
-    elif cut is None:
+    elif not cuts:
         copies = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
     else:
         copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
     replica_id = (copy, dist.get_rank(copies))
-    if cut is None:
-        return [
-            ShardedTensor.from_rank_offsets(
-                key, tensor.view(tensor.shape or 1), replica_id=replica_id
-            )
+    pieces: list[tuple[Tensor, list[tuple[int, int, int]]]] = [(tensor.view(tensor.shape or 1), [])]
+    for cut in cuts:
+        ranks, rank = cut.group.size(), cut.group.rank()
+        pieces = [
+            (one, [*places, (cut.dimension, stride * ranks + rank, cut.strides * ranks)])
+            for piece, places in pieces
+            for stride, one in enumerate(piece.chunk(cut.strides, cut.dimension))
         ]
-    ranks, rank = cut.group.size(), cut.group.rank()
     return [
-        ShardedTensor.from_rank_offsets(
-            key,
-            piece,
-            (cut.dimension, stride * ranks + rank, cut.strides * ranks),
-            replica_id=replica_id,
-        )
-        for stride, piece in enumerate(tensor.chunk(cut.strides, cut.dimension))
+        ShardedTensor.from_rank_offsets(key, piece, *places, replica_id=replica_id)
+        for piece, places in pieces
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
-from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.process_groups import close_process_groups, open_process_groups
@@ -100,6 +99,9 @@ def test_ranks_that_share_a_row_gather_its_keys_and_values(tmp_path: Path) -> No
         assert sum(one.sent_bytes for one in gathered) == rows / 2 * width * 4
 
 
-def test_parts_of_experts_cannot_be_built(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expert_tensor=2, wanted 1: training keeps experts"):
-        walk(FAMILIES["nano"], tmp_path, ParallelLayout.over(4, expert_tensor=2))
+def test_parts_of_experts_are_built_as_planned(tmp_path: Path) -> None:
+    found = walk(FAMILIES["nano"], tmp_path, ParallelLayout.over(4, expert=2, expert_tensor=2))
+
+    (stage,) = found.stages
+    assert stage.built == stage.planned
+    assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {4}

@@ -226,19 +226,20 @@ def cases_of(layouts: Sequence[dict[str, int]], *names: str) -> list[Case]:
 
 
 T2, E2, C2 = {"tensor": 2}, {"expert": 2}, {"context": 2}
-P2, I2 = {"pipeline": 2}, {"interleave": 2}
-MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in ({}, T2, P2)]
+P2, I2, X2 = {"pipeline": 2}, {"interleave": 2}, {"expert_tensor": 2}
+MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in ({}, T2, P2, X2)]
 ON_TWO = [
     *cases_of([{}, T2, E2, P2, C2], *FAMILIES),
     *cases_of([P2 | I2], "nano-4"),
     *MUON,
 ]
 ON_FOUR = [
-    *cases_of([T2 | E2, P2 | T2, P2 | E2, C2 | P2], "nano"),
+    *cases_of([T2 | E2, E2 | X2, P2 | T2, P2 | E2, C2 | P2], "nano"),
     *cases_of([C2 | T2], "deepseek_v3"),
 ]
 BY_NIGHT_ON_TWO = cases_of([P2 | I2], "qwen3_moe-4", "deepseek_v3-4")
 BY_NIGHT_ON_FOUR = [
+    *cases_of([T2 | X2, E2 | X2, P2 | X2], "qwen3_moe", "deepseek_v3"),
     *cases_of([T2, E2, P2, C2, C2 | T2, C2 | E2, {"context": 4}], "nano"),
     *cases_of([P2 | T2 | I2, P2 | E2 | I2, {"pipeline": 4}], "nano-4", "deepseek_v3-4"),
     *cases_of([T2 | E2, T2, E2, P2 | T2, P2 | E2, C2, C2 | P2], "qwen3_moe", "deepseek_v3"),
@@ -284,6 +285,7 @@ def test_training_does_not_depend_on_the_layout(
     [
         [(1, {}), (2, T2), (2, C2)],
         [(1, {}), (2, E2), (2, {})],
+        pytest.param([(2, X2), (4, E2 | X2), (2, E2)], marks=pytest.mark.nightly),
         [(1, {}), (2, P2), (1, {})],
         pytest.param([(1, {}), (2, {}), (4, T2)], marks=pytest.mark.nightly),
         pytest.param([(2, P2), (4, P2 | T2), (2, C2)], marks=pytest.mark.nightly),
