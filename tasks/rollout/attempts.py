@@ -31,6 +31,7 @@ class AttemptPool:
         self._on_change = on_change
         self._pending: deque[AttemptRequest] = deque()
         self._running: dict[asyncio.Task[Trajectory], AttemptRequest] = {}
+        self._ended: list[asyncio.Task[Trajectory]] = []
         self._retries: set[asyncio.TimerHandle] = set()
         self.dispatched = 0
         self.busy_seconds = 0.0  # of slots
@@ -81,13 +82,14 @@ class AttemptPool:
         while self._pending and len(self._running) < self._config.concurrent_trajectories:
             request = self._pending.popleft()
             task = asyncio.ensure_future(self._timed(request))
-            task.add_done_callback(lambda _: self._on_change())
+            task.add_done_callback(self._note_end)
             self._running[task] = request
             self.dispatched += 1
 
     def take_ended(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
         """Attempts that ended; an error of any surfaces here."""
-        for task in [task for task in self._running if task.done()]:
+        ended, self._ended = self._ended, []
+        for task in ended:
             yield self._running.pop(task), task.result()
 
     async def cancel(self) -> list[str]:
@@ -98,6 +100,10 @@ class AttemptPool:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         return [request.trajectory_id for request in self._running.values()]
+
+    def _note_end(self, task: asyncio.Task[Trajectory]) -> None:
+        self._ended.append(task)
+        self._on_change()
 
     async def _timed(self, request: AttemptRequest) -> Trajectory:
         clock = asyncio.get_running_loop().time

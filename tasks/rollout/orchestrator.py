@@ -213,8 +213,7 @@ class Orchestrator:
         return self._consumption.useful_groups(self.config.groups_per_step)
 
     def _start_group(self, now: float) -> None:
-        in_flight = {slot.problem_id for slot in self.table.in_state(GroupState.RUNNING)}
-        problem = self.curriculum.draw(in_flight)
+        problem = self.curriculum.draw(self.table.problems)
         number = self.progress.groups_started
         group_id = self.attempts.group_id(number)
         self.progress.groups_started += 1
@@ -262,7 +261,7 @@ class Orchestrator:
     @property
     def _is_drained(self) -> bool:
         """Whether no group is running and none can start any more."""
-        return self.curriculum.is_exhausted and not self.table.in_state(GroupState.RUNNING)
+        return self.curriculum.is_exhausted and not self.table.num_running
 
     def used_seconds(self, now: float) -> float:
         """Of the budget, over all processes of this run."""

@@ -2,8 +2,11 @@
 trajectory has exactly one outcome.
 """
 
+import itertools
 import math
+from bisect import insort
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -84,6 +87,10 @@ class SlotTable:
         self.policy = policy
         self.least_spread = least_spread  # of rewards, for a group to count towards groups_per_step
         self.groups: dict[str, GroupSlot] = {}
+        self.problems: Counter[str] = Counter()  # of running groups
+        self._running: dict[int, dict[str, GroupSlot]] = {}  # by birth version, as they were opened
+        self._ready: list[GroupSlot] = []  # oldest first
+        self._num_known = 0  # groups that are not running and fill a step
         self.outcomes: Counter[str] = Counter()  # trajectories by outcome, retries included
         self.ended: Counter[str] = Counter()  # groups by final state
         self.spread_ratio = 1.0  # share of groups that fill a step, of those that came back lately
@@ -93,6 +100,8 @@ class SlotTable:
         if slot.group_id in self.groups:
             raise ValueError(f"group {slot.group_id} is already open")
         self.groups[slot.group_id] = slot
+        self._running.setdefault(slot.birth_version, {})[slot.group_id] = slot
+        self.problems[slot.problem_id] += 1
 
     def restore(self, group: Group, birth_version: int) -> GroupSlot:
         """Adds a committed group of an earlier process as ready."""
@@ -105,7 +114,7 @@ class SlotTable:
             trajectories={member.attempt: member for member in group.trajectories},
         )
         self.open(slot)
-        self._make_ready(slot)
+        self._make_ready(slot, None)
         return slot
 
     def finish(self, trajectory: Trajectory) -> GroupSlot | None:
@@ -121,20 +130,31 @@ class SlotTable:
         if len(slot.group.trajectories) < 2:
             self.end(slot, GroupState.FAILED)
         else:
-            oldest = oldest_version(slot.group)
-            slot.birth_version = slot.birth_version if oldest is None else oldest
-            self._make_ready(slot)
+            self._make_ready(slot, oldest_version(slot.group))
         return slot
+
+    def take(self, slots: Iterable[GroupSlot]) -> None:
+        """Moves ready groups into the step under way."""
+        for slot in slots:
+            slot.state = GroupState.TRAINING
+        self._ready = [slot for slot in self._ready if slot.state is GroupState.READY]
 
     def end(self, slot: GroupSlot, state: GroupState) -> None:
         """Closes a group in one of its final states."""
+        if slot.state is GroupState.RUNNING:
+            self._leave_running(slot)
+        else:
+            self._num_known -= slot.fills_step
+        if slot.state is GroupState.READY:
+            self._ready.remove(slot)
         slot.state = state
         del self.groups[slot.group_id]
         self.ended[state.value] += 1
 
-    def in_state(self, state: GroupState) -> list[GroupSlot]:
-        """Outstanding groups in a state, in the order they were opened."""
-        return [slot for slot in self.groups.values() if slot.state is state]
+    @property
+    def num_running(self) -> int:
+        """Groups of which some trajectories are not finished."""
+        return sum(map(len, self._running.values()))
 
     def capacity(
         self, *, trainer_version: int, engine_version: int, useful_groups: int | None = None
@@ -143,13 +163,7 @@ class SlotTable:
         running ones the share is expected that was seen lately. Should more come back, the step
         takes them along. `useful_groups` may be outstanding at most.
         """
-        running = len(self.in_state(GroupState.RUNNING)) * self.spread_ratio
-        known = sum(
-            1
-            for slot in self.groups.values()
-            if slot.state is not GroupState.RUNNING and slot.fills_step
-        )
-        outstanding = math.ceil(running + known)
+        outstanding = math.ceil(self.num_running * self.spread_ratio + self._num_known)
         room = self.policy.capacity(
             trainer_version=trainer_version,
             engine_version=engine_version,
@@ -159,11 +173,11 @@ class SlotTable:
 
     def stale(self, trainer_version: int) -> list[GroupSlot]:
         """Ready groups that can no longer be trained."""
-        return [
-            slot
-            for slot in self.in_state(GroupState.READY)
-            if self.policy.is_stale(slot.birth_version, trainer_version)
-        ]
+        return list(
+            itertools.takewhile(
+                lambda slot: self.policy.is_stale(slot.birth_version, trainer_version), self._ready
+            )
+        )
 
     @property
     def filling(self) -> list[GroupSlot]:
@@ -176,7 +190,7 @@ class SlotTable:
         """The groups of the next step, oldest first, or what they wait for. Without pace late
         groups are not waited for. The last step of a run takes fewer groups where no more come.
         """
-        ready, filling = self._ready, self.filling
+        filling = self.filling
         wanted = self.policy.groups_per_step
         if is_last and filling:
             wanted = min(wanted, len(filling))
@@ -187,18 +201,16 @@ class SlotTable:
                 detail=f"has {len(filling)}, wants {wanted}",
             )
         chosen = filling[:wanted]
-        left_behind = filling[wanted:] + self.in_state(GroupState.RUNNING)
-        tight = self.policy.tight_birth(
-            [slot.birth_version for slot in left_behind], trainer_version
-        )
+        left_behind = Counter(slot.birth_version for slot in filling[wanted:])
+        left_behind.update({birth: len(slots) for birth, slots in self._running.items()})
+        tight = self.policy.tight_birth(left_behind, trainer_version)
         if pace and tight is not None:
             late = tuple(
                 slot.group_id
-                for slot in self.in_state(GroupState.RUNNING)
-                if slot.birth_version <= tight
-                and (
-                    chosen[-1].birth_version > tight or self._is_last_chance(slot, trainer_version)
-                )
+                for birth, slots in self._running.items()
+                if birth <= tight
+                for slot in slots.values()
+                if (chosen[-1].birth_version > tight or self._is_last_chance(slot, trainer_version))
             )
             if late:
                 return Batch(
@@ -207,10 +219,11 @@ class SlotTable:
                     detail=", ".join(late),
                     late_groups=late,
                 )
+        taken = {slot.group_id for slot in chosen}
         riding = [
             slot
-            for slot in ready
-            if slot not in chosen
+            for slot in self._ready
+            if slot.group_id not in taken
             and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
         ]
         return Batch(slots=tuple(chosen + riding))
@@ -227,24 +240,29 @@ class SlotTable:
             **{f"outcome_{name}_total": count for name, count in sorted(self.outcomes.items())},
         }
 
-    @property
-    def _ready(self) -> list[GroupSlot]:
-        return sorted(
-            self.in_state(GroupState.READY),
-            key=lambda slot: (slot.birth_version, slot.ready_order),
-        )
-
     def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
         """Whether a group that is not in this step can never be trained."""
         return self.policy.is_stale(slot.birth_version, trainer_version + 1)
 
-    def _make_ready(self, slot: GroupSlot) -> None:
+    def _leave_running(self, slot: GroupSlot) -> None:
+        del self._running[slot.birth_version][slot.group_id]
+        if not self._running[slot.birth_version]:
+            del self._running[slot.birth_version]
+        self.problems[slot.problem_id] -= 1
+        if not self.problems[slot.problem_id]:
+            del self.problems[slot.problem_id]
+
+    def _make_ready(self, slot: GroupSlot, oldest: int | None) -> None:
+        self._leave_running(slot)
         slot.state = GroupState.READY
+        slot.birth_version = slot.birth_version if oldest is None else oldest
         slot.fills_step = reward_spread(slot.group) >= self.least_spread
         share = 1.0 if slot.fills_step else 0.0
         self.spread_ratio = max(
             LEAST_SPREAD_RATIO,
             self.spread_ratio + SPREAD_LEARNING_RATE * (share - self.spread_ratio),
         )
+        self._num_known += slot.fills_step
         slot.ready_order = self._ready_count
         self._ready_count += 1
+        insort(self._ready, slot, key=lambda one: (one.birth_version, one.ready_order))

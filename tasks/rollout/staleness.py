@@ -11,7 +11,8 @@ deadlines.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of the newest duration: about the latest 10 groups or steps count
@@ -69,14 +70,19 @@ class StalenessPolicy:
         """Whether the group can no longer be trained."""
         return trainer_version - birth_version > self.max_staleness_versions
 
-    def tight_birth(self, left_behind: Sequence[int], trainer_version: int) -> int | None:
+    def tight_birth(
+        self, left_behind: Sequence[int] | Mapping[int, int], trainer_version: int
+    ) -> int | None:
         """Birth version of the first groups that a step at trainer_version would leave too little
         room for.
 
-        left_behind: birth versions of all groups, running or ready, outside the step. None: all of
-        them still fit into the steps before their deadlines, so the step may run.
+        left_behind: birth versions of all groups, running or ready, outside the step, or groups by
+        birth version. None: all of them still fit into the steps before their deadlines, so the step
+        may run.
         """
-        for count, birth in enumerate(sorted(left_behind), start=1):
+        count = 0
+        for birth, groups in sorted(Counter(left_behind).items()):
+            count += groups
             steps_left = max(0, birth + self.max_staleness_versions - trainer_version)
             if count > steps_left * self.groups_per_step:
                 return birth

@@ -120,8 +120,7 @@ class StepRunner:
         """Starts a step on a batch."""
         version = self._progress.trainer_version
         self._slots = batch.slots
-        for slot in batch.slots:
-            slot.state = GroupState.TRAINING
+        self._table.take(batch.slots)
         groups = tuple(slot.group for slot in batch.slots)
         waited = now - self._free_since
         self._progress.trainer_idle_seconds += waited
