@@ -5,6 +5,7 @@ busier than the least busy one by more than the margin. Whose turn comes first o
 engine's to say.
 """
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.states import ReplicaState
 
 _SESSIONS_REMEMBERED = 100_000
+_ENTRIES_PER_REPLICA = 8  # in the heap, before it is made anew
 STEAL_MARGIN_TOKENS = 16_384  # by which a replica must be busier before sessions leave it
 
 
@@ -38,6 +40,9 @@ class RequestRouter:
         # session -> replica, least recently used first
         self._home: OrderedDict[str, str] = OrderedDict()
         self._loads = {replica_id: _Load(state) for replica_id in replica_ids}
+        # (outstanding, given, replica), a new one at each change; those that no longer hold are dropped late
+        self._by_load: list[tuple[int, int, str]] = []
+        self._sort_anew()
 
     def choose(self, session_id: str, tokens: int) -> str:
         """Assigns a request of `tokens` (prompt plus answer at most) until `finish` is told.
@@ -57,11 +62,13 @@ class RequestRouter:
             self._home.popitem(last=False)
         self._loads[home].outstanding_tokens += tokens
         self._loads[home].given_tokens += tokens
+        self._note(home)
         return home
 
     def finish(self, replica_id: str, tokens: int) -> None:
         """Takes back what `choose` counted."""
         self._loads[replica_id].outstanding_tokens -= tokens
+        self._note(replica_id)
 
     def end_session(self, session_id: str) -> str | None:
         """Forgets a session. Returns the replica that holds its cache."""
@@ -71,6 +78,7 @@ class RequestRouter:
     def set_state(self, replica_id: str, state: ReplicaState) -> None:
         """Takes note of a replica's state. Sessions of one that does not serve go elsewhere."""
         self._loads[replica_id].state = state
+        self._note(replica_id)
 
     def states(self) -> dict[str, ReplicaState]:
         """State by replica."""
@@ -99,15 +107,25 @@ class RequestRouter:
 
     def _least_busy(self) -> str | None:
         """The least busy serving replica. Of equals the one that was given least so far."""
-        return min(
-            filter(self._serves, self._loads),
-            key=lambda name: (
-                self._loads[name].outstanding_tokens,
-                self._loads[name].given_tokens,
-                name,
-            ),
-            default=None,
-        )
+        while self._by_load:
+            entry = self._by_load[0]
+            if entry == self._entry(entry[-1]) and self._serves(entry[-1]):
+                return entry[-1]
+            heapq.heappop(self._by_load)
+        return None
+
+    def _note(self, name: str) -> None:
+        heapq.heappush(self._by_load, self._entry(name))
+        if len(self._by_load) > _ENTRIES_PER_REPLICA * len(self._loads):
+            self._sort_anew()
+
+    def _sort_anew(self) -> None:
+        self._by_load = [self._entry(name) for name in self._loads]
+        heapq.heapify(self._by_load)
+
+    def _entry(self, name: str) -> tuple[int, int, str]:
+        load = self._loads[name]
+        return load.outstanding_tokens, load.given_tokens, name
 
     def _is_far_busier(self, home: str, least: str) -> bool:
         gap = self._loads[home].outstanding_tokens - self._loads[least].outstanding_tokens
