@@ -24,6 +24,7 @@ from ostinato.tasks.planning.plan import (
     search_replica,
 )
 from ostinato.tasks.planning.rollouts import RolloutPlan
+from ostinato.tasks.planning.simulation import SimulatedLoad, Simulation
 from ostinato.tasks.planning.walked import (
     LARGEST_DIFFERENCE_RATIO,
     DryRunRequest,
@@ -37,6 +38,7 @@ SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
 GIGA = 1e9
 GIB = 2**30
+WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
@@ -109,8 +111,18 @@ def show_plan(
     _show_training("pretraining", pretraining, inputs, console)
     learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
     _show_training("reinforcement", learning, inputs, console)
-    rollouts = search_replica(spec, rollout_work(recipe, inputs), learning.step.seconds, inputs)
-    _show_rollouts(rollouts, publish_bytes(spec, inputs), console)
+    work, seconds = rollout_work(recipe, inputs), learning.step.seconds
+    rollouts = search_replica(spec, work, seconds, inputs)
+    publish = publish_bytes(spec, inputs)
+    _show_rollouts(rollouts, publish, console)
+    load = SimulatedLoad.of_plan(
+        rollouts,
+        work,
+        recipe.rollout,
+        step_seconds=seconds,
+        publish_seconds=publish.delta_seconds(inputs),
+    )
+    _show_simulation(load, console)
     console.print(NOTE, highlight=False, soft_wrap=True)
     return pretraining
 
@@ -239,3 +251,15 @@ def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -
         f"a publish moves {publish.anchor / GIGA:.1f} GB whole, {publish.delta / GIGA:.2f} GB as a delta",
         highlight=False,
     )
+
+
+def _show_simulation(load: SimulatedLoad, console: Console) -> None:
+    """The planned replicas under the recipe's bound on staleness and under a wider one."""
+    table = Table("max_staleness_versions", "trainer idle", "mean staleness", "slots busy")
+    table.title = f"simulated: {load.replicas} replicas, lengths of attempts log-normal"
+    bound = load.rollout.staleness.max_staleness_versions
+    for one in (bound, WIDER * max(1, bound)):
+        found = Simulation(load.with_bound(one)).run()
+        shares = f"{found.trainer_idle_ratio:.0%}", f"{found.slots_busy_ratio:.0%}"
+        table.add_row(str(one), shares[0], f"{found.staleness_mean:.1f}", shares[1])
+    console.print(table)

@@ -13,7 +13,7 @@ from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs
 from ostinato.tasks.planning.memory import RankMemory, stage_memory
 from ostinato.tasks.planning.rollouts import RolloutPlan, estimate_replica, plan_rollouts
-from ostinato.tasks.planning.step import StepTime, estimate_step
+from ostinato.tasks.planning.step import GIGA, StepTime, estimate_step
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 
 DEGREES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,6 +38,11 @@ class PublishBytes(Record):
 
     anchor: float = Field(description="all weights")
     delta: float = Field(description="the weights that a step changes")
+
+    def delta_seconds(self, inputs: Inputs) -> float:
+        """Seconds of a delta through the network port of one GPU."""
+        network = inputs.chip.network_gigabytes_per_second * GIGA * inputs.rates.network
+        return self.delta / network
 
 
 def plan_training(

@@ -4,6 +4,7 @@ its payload is stored before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
 from ostinato.infra.platform.objects import ObjectStore
@@ -22,8 +23,28 @@ class OwedGroup:
     birth_version: int
 
 
+class GroupJournal(Protocol):
+    """What the orchestrator notes as it goes on."""
+
+    def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
+        """Notes attempts before they are dispatched."""
+        ...
+
+    def fail(self, trajectory: Trajectory) -> None:
+        """Notes an attempt that infrastructure ended."""
+        ...
+
+    def commit(self, group: Group) -> None:
+        """Hands the group to the trainer."""
+        ...
+
+    def retire(self, group: Group, reason: str) -> None:
+        """Notes that a group is never trained, and why."""
+        ...
+
+
 class RolloutJournal:
-    """The journal of one run."""
+    """The journal of one run, in ledger and object store."""
 
     def __init__(self, rows: JournalRepository, objects: ObjectStore, run_id: str) -> None:
         self._rows = rows

@@ -19,7 +19,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupResult
 from ostinato.tasks.rollout.distributions import LengthAndDuration
 from ostinato.tasks.rollout.forks import ForkedGroups
-from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.journal import GroupJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
@@ -53,7 +53,7 @@ class Orchestrator:
         config: RolloutConfig,
         *,
         curriculum: Curriculum,
-        journal: RolloutJournal,
+        journal: GroupJournal,
         attempt: AttemptFunction,
         train: StepFunction,
         limits: Limits,

@@ -23,12 +23,12 @@ from statistics import fmean, quantiles
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import StepRequest
 from tests.benchmarks.orchestrator import Load, Simulation
-from tests.fakes.virtual_time import run_virtual
 
 LOAD = Load(steps=40, group_size=4, groups_per_step=4, slots=16, failure_ratio=0.0, problems=60)
 LONGEST_SECONDS = 60.0  # some ten steps; no run is over by then

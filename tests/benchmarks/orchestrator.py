@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
@@ -23,7 +24,6 @@ from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import Progress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
-from tests.fakes.virtual_time import run_virtual
 
 
 @dataclass(frozen=True)

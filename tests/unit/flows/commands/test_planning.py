@@ -37,6 +37,7 @@ def test_a_plan_tells_both_stages_and_the_replicas() -> None:
         "reinforcement: ",
         "GiB a rank, of 139.8",
         "replicas of",
+        "trainer idle",
     ):
         assert part in shown
     assert shown.count("MFU") == 2

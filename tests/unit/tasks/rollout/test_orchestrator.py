@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from ostinato.infra.platform.errors import ClusterError, EngineError
+from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
@@ -17,7 +18,6 @@ from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import Progress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
-from tests.fakes.virtual_time import run_virtual
 
 Duration = Callable[[AttemptRequest], float]
 

@@ -1,0 +1,242 @@
+"""Rollouts of a plan on a virtual clock: how long the trainer waits, and how old what it trains on is.
+
+The orchestrator of rollouts (admission, pacing, staleness) and the request router of the engines decide
+as in a run; attempts, steps and publishes only take time. An attempt waits for room on its replica,
+generates at the pace of a full one, then uses tools. Lengths are log-normal, so that some attempts take
+many times the mean. Not simulated: failures, groups without spread, prefixes that attempts share.
+"""
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+from pydantic import Field
+
+from ostinato.infra.agent.transcript import EndReason, Segment, Transcript, TurnRecord
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.virtual_time import run_virtual
+from ostinato.infra.serving.engine.router import RequestRouter
+from ostinato.tasks.planning.rollouts import RolloutPlan
+from ostinato.tasks.planning.workload import RolloutWork
+from ostinato.tasks.records import Group, Outcome, Problem, Split, Trajectory
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
+from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.steps import Progress, StepRequest
+
+PROBLEMS = 64
+TURN = TurnRecord(generated_tokens=1, text="", calls=())
+
+
+class SimulatedLoad(Record):
+    """What runs at the same time, and how long each part takes."""
+
+    rollout: RolloutConfig
+    replicas: int = Field(gt=0)
+    replica_slots: int = Field(gt=0, description="attempts that a replica generates for at once")
+    generation_seconds: float = Field(gt=0, description="mean of an attempt on a full replica")
+    tool_seconds: float = Field(ge=0, description="of an attempt")
+    step_seconds: float = Field(gt=0)
+    publish_seconds: float = Field(ge=0, description="from a step's end until replicas serve it")
+    length_sigma: float = Field(
+        default=0.9, ge=0, description="of the logarithm: the 99th percentile is 8 times the median"
+    )
+    steps: int = Field(default=12, ge=3, description="the first third is not counted")
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: RolloutPlan,
+        work: RolloutWork,
+        rollout: RolloutConfig,
+        *,
+        step_seconds: float,
+        publish_seconds: float,
+    ) -> Self:
+        """The load of planned replicas, with an attempt in each planned box."""
+        replica = plan.replica
+        return cls(
+            rollout=rollout.model_copy(update={"concurrent_trajectories": plan.sandboxes}),
+            replicas=plan.replicas,
+            replica_slots=replica.concurrent_attempts,
+            generation_seconds=replica.concurrent_attempts / replica.attempts_per_second,
+            tool_seconds=work.tool_seconds,
+            step_seconds=step_seconds,
+            publish_seconds=publish_seconds,
+        ).with_bound(rollout.staleness.max_staleness_versions)
+
+    def with_bound(self, bound: int) -> Self:
+        """The same load under another bound on staleness."""
+        staleness = self.rollout.staleness.model_copy(update={"max_staleness_versions": bound})
+        rollout = self.rollout.model_copy(update={"staleness": staleness})
+        return self.model_copy(update={"rollout": rollout, "steps": 3 * max(4, bound + 1)})
+
+
+class SimulatedRun(Record):
+    """What came of it."""
+
+    trainer_idle_ratio: float
+    staleness_mean: float = Field(description="of groups, in weight versions")
+    slots_busy_ratio: float = Field(description="of the replicas' slots")
+    attempts: int = Field(description="dispatched")
+    finished: int
+    cancelled: int = Field(description="in flight at the end")
+
+
+class UnwrittenJournal:
+    """A journal of a run that nobody continues."""
+
+    def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
+        """Nothing is noted."""
+
+    def fail(self, trajectory: Trajectory) -> None:
+        """Nothing is noted."""
+
+    def commit(self, group: Group) -> None:
+        """Nothing is noted."""
+
+    def retire(self, group: Group, reason: str) -> None:
+        """Nothing is noted."""
+
+
+class Simulation:
+    """One run. Equal loads give equal runs."""
+
+    def __init__(self, load: SimulatedLoad) -> None:
+        self.load = load
+        names = [f"replica-{number}" for number in range(load.replicas)]
+        self._router = RequestRouter(names)
+        self._room = {name: asyncio.Semaphore(load.replica_slots) for name in names}
+        self._generated_seconds = 0.0
+        self._begun: list[float] = []  # steps
+        self._ages: list[float] = []
+        config = load.rollout.model_copy(
+            update={
+                "least_spread": 0.0,
+                "forked_share": 0.0,
+                "curriculum": CurriculumConfig(revisit_groups=1),
+            }
+        )
+        self._orchestrator = Orchestrator(
+            "simulated",
+            config,
+            curriculum=Curriculum(
+                [_problem(number) for number in range(PROBLEMS)],
+                config.curriculum,
+                group_size=config.group_size,
+                seed=config.seed,
+            ),
+            journal=UnwrittenJournal(),
+            attempt=self._attempt,
+            train=self._train,
+            limits=Limits(max_steps=load.steps),
+            progress=Progress(),
+        )
+
+    def run(self) -> SimulatedRun:
+        """Runs all steps in virtual time."""
+        with _only_errors(logging.getLogger("ostinato.tasks.rollout")):
+            ended_at = run_virtual(self._run())
+        load, table = self.load, self._orchestrator.table
+        skipped = load.steps // 3
+        window = ended_at - self._begun[skipped]
+        return SimulatedRun(
+            trainer_idle_ratio=1 - (load.steps - skipped) * load.step_seconds / window,
+            staleness_mean=float(np.mean(self._ages[skipped:])),
+            slots_busy_ratio=self._generated_seconds
+            / (ended_at * load.replicas * load.replica_slots),
+            attempts=self._orchestrator.attempts.dispatched,
+            finished=sum(table.outcomes.values()),
+            cancelled=len(self._orchestrator.cancelled),
+        )
+
+    async def _run(self) -> float:
+        await self._orchestrator.run()
+        return asyncio.get_running_loop().time()
+
+    async def _attempt(self, request: AttemptRequest) -> Trajectory:
+        """Its first and last token carry the versions that replicas served then."""
+        load, clock = self.load, asyncio.get_running_loop().time
+        sigma = load.length_sigma
+        length = random.Random(request.seed).lognormvariate(-(sigma**2) / 2, sigma)
+        started_at = clock()
+        # the router does not know how long an answer will be: all count the same
+        replica = self._router.choose(request.trajectory_id, 1)
+        async with self._room[replica]:
+            first = self._orchestrator.progress.engine_version
+            await asyncio.sleep(length * load.generation_seconds)
+            self._generated_seconds += length * load.generation_seconds
+        self._router.finish(replica, 1)
+        self._router.end_session(request.trajectory_id)
+        last = self._orchestrator.progress.engine_version
+        await asyncio.sleep(load.tool_seconds)
+        return request.ended(
+            Outcome.FINISHED, "simulated", _transcript(first, last), (started_at, clock())
+        )
+
+    async def _train(self, request: StepRequest) -> int:
+        """The publish reaches the replicas later, while the next step may already run."""
+        loop = asyncio.get_running_loop()
+        self._begun.append(loop.time())
+        self._ages.append(request.metrics["staleness_mean"])
+        await asyncio.sleep(self.load.step_seconds)
+        version = request.trainer_version + 1
+        loop.call_later(self.load.publish_seconds, self._orchestrator.engine_applied, version)
+        return version
+
+
+@contextmanager
+def _only_errors(logger: logging.Logger) -> Iterator[None]:
+    """Warnings about groups that never were are nobody's."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@functools.cache
+def _transcript(first: int, last: int) -> Transcript:
+    """An answer of two tokens that these weight versions made."""
+    versions = np.array((first, last), dtype=np.int64)
+    segment = Segment(
+        token_ids_T=np.zeros(2, dtype=np.int32),
+        loss_mask_T=np.ones(2, dtype=np.bool_),
+        logprobs_T=np.zeros(2, dtype=np.float32),
+        weight_versions_T=versions,
+        cache_versions_T=versions,
+        routed_experts_TLK=np.zeros((2, 0, 0), dtype=np.int16),
+    )
+    return Transcript(
+        segments=(segment,),
+        turns=(TURN,),
+        end_reason=EndReason.FINISHED,
+        final_message="",
+        wall_seconds=0.0,
+    )
+
+
+def _problem(number: int) -> Problem:
+    return Problem(
+        problem_id=f"p{number:03}",
+        repository="",
+        repository_fingerprint="",
+        kind="mutation",
+        operator="",
+        path="",
+        symbol="",
+        first_line=1,
+        last_line=1,
+        prompt="",
+        edits=(),
+        fail_to_pass=(),
+        pass_to_pass=(),
+        split=Split.TRAIN,
+    )
