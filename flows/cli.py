@@ -31,7 +31,8 @@ from ostinato.flows.commands.problem_sets.commands import problem_sets
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.deploy_commands import deploy, deploy_files
 from ostinato.flows.operating.status.report import collect, print_rows
-from ostinato.flows.recipe import describe_recipe, is_reference, load_recipe, recipe_names
+from ostinato.flows.recipe import is_reference, load_recipe, recipe_names
+from ostinato.flows.recipe_text import describe_recipe
 from ostinato.flows.reporting.console import print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.run_options import Suite

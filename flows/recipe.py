@@ -7,7 +7,6 @@ import difflib
 import json
 import math
 import re
-import textwrap
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -371,37 +370,6 @@ def _seed_sections(
 
 def _is_plain_default(field: FieldInfo, inner: type[BaseModel]) -> bool:
     return isinstance(field.default, inner) and field.default == type(field.default)()
-
-
-def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
-    """Every setting of a recipe as TOML, each under its description."""
-    lines: list[str] = []
-    tables: list[str] = []
-    for name, field in type(recipe).model_fields.items():
-        value = getattr(recipe, name)
-        if isinstance(value, BaseModel):
-            tables.append(f"\n[{prefix}{name}]\n{describe_recipe(value, f'{prefix}{name}.')}")
-            continue
-        if field.description:
-            lines += [f"# {line}" for line in textwrap.wrap(field.description, 96)]
-        lines.append(f"# {name} is not set" if value is None else f"{name} = {_as_toml(value)}")
-    return "\n".join([*lines, *tables])
-
-
-def _as_toml(value: Any) -> str:
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", exclude_none=True)
-    if isinstance(value, dict):
-        return (
-            "{ "
-            + ", ".join(f"{json.dumps(str(k))} = {_as_toml(v)}" for k, v in value.items())
-            + " }"
-        )
-    if isinstance(value, frozenset | set):
-        value = sorted(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_as_toml, value)) + "]"
-    return json.dumps(value)
 
 
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

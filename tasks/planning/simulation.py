@@ -35,7 +35,7 @@ TURN = TurnRecord(generated_tokens=1, text="", calls=())
 
 
 class SimulatedLoad(Record):
-    """What runs at the same time, and how long each part takes."""
+    """Replicas, attempts and steps of a simulated run, and the seconds that each takes."""
 
     rollout: RolloutConfig
     replicas: int = Field(gt=0)
@@ -79,7 +79,7 @@ class SimulatedLoad(Record):
 
 
 class SimulatedRun(Record):
-    """What came of it."""
+    """Figures of a simulated run."""
 
     trainer_idle_ratio: float
     staleness_mean: float = Field(description="of groups, in weight versions")
@@ -90,7 +90,7 @@ class SimulatedRun(Record):
 
 
 class UnwrittenJournal:
-    """A journal of a run that nobody continues."""
+    """Journal of a run that nobody continues."""
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
         """Nothing is noted."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.recipe import Recipe, describe_recipe, load_recipe, recipe_names
+from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
+from ostinato.flows.recipe_text import describe_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.grading.rewards import term_weights
