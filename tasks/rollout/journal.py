@@ -24,7 +24,7 @@ class OwedGroup:
 
 
 class GroupJournal(Protocol):
-    """What the orchestrator notes as it goes on."""
+    """Record of attempts and groups that the orchestrator writes while it runs."""
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
         """Notes attempts before they are dispatched."""
