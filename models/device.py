@@ -10,13 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from megatron.core.pipeline_parallel import schedules
-from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
 
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.fp32_products import choose_fp32_products
+from ostinato.models.megatron_versions import lead_megatron_to
 
 # meta: shapes without values, for dry runs, in groups that talk to nobody
 DeviceKind = Literal["cpu", "cuda", "meta"]
@@ -28,21 +26,6 @@ CPU = torch.device("cpu")
 
 _device = CPU
 _has_cuda: Callable[[], bool] = torch.cuda.is_available
-_cuda_device: Callable[[], int] = torch.cuda.current_device
-
-
-class _TorchHere:
-    """torch for Megatron's schedules, which count tokens on the device called "cuda"."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def zeros(self, *shape: Any, **options: Any) -> Tensor:
-        """torch's, on the process's device."""
-        return torch.zeros(*shape, **{**options, "device": self._device})
 
 
 def count_gpus() -> int:
@@ -79,29 +62,22 @@ def rank_device(kind: DeviceKind, rank: int) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes `device` the one that this process trains on.
-
-    Megatron allocates on `torch.cuda.current_device()`, whatever there is. On any other device that
-    name stands for ours, and GPUs of the machine are hidden from this process.
+    """Makes `device` the one that this process trains on. On any but a GPU, those of the machine are hidden
+    from this process.
     """
     global _device
     _device = device
     cuda: Any = torch.cuda
-    schedules.torch = torch if device.type == "cuda" else _TorchHere(device)  # type: ignore[attr-defined]
+    lead_megatron_to(device)
     if device.type == "cuda":
-        cuda.current_device, cuda.is_available = _cuda_device, _has_cuda
+        cuda.is_available = _has_cuda
         torch.cuda.set_device(device)
         load_gpu_kernels()
     else:
-        cuda.current_device, cuda.is_available = (lambda: device), (lambda: False)
+        cuda.is_available = lambda: False
         choose_fp32_products()
         # Two OpenMP threads on a shared pair of cores train 2-4x slower than one; use ranks.
         torch.set_num_threads(1)
-    if not moe_utils.HAVE_TE:
-        # Megatron reads this name although only Transformer Engine defines it.
-        moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
-    # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
-    initialize_rng_tracker(inference_rng_tracker=True)
 
 
 def current_device() -> torch.device:

@@ -15,6 +15,7 @@ Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of a
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,6 +108,7 @@ class SortedMoELayer(BaseMoELayer):
         config: TrunkConfig,
         layer_number: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,  # Megatron 0.19 says more: a name, whether an MTP layer
     ) -> None:
         groups = pg_collection or get_default_pg_collection()
         super().__init__(config, layer_number, groups)

@@ -1,0 +1,51 @@
+"""What Megatron-core reads and this process must set, by version: 0.16 (Python 3.11) and 0.19 (3.12).
+
+The one place that asks for the version; all else is written so that both run it. Whatever device it
+trains on, Megatron allocates on `torch.cuda.current_device()` and counts tokens on the one called "cuda".
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import megatron.core
+import torch
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer.moe import moe_utils
+from packaging.version import Version
+from torch import Tensor
+
+_IS_OLD = Version(megatron.core.__version__) < Version("0.17")
+_cuda_device: Callable[[], int] = torch.cuda.current_device
+_cuda_stream: Callable[..., torch.cuda.Stream] = torch.cuda.current_stream
+
+
+class _TorchHere:
+    """torch for Megatron's schedules, with zeros on the process's device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *shape: Any, **options: Any) -> Tensor:
+        """torch's, on the process's device."""
+        return torch.zeros(*shape, **{**options, "device": self._device})
+
+
+def lead_megatron_to(device: torch.device) -> None:
+    """Makes Megatron compute on `device`. Where that is no GPU, torch's names of the current CUDA device
+    and stream stand for it and the CPU's.
+    """
+    cuda: Any = torch.cuda
+    is_cuda = device.type == "cuda"
+    schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
+    cuda.current_device = _cuda_device if is_cuda else (lambda: device)
+    if _IS_OLD:
+        if not moe_utils.HAVE_TE:  # it is read although only Transformer Engine defines it
+            moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    else:  # each sum of gradients asks for the stream
+        cuda.current_stream = _cuda_stream if is_cuda else torch.cpu.current_stream
+    # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
+    initialize_rng_tracker(inference_rng_tracker=True)
