@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class RopeBands(BaseModel):
-    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, those between are
-    blended."""
+    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, others are blended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -179,9 +179,7 @@ class RecentFile(Record):
 
 
 class PromptFacts(Record):
-    """Facts for the system prompt and first message beside tools and task. Equal
-    facts give byte-equal prompts. The date comes in.
-    """
+    """Facts for the system prompt and first message beside tools and task. Equal facts give equal bytes."""
 
     directory: str = "/repo"
     platform: str = "Linux"

@@ -38,9 +38,7 @@ class Taken:
 
 
 class SlotTable:
-    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are the tokens known, the first
-    `cached_S[s]` of them were fed.
-    """
+    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are known, the first `cached_S[s]` were fed."""
 
     def __init__(self, slots: int, positions: int, vocab_size: int) -> None:
         self.state_S = np.zeros(slots, dtype=np.int8)

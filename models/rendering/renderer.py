@@ -72,7 +72,7 @@ class Renderer:
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`; "lines" lets line tags be single tokens, "all" also call tags."""
+        """Tokens of `text`. "lines" lets line tags be single tokens, "all" also call tags."""
         if tags == "none" or "<" not in text:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         ids: list[int] = []

@@ -121,9 +121,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
                     yield f"optimizer.{name}.{kind}", parameter, value
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name, whole and on the CPU: the same in every layout. All ranks call it
-        together.
-        """
+        """The parts' states by name, whole and on the CPU. All ranks call it together."""
         return {
             name: _map_state(part, part.state_dict(), _gather_to_cpu)
             for name, part in self.parts.items()

@@ -22,7 +22,7 @@ from ostinato.models.training.config import (
 
 
 class PretrainingLayout(LayoutConfig):
-    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
 
     pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
     interleave: int = Field(

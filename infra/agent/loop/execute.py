@@ -192,7 +192,7 @@ async def _run_tool(
 async def _try_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
-    """Runs the tool. Mistakes of the model are a status; infrastructure faults are retried."""
+    """Runs the tool. Mistakes of the model are a status. Infrastructure faults are retried."""
     retrying = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(1 + config.infrastructure_retries),

@@ -87,9 +87,7 @@ def _definitions(node: tree_sitter.Node, scope: str) -> Iterator[_Definition]:
 
 
 def _pieces(lines: list[str], owners: list[int], *, is_cut: bool) -> Iterator[tuple[int, int, int]]:
-    """Runs of lines with one owner as (start, end, owner). Blank runs join the run before, long
-    ones are cut into windows.
-    """
+    """Runs of lines with one owner as (start, end, owner), long ones cut into windows."""
     runs: list[list[int]] = []
     for row, owner in enumerate(owners):
         if runs and runs[-1][2] == owner:

@@ -89,9 +89,7 @@ class LocalEngine:
             raise
 
     def stream(self, request: GenerateRequest) -> EngineStream:
-        """Samples an answer whose tokens are told as they are sampled. The samples are those of
-        `generate`. Whoever opens a stream closes it.
-        """
+        """Samples an answer and tells its tokens as they come. Whoever opens a stream closes it."""
         self._submit(request)
         stream = EngineStream(partial(self._cancel_stream, request.request_id))
         self._streams[request.request_id] = stream

@@ -219,7 +219,7 @@ def _read_tensors(data: bytes, max_bytes: int) -> dict[str, torch.Tensor]:
 def decode_payload(
     data: bytes, base: Mapping[str, torch.Tensor], max_bytes: int
 ) -> dict[str, torch.Tensor]:
-    """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it.
+    """The base with the payload applied. Never writes into the base. Unchanged tensors are shared with it.
 
     `max_bytes`: more than these are not unpacked (ValueError).
     """

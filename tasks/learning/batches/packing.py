@@ -77,7 +77,7 @@ def pack(
 
 
 def row_tokens(length: int, buckets: Sequence[int]) -> int:
-    """The shortest bucket that holds a sample; above them all, a multiple of the longest."""
+    """The shortest bucket that holds a sample. Above them all, a multiple of the longest."""
     longest = buckets[-1]
     if length > longest:
         return -(-length // longest) * longest

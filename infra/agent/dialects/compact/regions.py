@@ -127,9 +127,7 @@ def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
 
 
 def name_at(lines: Sequence[str], number: int) -> str:
-    """The function or class around line `number` (1-based), as find_symbol knows it. Its decorators
-    count as its own. Empty outside of any.
-    """
+    """The function or class around line `number` (1-based), decorators included. Empty outside of any."""
     index = min(number, len(lines)) - 1
     if lines[index].lstrip().startswith("@"):
         below = range(index, len(lines))
