@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 RUN = "miniature-seed0"
+ATTEMPTS = "{attempts}"  # the id of the RL run within RUN, which its settings and code decide
 CHECKPOINT = "candidate/miniature@1"
 KEPT_STEPS = ("--set", "learning.keep_for_replay=true")
 MINIATURE = ("--recipe", "miniature", *KEPT_STEPS)
@@ -34,9 +35,9 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("evaluate", "--recipe", "miniature", "--watch"),
     ("evaluate", "--recipe", "miniature", "--checkpoint", CHECKPOINT, "--json"),
     ("show", CHECKPOINT),
-    ("show", RUN, "--output", "attempts.html"),
-    ("show", RUN, "--output", "attempts.parquet"),
-    ("show", RUN, "--output", "documents"),
+    ("show", ATTEMPTS, "--output", "attempts.html"),
+    ("show", ATTEMPTS, "--output", "attempts.parquet"),
+    ("show", ATTEMPTS, "--output", "documents"),
     ("replay", "--run", RUN),
     ("bisect", "--run", RUN, "--metric", "loss"),
     ("export", CHECKPOINT, "exported"),
