@@ -1,7 +1,6 @@
 """The shape of a model, as one record.
 
-`ModelSpec`: every number that decides which weights exist and what they compute. It builds nothing
-and imports no tensor library.
+`ModelSpec`: every number that decides which weights exist and what they compute.
 """
 
 from typing import Literal, Self

@@ -1,7 +1,7 @@
 """What an attempt is asked to do and the limits it runs under.
 
 `HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (what one environment narrows),
-`PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
+`PromptFacts` and `AgentRequest` (one attempt).
 """
 
 from typing import Literal

@@ -2,7 +2,7 @@
 strays.
 
 Each takes one message (so it survives pickling) that says what, the value seen, the value wanted
-and the id. It does not log and does not retry.
+and the id.
 """
 
 import errno

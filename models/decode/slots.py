@@ -2,7 +2,7 @@
 
 `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
 least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
-slots. It runs no model and holds no keys or values.
+slots.
 
 Shapes: S slots, C positions, V vocabulary, B slots of a selection.
 """

@@ -1,7 +1,5 @@
 """From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
 
-It neither optimises nor reads files.
-
 Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per token, E experts, N =
 T*B (time first).
 """

@@ -1,7 +1,5 @@
 """The expert router: Megatron's top-k router with compact routes and replay.
 
-It does not run experts.
-
 Replay makes trainer and engine use the same experts although their scores differ by rounding or by
 a few weight versions. A replayed expert whose score is under `plausibility_ratio` times the
 router's own weakest choice is no longer one this router could have meant: the router's own

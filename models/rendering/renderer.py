@@ -3,7 +3,7 @@
 Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's
 tokens are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or
 `append_user(...)`, and so on; nothing sampled is encoded again. Content never yields a control
-token, whatever it says. It calls no model and runs no tool.
+token, whatever it says.
 """
 
 import re

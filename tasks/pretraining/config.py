@@ -1,7 +1,4 @@
-"""What the pretraining stage is asked and what it answers.
-
-Torch-free: the recipe composes them.
-"""
+"""What the pretraining stage is asked and what it answers."""
 
 from typing import Literal, Self
 

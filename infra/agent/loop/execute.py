@@ -3,7 +3,7 @@
 The order: a call waits for the earlier calls it conflicts with (one writes what the other touches)
 and otherwise runs beside them; there is exactly one result per call, in call order, whatever fails.
 What the model did wrong is a result it reads. What we did wrong is tried again and then raised,
-after the other calls have ended: the attempt is masked, not punished. Parsed calls in, results out.
+after the other calls have ended: the attempt is masked, not punished.
 """
 
 import asyncio

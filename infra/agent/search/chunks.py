@@ -1,8 +1,7 @@
 """Cuts files into chunks along their syntax: every line of a file is in exactly one chunk.
 
 Functions are chunks; a class is a chunk of what its methods do not hold; the rest of a module is
-cut where definitions stand; long chunks and files of unknown languages fall into windows. It ranks
-and stores nothing.
+cut where definitions stand; long chunks and files of unknown languages fall into windows.
 """
 
 from collections.abc import Iterator

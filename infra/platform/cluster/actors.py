@@ -1,7 +1,6 @@
 """Named actors: found when they live, created when not, and asked with a time limit.
 
-How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It does
-not know what an actor does.
+How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError.
 """
 
 import asyncio

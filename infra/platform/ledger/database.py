@@ -1,7 +1,5 @@
 """The connection to SQLite or Postgres, and the only place where database errors become
 StorageError.
-
-It knows no table.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""One QEMU process: starts it, stops it, and copies its state.
-
-It knows neither the agent's requests nor sandboxes.
-"""
+"""One QEMU process: starts it, stops it, and copies its state."""
 
 import asyncio
 import contextlib

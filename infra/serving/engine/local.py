@@ -1,8 +1,7 @@
 """One decode engine inside the caller's event loop.
 
 `LocalEngine`: the task that steps the engine while it has work, delivery of answers, and weight
-swaps that are prepared beside the loop and applied between two steps. It knows neither Ray nor the
-weight chain.
+swaps that are prepared beside the loop and applied between two steps.
 
 Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each
 of its several hundred tensor operations a step and wait up to 5 ms for it whenever the loop is busy

@@ -1,7 +1,6 @@
 """Bit-exact coding of tensors: whole, or as the elements that changed since a base.
 
-The payload of chain objects: a safetensors file, compressed with zstandard. It knows no versions,
-stores nothing and checks no history.
+The payload of chain objects: a safetensors file, compressed with zstandard.
 
 Keys inside the safetensors file, for a tensor `name`:
   `name::full`    the whole tensor, in its own dtype and shape

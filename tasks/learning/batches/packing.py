@@ -1,7 +1,5 @@
 """From samples of any length to microbatches of few fixed shapes.
 
-It does not know the loss.
-
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 

@@ -1,8 +1,7 @@
 """What read_file shows and what a line edit means.
 
-`Region`: a stretch of a file as it was last read, and the edits stated against it. Text in, tagged
-view and edited text out. An edit restates the region: it applies to the text as read, so a second
-edit replaces the first. No sandbox here.
+`Region`: a stretch of a file as it was last read, and the edits stated against it. An edit restates
+the region: it applies to the text as read, so a second edit replaces the first.
 """
 
 import re
