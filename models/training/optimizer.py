@@ -83,7 +83,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=rate)
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """The momentum, one gradient ahead (Nesterov); it takes the gradient in."""
+        """The momentum, one gradient ahead (Nesterov). It takes the gradient in."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
