@@ -1,4 +1,4 @@
-"""Flow: base models side by side on what RL does not change much; trains nothing."""
+"""Flow: base models side by side on what RL does not change much. Trains nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,9 +90,7 @@ def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRe
 
 
 def held_out_sources(problems_directory: Path) -> tuple[str, ...]:
-    """Product code of the repositories without a problem to train on, in alphabetical order; of all
-    where each has one.
-    """
+    """Held-out repositories without a training problem, in alphabetical order. All of them where each has one."""
     problems = load_problems(problems_directory)
     repositories = load_repositories(problems_directory)
     trained_on = {problem.repository for problem in problems if problem.split is Split.TRAIN}

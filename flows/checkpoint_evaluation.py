@@ -1,4 +1,4 @@
-"""Flow: held-out problems for a checkpoint, and the gate; ends Failed when the gate fails."""
+"""Flow: held-out problems for a checkpoint, and the gate. Ends Failed when the gate fails."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`ostinato`: the commands a person types. Each is a few lines over a flow or a service; nothing is computed here."""
+"""`ostinato`: the commands a person types. Each is a few lines over a flow or a service. Nothing is computed here."""
 
 import importlib.metadata
 import json
@@ -146,9 +146,7 @@ def evaluate(
         bool, typer.Option("--watch", help="progress in lines on stderr, also without a terminal")
     ] = False,
 ) -> None:
-    """Evaluates a checkpoint on held-out problems; trains nothing. Exit code 1 when the gate fails, 2 or 3 when the
-    evaluation itself did.
-    """
+    """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation did."""
     outside = _endpoint(endpoint, model, key_env)
     with tempfile.TemporaryDirectory() as scratch:
         place = (report or Path(scratch)).resolve()
@@ -302,7 +300,7 @@ def up(
         str | None, typer.Option(help="serving line of the gateway; the recipe's when absent")
     ] = None,
 ) -> None:
-    """Starts Prefect server, worker, deployments and gateway, and keeps them running; Ctrl-C ends all of it."""
+    """Starts Prefect server, worker, deployments and gateway, and keeps them running. Ctrl-C ends all of it."""
     machine.up(load_settings(), recipe, line, Console())
 
 
@@ -406,9 +404,7 @@ def gc(
         typer.Option(help="whose `[retention]` removes checkpoints from the object store too"),
     ] = None,
 ) -> None:
-    """Removes working files of published stages and local copies of artifacts; logs stay, and so do artifacts
-    without --recipe.
-    """
+    """Removes working files of published stages and local copies of artifacts. With --recipe old checkpoints too."""
     settings = load_settings()
     store = load_entry(RETENTION)(settings)
     expired = [] if recipe is None else store.find(load_recipe(recipe))
@@ -436,7 +432,7 @@ def replay(
         int | None, typer.Option(help="this step alone; all when absent", min=1)
     ] = None,
 ) -> None:
-    """Computes steps of an RL run again from what was kept; exit code 1 when a bit of the weights differs."""
+    """Computes steps of an RL run again from what was kept. Exit code 1 when a bit of the weights differs."""
     _compute_again(run, step, WEIGHTS, replaying.REPLAY)
 
 
@@ -447,12 +443,12 @@ def bisect(
         str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
     ] = WEIGHTS,
 ) -> None:
-    """Finds the first step of an RL run that today's code computes otherwise; exit code 1 when there is one."""
+    """Finds the first step of an RL run that today's code computes otherwise. Exit code 1 when there is one."""
     _compute_again(run, None, metric, replaying.BISECT)
 
 
 def _compute_again(run: str, step: int | None, metric: str, entry: str) -> None:
-    """Prints what a child says of an RL run; exit code 1 when a step differs."""
+    """Prints what a child says of an RL run. Exit code 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
     replaying.show(report)

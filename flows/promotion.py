@@ -23,7 +23,7 @@ def promotion(
     checkpoint: CheckpointName = NEWEST,
     options: Options = None,
 ) -> State:
-    """Promotes a checkpoint that passes the gate against the champion. Trains nothing; ends Failed
+    """Promotes a checkpoint that passes the gate against the champion. Trains nothing. Ends Failed
     when the gate refuses.
 
     Args:

@@ -77,9 +77,7 @@ class CycleConfig(Record):
 
 
 class ServingConfig(Record):
-    """Serving line of what the recipe trains. Never inherited by `extends`: each recipe names its
-    own.
-    """
+    """Serving line of what the recipe trains. `extends` never hands it on."""
 
     line: str | None = Field(
         default=None,
@@ -312,7 +310,7 @@ def base_directory(base_checkpoint: str) -> Path | None:
 
 
 def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
-    """The shape of the base checkpoint is the recipe's; a `[model]` that says another is refused. The longest
+    """The shape of the base checkpoint is the recipe's. A `[model]` that says another is refused. The longest
     context is none: rotary positions go on, so a recipe may train a longer one.
     """
     name = values.get("base_checkpoint", "")

@@ -20,7 +20,7 @@ def rollback(
     checkpoint: CheckpointName = CHAMPION,
     reason: str = "by hand",
 ) -> PromotionReport:
-    """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed; nothing
+    """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed. Nothing
     changes when the checkpoint serves nobody.
 
     Args:

@@ -81,7 +81,7 @@ def use_device(device: torch.device) -> None:
 
 
 def current_device() -> torch.device:
-    """The device of the last `use_device`; the CPU before the first."""
+    """The device of the last `use_device`. The CPU before the first."""
     return _device
 
 

@@ -37,7 +37,7 @@ class ParallelLayout(BaseModel):
 
     @classmethod
     def over(cls, world_size: int, **degrees: int) -> Self:
-        """Layout of `world_size` ranks; data parallelism takes what the other degrees leave."""
+        """Layout of `world_size` ranks. Data parallelism takes what the other degrees leave."""
         one = cls(**degrees)
         fixed = one.tensor * one.pipeline * one.context
         if world_size % fixed:

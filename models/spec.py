@@ -1,7 +1,6 @@
 """The shape of a model, as one record.
 
-`ModelSpec`: every number that decides which weights exist and what they compute. It builds nothing
-and imports no tensor library.
+`ModelSpec`: every number that decides which weights exist and what they compute.
 """
 
 from typing import Literal, Self
@@ -10,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class RopeBands(BaseModel):
-    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, those between are
-    blended."""
+    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, others are blended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -11,7 +11,7 @@ _ROLE = re.compile(r":\w+:`~?\.?([^`]*)`")
 
 
 def describe_functions(text: str) -> dict[str, str]:
-    """Usable first sentences of a file's top-level functions; a name defined twice is left out."""
+    """Usable first sentences of a file's top-level functions. A name defined twice is left out."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):

@@ -41,9 +41,7 @@ class WorkerSetup(Record):
 
 
 def build_fleet_worker(setup: WorkerSetup, replica_names: Sequence[str]) -> RolloutWorker:
-    """A worker over engine replicas. They are looked up by name: a process that Ray starts again
-    finds them too.
-    """
+    """A worker over engine replicas, which are looked up by name: they may start again."""
     found = {name: find_actor(name) for name in replica_names}
     missing = [name for name, actor in found.items() if actor is None]
     if missing:
@@ -58,7 +56,7 @@ def token_dialogue(setup: WorkerSetup, model: ModelClient) -> Converse:
 
 
 def build_worker(setup: WorkerSetup, converse: Converse) -> RolloutWorker:
-    """A worker on this process's event loop; its boxes start when first needed."""
+    """A worker on this process's event loop. Its boxes start when first needed."""
     configure_logging()
     sandboxes = Sandboxes(
         load_repositories(Path(setup.problems_directory)).values(),

@@ -8,9 +8,7 @@ from ostinato.tasks.records import Problem
 
 
 def facts_of(problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig) -> PromptFacts:
-    """The broken function as a file that the user has open, where the harness shows one. `broken`:
-    changed files as the agent finds them.
-    """
+    """The broken function as an open file, where the harness shows one. `broken`: files as the agent finds them."""
     if not harness.shown_lines or problem.path not in broken or not problem.symbol:
         return PromptFacts()
     text = broken[problem.path].decode()

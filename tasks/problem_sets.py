@@ -24,7 +24,7 @@ def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
 
 
 def read_problems(content: bytes, name: str) -> list[Problem]:
-    """Problems of JSON lines; `name` is that of their file."""
+    """Problems of JSON lines. `name` is that of their file."""
     problems = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:

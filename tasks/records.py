@@ -135,9 +135,7 @@ class Problem(Record):
         )
 
     def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The changed files as the agent finds them: broken code, hidden tests cut out. `files`:
-        the pristine repository by path.
-        """
+        """The changed files as the agent finds them: broken code, hidden tests cut out."""
         lines_by_path: dict[str, list[str]] = {}
         for edit in self.edits:
             lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))

@@ -87,9 +87,7 @@ def read_rules(root: Path) -> str:
 
 
 def key_for(settings: Settings, url: str, api_key: str) -> str:
-    """The key that was given, else this machine's own for this machine's own gateway: nobody else
-    ever sees that one.
-    """
+    """The key that was given. Without one this machine's own, for this machine's own gateway alone."""
     if api_key or not (settings.home / FILE_NAME).is_file():
         return api_key
     address = urlsplit(url)

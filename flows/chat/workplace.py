@@ -61,9 +61,7 @@ def list_files(root: Path) -> list[str]:
 
 
 def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
-    """Copies the repository's files below `target`. Their content by path. ConfigError when there is
-    too much of it. Files of more than 4 MiB stay behind.
-    """
+    """Copies files of at most 4 MiB below `target`. Their content by path. ConfigError when they are too much."""
     names = list_files(root)
     if len(names) > MAX_FILES:
         raise ConfigError(f"{root} has {len(names)} files, wanted at most {MAX_FILES}")

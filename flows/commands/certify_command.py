@@ -49,9 +49,7 @@ def certify(
         str | None, typer.Option(help="with --verify: the public key that it must be signed by")
     ] = None,
 ) -> None:
-    """Proves the problems of a set and tries to cheat on them. Run it again and it continues. Exit code 1
-    when something is found.
-    """
+    """Proves the problems of a set and tries to cheat on them, or continues. Exit code 1 when something is found."""
     if verify:
         signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
     else:

@@ -1,4 +1,4 @@
-"""`ostinato certify`: a problem set is checked problem by problem; a signed certificate and a page say how."""
+"""`ostinato certify`: a problem set is checked problem by problem. A signed certificate and a page say how."""
 
 import hashlib
 import time

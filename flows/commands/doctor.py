@@ -101,7 +101,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 
 def check_program(name: str, program: str, fix: str, arguments: list[str] | None = None) -> Check:
-    """A Python program in a child of its own; its last line of output is the detail."""
+    """A Python program in a child of its own. Its last line of output is the detail."""
     command = [sys.executable, "-P", "-W", "ignore", "-c", program, *(arguments or [])]
     root = Path(__file__).resolve().parents[2]
     try:

@@ -54,9 +54,7 @@ def launch_flow(
     *,
     is_watched: bool = False,
 ) -> None:
-    """Runs a flow in a process of its own beside a Prefect server. Exits as that process does. `is_watched`:
-    progress is told in lines, whatever stderr is.
-    """
+    """Runs a flow in a process of its own beside a Prefect server, and exits as it does."""
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"

@@ -58,9 +58,7 @@ def _trace(artifacts: Artifacts, ledger: Ledger, ref: ArtifactRef) -> Ancestor:
 
 
 def describe(one: Ancestor, depth: int = 0, seen: set[str] | None = None) -> Iterator[str]:
-    """Lines for the console, each parent below what was made from it. What was named before is named
-    alone.
-    """
+    """Lines for the console, each parent below what was made from it. Repeated ones are named alone."""
     seen = set() if seen is None else seen
     if one.artifact in seen:
         yield f"{_INDENT * depth}{one.artifact}  as above"

@@ -57,9 +57,7 @@ def export_model(
     *,
     with_gguf: bool = False,
 ) -> None:
-    """Writes what transformers and vLLM load. `reference`: an artifact, or a checkpoint directory.
-    `with_gguf`: and a file that llama.cpp loads.
-    """
+    """Writes what transformers and vLLM load, and with `with_gguf` what llama.cpp loads."""
     checkpoint, lineage = _find(settings, reference)
     write = load_entry("ostinato.tasks.conversion.exporting:export_model")
     with boundary(ConfigError, f"export of {reference}"):

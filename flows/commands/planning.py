@@ -101,7 +101,7 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
 def show_plan(
     recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int], console: Console
 ) -> TrainingPlan:
-    """Prints layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without
+    """Prints layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages. Without
     them the fastest that fits is searched for each. ConfigError names what does not fit. Returns the
     plan of pretraining.
     """

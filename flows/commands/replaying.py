@@ -43,7 +43,7 @@ def find_run(settings: Settings, name: str) -> Path:
 
 
 def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str) -> ReplayReport:
-    """The report of the child. `step`: this one alone; None: all that the run has taken."""
+    """The report of the child. `step`: this one alone. None: all that the run has taken."""
     envelope = read_record(run / REQUEST, RequestEnvelope)
     if envelope is None:
         raise ConfigError(f"{run}: no {REQUEST}, wanted the workspace of an RL run")

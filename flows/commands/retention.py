@@ -53,9 +53,7 @@ class Retention:
         self._artifacts = Artifacts(self._objects, self._ledger)
 
     def find(self, recipe: Recipe) -> list[Expired]:
-        """What the recipe no longer wants, of what this home made. ConfigError while something works that may read
-        any of it.
-        """
+        """What the recipe no longer wants, of what this home made. ConfigError while something may read it."""
         self._require_rest(recipe)
         rows = [
             row for kind in sorted(CHECKPOINT_KINDS) for row in self._ledger.artifacts.list(kind)

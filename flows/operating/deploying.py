@@ -58,9 +58,7 @@ def main() -> None:
 
 
 def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> None:
-    """The work pool and its queues. A pool that is there keeps what its owner changed, but for the image
-    when one is named.
-    """
+    """The work pool and its queues. One that is there keeps its owner's changes, but for a named image."""
     try:
         pool = client.read_work_pool(WORK_POOL)
     except ObjectNotFound:
@@ -134,7 +132,7 @@ def _alarm(client: SyncPrefectClient) -> ActionTypes:
 
 
 def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
-    """A run that lost its process is marked as crashed; an alarm sounds when the real-time cycle
+    """A run that lost its process is marked as crashed. An alarm sounds when the real-time cycle
     fails again and again, and when a run crashed so often that it is resumed no more. Those that start
     a deployment stand in prefect.yaml, beside what they start.
     """

@@ -54,9 +54,7 @@ def deployments() -> list[dict[str, Any]]:
 
 
 def flow_names() -> list[str]:
-    """The flows that can be run by name: those that prefect.yaml deploys, but for operations on what
-    they made.
-    """
+    """Flows that run by name: those that prefect.yaml deploys, but for operations on what they made."""
     return sorted(
         {
             item["entrypoint"].rpartition(".")[2]
@@ -93,9 +91,7 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
 
 
 def tell_server_here(settings: Settings) -> None:
-    """Events of this process go to the server of a running `ostinato up`, unless PREFECT_API_URL
-    names another. Before Prefect is imported.
-    """
+    """Sends events of this process to a running `ostinato up`, unless PREFECT_API_URL names another server."""
     url = f"http://127.0.0.1:{settings.prefect_port}/api"
     if answers(f"{url}/health"):
         os.environ.setdefault("PREFECT_API_URL", url)
@@ -161,9 +157,7 @@ def deploy(
     pool: PoolType = PoolType.PROCESS,
     image: str | None = None,
 ) -> None:
-    """Deploys everything for a recipe to the server of the environment, whose work pool is of type `pool`.
-    ClusterError when that fails.
-    """
+    """Deploys a recipe to the server of the environment. ClusterError when that fails."""
     command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying", "--recipe", recipe]
     command += ["--pool", pool.value, *([] if image is None else ["--image", image])]
     done = subprocess.run(

@@ -11,9 +11,7 @@ _RECENT = timedelta(minutes=10)
 
 
 def name_waiting_runs(url: str) -> None:
-    """Gives runs of our deployments the name that their engine would. Prefect names a run after two words of
-    its own until it begins.
-    """
+    """Gives waiting runs the name that they will have. Prefect's own until then is two words."""
     since = (datetime.now(tz=UTC) - _RECENT).isoformat()
     not_begun = {
         "start_time": {"is_null_": True},

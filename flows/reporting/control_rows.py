@@ -20,7 +20,7 @@ def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow
 def control_rows(
     context: StageContext, start: ArtifactRef, trained: ArtifactRef
 ) -> list[ReportRow]:
-    """Report rows from the two evaluations that a report has anyway; nothing is run for them."""
+    """Report rows from the two evaluations that a report has anyway. Nothing is run for them."""
     report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
     verdict = "above" if report.gain_counts else "not above"
     return [

@@ -4,7 +4,7 @@ from ostinato.tasks.records import Metric
 
 
 def share(ratio: float | None) -> str:
-    """A part of a whole in percent; None: not measured."""
+    """A part of a whole in percent. None: not measured."""
     return "not measured" if ratio is None else f"{ratio:.1%}"
 
 

@@ -76,9 +76,7 @@ def write_html(
     facts: Mapping[str, str],
     links: Mapping[str, str],
 ) -> Path:
-    """Writes one self-contained page. `links`: addresses of example attempts by what they are. Returns its
-    path.
-    """
+    """Writes one self-contained page and returns its path. `links`: addresses of example attempts."""
     images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render(

@@ -127,7 +127,7 @@ def _talked(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attemp
 def _texts_of_run(
     settings: Settings, ledger: Ledger, objects: ObjectStore, run_id: str
 ) -> TokenTexts | None:
-    """From the run's checkpoint; of a run under way, from the one that it began with."""
+    """From the run's checkpoint. Of a run under way, from the one that it began with."""
     kind, _, fingerprint = run_id.partition("-")
     for row in ledger.artifacts.list(kind):
         if row.fingerprint == fingerprint:

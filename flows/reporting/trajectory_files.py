@@ -40,9 +40,7 @@ def save(path: Path, name: str, attempts: Sequence[Attempt]) -> Path:
 
 
 def write_parquet(path: Path, attempts: Sequence[Attempt]) -> Path:
-    """Writes a row for each attempt: ids and ends as columns, records as JSON, tokens as lists. Returns
-    the path.
-    """
+    """Writes a row for each attempt: ids and ends as columns, records as JSON, tokens as lists."""
     try:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -81,9 +79,7 @@ def _parquet_row(attempt: Attempt) -> dict[str, Any]:
 
 
 def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
-    """Writes TRAJECTORY.json for each attempt that was stored whole. Returns the directory. ConfigError
-    when none was.
-    """
+    """Writes TRAJECTORY.json for each attempt that was stored whole. ConfigError when none was."""
     whole = [attempt for attempt in attempts if "transcript" in attempt.facts]
     if not whole:
         raise ConfigError(

@@ -18,9 +18,7 @@ COMPARISON_FILE = "comparison.json"
 
 
 def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
-    """The context of one arm of `recipe`, a name or a path: the one called the same with _ARM,
-    under the same seed.
-    """
+    """Context of one arm of `recipe`: the recipe called the same with _ARM, under the same seed."""
     stem = recipe.removesuffix(".toml")
     name = f"{stem}_{arm}" + recipe.removeprefix(stem)
     return StageContext.open(name, context.recipe.seed, context.options)

@@ -146,12 +146,12 @@ def train_encoder(context: StageContext) -> ArtifactRef:
 
 
 def encoders_of(context: StageContext) -> tuple[ArtifactRef, ...]:
-    """The encoder that answers codebase_search, trained when needed; none where words rank alone."""
+    """The encoder that answers codebase_search, trained when needed. None where words rank alone."""
     return (train_encoder(context),) if context.recipe.harness.search == "encoder" else ()
 
 
 def search_directory(context: StageContext) -> str | None:
-    """Files of the encoder that answers codebase_search; None where words rank alone."""
+    """Files of the encoder that answers codebase_search. None where words rank alone."""
     return next((str(context.directory_of(encoder)) for encoder in encoders_of(context)), None)
 
 
@@ -416,7 +416,7 @@ def endpoint_of(directory: Path) -> Endpoint | None:
 
 
 def harness_for(recipe: Recipe, directory: Path) -> HarnessConfig:
-    """The recipe's harness; for models that other people trained, unless it is of nano's dialect."""
+    """The recipe's harness. For models that other people trained, unless it is of nano's dialect."""
     is_others = is_imported(directory) or endpoint_of(directory) is not None
     is_known = recipe.harness.dialect != COMPACT or not is_others
     return recipe.harness if is_known else IMPORTED_HARNESS

@@ -44,7 +44,7 @@ _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in sta
 def keep_lease(
     lease_id: UUID, lease_duration: float, raise_on_lease_renewal_failure: bool = False
 ) -> AbstractContextManager[None]:
-    """Prefect's own upkeep of the lease of a deployment's slot; a failed renewal is logged, whatever the
+    """Prefect's own upkeep of the lease of a deployment's slot. A failed renewal is logged, whatever the
     caller asks.
 
     Prefect ends a healthy run when that lease could not be renewed, for which an outage of five minutes

@@ -1,4 +1,4 @@
-"""Events of checkpoints and cycles for Prefect's event feed and automations; the ledger has its own.
+"""Events of checkpoints and cycles for Prefect's event feed and automations. The ledger has its own.
 
 They go to the server of the flow run under way, elsewhere to that of PREFECT_API_URL.
 """

@@ -81,9 +81,7 @@ class Changes(BaseModel):
 
 @functools.cache
 def _changes_of(model: type[BaseModel]) -> type[Changes]:
-    """The model with nothing required: what is given goes over a recipe. Null only where the recipe
-    may have it.
-    """
+    """The model with nothing required: what is given goes over a recipe."""
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind: Any = field.annotation

@@ -13,7 +13,7 @@ def run_name() -> str:
 
 
 def artifact_key(what: str) -> str:
-    """Key of an artifact of the flow run under way; recipes and seeds have histories of their own."""
+    """Key of an artifact of the flow run under way. Recipes and seeds have histories of their own."""
     return as_key(recipe_and_seed(flow_run.parameters), what)
 
 

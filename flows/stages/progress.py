@@ -68,9 +68,7 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
 
 
 class _Artifact(threading.Thread):
-    """Thread that tells the server: one that is away costs the stage no time, and gets the newest
-    value when it is back.
-    """
+    """Thread that tells the server, so that one that is away costs the stage no time."""
 
     def __init__(self, key: str, description: str) -> None:
         context = contextvars.copy_context()

@@ -94,9 +94,7 @@ def champion_of(context: StageContext) -> ArtifactRef | None:
 def judge_against_champion(
     context: StageContext, problems: ArtifactRef, card: Scorecard
 ) -> GateDecision:
-    """The gate's word on a checkpoint: against the line's champion on the same problems, without one
-    by the floor.
-    """
+    """The gate's word on a checkpoint: against the line's champion, or by the floor without one."""
     served = champion_of(context)
     if served is None:
         return gate_candidate(card, None, context.recipe.cycle.gate)
@@ -124,9 +122,7 @@ def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) ->
 def _tell(
     context: StageContext, report: PromotionReport, decision: GateDecision
 ) -> PromotionReport:
-    """Sends the gate's word and a promotion as events, and shows what the new champion was made from. Returns the
-    report.
-    """
+    """Sends the gate's word and a promotion as events, and shows the new champion's lineage."""
     tell_gate(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
         tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
@@ -156,9 +152,7 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
 def serving_checkpoint(
     context: StageContext, problems: ArtifactRef, trained: ArtifactRef
 ) -> ArtifactRef | None:
-    """Checkpoint of the recipe's line, or None. A freshly trained one goes before users first,
-    through the same gate as any other.
-    """
+    """Checkpoint of the recipe's line, or None. A fresh one passes the gate before it serves users."""
     line = serving_line(context)
     if not line.was_offered(str(trained)):
         report = offer(context, problems, trained)
@@ -339,9 +333,7 @@ def _window(context: StageContext, cycle: CycleRow) -> Window:
 def ship(
     context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
 ) -> PromotionReport:
-    """The gate, and what it decides: promoted, refused, or a canary where the recipe has one. Never
-    skipped, however late the cycle is.
-    """
+    """Gates a checkpoint: promoted, refused, or given a canary where the recipe has one. Never skipped."""
     line = ServingLine(context.ledger, cycle.line, time.time)
     decision = judge(line, candidate, champion, context.recipe.cycle.gate)
     line.publish_candidate(candidate, decision)

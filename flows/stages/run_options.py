@@ -68,7 +68,7 @@ class Suite(StrEnum):
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Its splits; a gate judges on the first."""
+        """Its splits. A gate judges on the first."""
         mutations, functions = (Split.HELD_OUT,), (Split.HELD_OUT_FUNCTION,)
         return {
             Suite.MUTATIONS: mutations,

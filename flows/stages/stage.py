@@ -81,9 +81,7 @@ class StageContext:
         return self.artifacts.get(artifact) if isinstance(artifact, str) else artifact
 
     def run_directory(self, kind: str, identity: str) -> Path:
-        """Directory of a stage's unfinished work, the same for the same identity, so that it
-        resumes.
-        """
+        """Directory of a stage's unfinished work. The same identity resumes in it."""
         return self.runs_directory / f"{kind}-{identity}"
 
     def ensure(
@@ -167,9 +165,7 @@ class StageContext:
         return None
 
     def _under_way(self, identity: Identity, *, exactly: bool) -> StageStart | None:
-        """The unfinished start of the same settings and parents that is newest, if there is one.
-        `exactly`: of the same code too.
-        """
+        """The newest unfinished start of the same settings and parents, if any. `exactly`: of the same code too."""
         found = []
         for path in self.runs_directory.glob(f"{identity.kind}-*/{START_FILE}"):
             start = read_record(path, StageStart)

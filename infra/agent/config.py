@@ -1,7 +1,7 @@
 """What an attempt is asked to do and the limits it runs under.
 
 `HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (what one environment narrows),
-`PromptFacts` and `AgentRequest` (one attempt). Plain values in, no behaviour.
+`PromptFacts` and `AgentRequest` (one attempt).
 """
 
 from typing import Literal
@@ -179,9 +179,7 @@ class RecentFile(Record):
 
 
 class PromptFacts(Record):
-    """Facts for the system prompt and first message beside tools and task. Equal
-    facts give byte-equal prompts. The date comes in.
-    """
+    """Facts for the system prompt and first message beside tools and task. Equal facts give equal bytes."""
 
     directory: str = "/repo"
     platform: str = "Linux"

@@ -108,7 +108,7 @@ class AgentEnvironment:
 
 @contextmanager
 def _answered(message: str) -> Iterator[None]:
-    """Words what the sandbox refuses for the model; faults of ours pass."""
+    """Words what the sandbox refuses for the model. Faults of ours pass."""
     try:
         yield
     except SandboxError as error:

@@ -89,9 +89,7 @@ class SamplingDistribution(Record):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether tokens of the vocabulary could not be drawn: a trainer that scores over all of it
-        scores another distribution.
-        """
+        """Whether some tokens could not be drawn, so that a trainer over all scores another distribution."""
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
 
 
@@ -171,9 +169,7 @@ class Transcript(Record):
         )
 
     def opening_tokens(self, num_turns: int) -> int:
-        """Tokens of the first segment that the answer after so many turns was sampled from; all of
-        them where no answer followed.
-        """
+        """Tokens that the answer after so many turns was sampled from. All where no answer followed."""
         segment = self.segments[0]
         answered = sum(turn.generated_tokens > 0 for turn in self.turns[:num_turns])
         edges_T = np.diff(segment.loss_mask_T.astype(np.int8), prepend=0)

@@ -163,7 +163,7 @@ class Artifacts:
         )
 
     def made_with(self, identity: Identity) -> list[tuple[ArtifactRef, Manifest]]:
-        """Artifacts of the same settings, whatever code made them; newest first."""
+        """Artifacts of the same settings, whatever code made them. Newest first."""
         self.find(identity.kind, identity.name, identity.fingerprint())  # indexes a lost row again
         refs = [_ref(row) for row in self._ledger.artifacts.list(identity.kind, identity.name)]
         found = [(ref, self._manifest(ref.object_prefix)) for ref in reversed(refs)]
@@ -236,8 +236,7 @@ class Artifacts:
         return _ref(self._index(manifest))
 
     def fetch(self, ref: ArtifactRef, directory: Path) -> Path:
-        """Bring the files to `directory`. Files there with the right checksum are not copied again;
-        a damaged object raises StorageError."""
+        """Copies the missing files to `directory`. StorageError for a damaged object."""
         manifest = self.manifest(ref)
         for file in manifest.files:
             path = directory / file.path
@@ -261,7 +260,7 @@ class Artifacts:
         return self.manifest(ref).metadata
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
-        """The manifest; StorageError if the artifact is gone."""
+        """The manifest. StorageError if the artifact is gone."""
         manifest = self._manifest(ref.object_prefix)
         if manifest is None:
             raise StorageError(
@@ -272,9 +271,7 @@ class Artifacts:
         return manifest
 
     def find_damage(self, ref: ArtifactRef) -> list[str]:
-        """Files of an artifact that are not in the store, or not in their size. StorageError if the
-        whole artifact is gone. No byte of a file is read.
-        """
+        """Files that are missing from the store or have another size. StorageError if all are gone."""
         manifest = self.manifest(ref)
         folder = f"{ref.object_prefix}/files/"
         sizes = self._objects.sizes(folder)

@@ -57,7 +57,7 @@ _PROSE_SUFFIXES = {".md", ".pyc"}
 
 
 class ModuleFacts(NamedTuple):
-    """Digest of a file; of a Python module also what it imports and the strings it holds."""
+    """Digest of a file. Of a Python module also what it imports and the strings it holds."""
 
     digest: str
     imported: tuple[str, ...] = ()
@@ -69,9 +69,7 @@ class SourceTree:
     """Import graph and digests of a package's modules, each parsed once."""
 
     def __init__(self, root: Path, package: str = "ostinato", cache: Path | None = None) -> None:
-        """`root`: the folder that is imported as `package`; a copy of it will do. `cache`: a file
-        that keeps what was parsed, by content.
-        """
+        """`root`: the folder that is imported as `package`. `cache`: file of what was parsed, by content."""
         self._root = root
         self._package = package
         self._paths = dict(_find_modules(root, package))
@@ -80,9 +78,7 @@ class SourceTree:
         self._imports: dict[str, frozenset[str]] = {}
 
     def imports(self, module: str) -> frozenset[str]:
-        """Project modules that `module` imports or names in a string, as in "pkg.mod:function",
-        and the packages above them.
-        """
+        """Project modules that `module` imports or names in a string, and the packages above them."""
         known = self._imports.get(module)
         if known is None:
             facts = self._facts_of(self._paths[module])
@@ -135,15 +131,13 @@ class SourceTree:
         return facts
 
     def _module_of(self, name: str) -> str:
-        """The longest module in a dotted name; empty outside the package."""
+        """The longest module in a dotted name. Empty outside the package."""
         while name and name not in self._paths:
             name = name.rpartition(".")[0]
         return name
 
     def _files_beside(self, module: str) -> Iterator[Path]:
-        """Files that a string of the module names, relative to its folder: a file, all files of a
-        folder, or a pattern.
-        """
+        """Files that a string of the module names, relative to its folder: a file, a folder, or a pattern."""
         folder = self._paths[module].parent
         facts = self._facts_of(self._paths[module])
         for name in facts.strings if facts.reads_files else ():
@@ -245,7 +239,7 @@ def _parents(module: str) -> Iterator[str]:
 
 
 def _strip_prose(tree: ast.Module) -> Iterator[str]:
-    """Takes out docstrings and what only type checkers import; yields the imported names."""
+    """Takes out docstrings and what only type checkers import. Yields the imported names."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()

@@ -2,7 +2,7 @@
 strays.
 
 Each takes one message (so it survives pickling) that says what, the value seen, the value wanted
-and the id. It does not log and does not retry.
+and the id.
 """
 
 import errno
@@ -101,9 +101,7 @@ def type_name(error: OstinatoError) -> str:
 
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
-    """Turn any untyped exception into `error_type`; that of a full disk into StorageError. An already typed one passes
-    unchanged.
-    """
+    """Turns an untyped exception into `error_type`, that of a full disk into StorageError."""
     try:
         yield
     except OstinatoError:

@@ -26,7 +26,7 @@ class PluginGroup:
         return tuple(self._entries())
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
-        """ValueError for a name that nothing provides; for validators of settings."""
+        """ValueError for a name that nothing provides. For validators of settings."""
         known = self.names
         for name in names:
             if name not in known:
@@ -63,7 +63,7 @@ class PluginGroup:
 
 @cache
 def installed_entries(group: str) -> dict[str, EntryPoint]:
-    """Entry points of installed packages by name, sorted; two of one name are an error."""
+    """Entry points of installed packages by name, sorted. Two of one name are an error."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         other = found.setdefault(entry.name, entry)

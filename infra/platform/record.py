@@ -8,7 +8,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
-    """Frozen values; an unknown field is an error."""
+    """Frozen values. An unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

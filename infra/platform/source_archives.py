@@ -98,9 +98,7 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
 
 
 def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
-    """Python files and data of a wheel by path, without tests. `is_whole`: with its compiled modules and
-    metadata.
-    """
+    """Python files and data of a wheel by path. `is_whole`: with compiled modules, metadata and tests."""
     left_out = (".pyd", ".pyi", ".c", ".h") if is_whole else (".so", ".pyd", ".pyi", ".c", ".h")
     return {
         path: content

@@ -32,7 +32,7 @@ def open_backend(
 
 
 def check_kind(kind: SandboxKind) -> None:
-    """Refuse a kind that this machine cannot run; the error names what to install."""
+    """Refuse a kind that this machine cannot run. The error names what to install."""
     if kind is SandboxKind.MICROVM:
         check_host(_image_folder())
 

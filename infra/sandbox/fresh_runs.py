@@ -24,7 +24,7 @@ _MARK_OF_A_TEST = b"def test"
 
 
 class SharedBox(ABC):
-    """A box of one repository that many runs share; it starts again when it is lost. Belongs to one event loop."""
+    """A box of one repository that many runs share. It starts again when it is lost. Belongs to one event loop."""
 
     def __init__(
         self, repository: PreparedRepository, limits: SandboxLimits, parallel_runs: int
@@ -83,9 +83,7 @@ class SharedBox(ABC):
         time_limit_seconds: float,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The reply to a run. When another run takes the box down, this one gets a second try.
-        SandboxLost when the box died twice.
-        """
+        """The reply to a run, tried again once when another run took the box down. SandboxLost after that."""
         for attempt in (1, 2):
             channel = await self._open_channel()
             try:
@@ -116,18 +114,14 @@ class FreshRuns(SharedBox):
         *,
         hides_tests: bool,
     ) -> None:
-        """`hides_tests`: whether files that hold tests are blank on the disk of the box. Data that
-        only looks like a test then is too.
-        """
+        """`hides_tests`: whether files that hold tests, or look like them, are blank on the disk of the box."""
         super().__init__(repository, limits, parallel_runs)
         self._hides_tests = hides_tests
 
     async def run(
         self, files: Mapping[str, bytes], test_ids: Sequence[str], time_limit_seconds: float
     ) -> dict[str, Any]:
-        """The box's reply to a run of tests on `files`, all there are. SandboxLost when the box
-        died twice.
-        """
+        """The box's reply to a run of tests on `files`, all there are. SandboxLost when the box died twice."""
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
         return await self._request_run(sources, test_ids, time_limit_seconds)
 

@@ -57,7 +57,7 @@ class SnapshotKind(StrEnum):
 
 
 class Snapshot(Record):
-    """A state to start sandboxes from. Immutable; equal content gives an equal id."""
+    """A state to start sandboxes from. Immutable. Equal content gives an equal id."""
 
     snapshot_id: str = Field(description="hash of the content")
     kind: SnapshotKind
@@ -78,7 +78,7 @@ class SandboxSpec(Record):
 
 
 class TestOutcome(StrEnum):
-    """Outcome of one requested test; only PASSED counts."""
+    """Outcome of one requested test. Only PASSED counts."""
 
     __test__ = False
 
@@ -152,7 +152,7 @@ class Sandbox(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the box is gone; every operation then raises SandboxLost."""
+        """Whether the box is gone. Every operation then raises SandboxLost."""
         ...
 
     async def exec(
@@ -171,33 +171,33 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str) -> bytes:
-        """Content of a file; OutputLimit over 8 MiB."""
+        """Content of a file. OutputLimit over 8 MiB."""
         ...
 
     async def write(self, path: str, content: bytes) -> None:
-        """Replace a file atomically; folders are made, an executable bit stays."""
+        """Replace a file atomically. Folders are made, an executable bit stays."""
         ...
 
     async def list(self, path: str = ".") -> tuple[str, ...]:
-        """Sorted names in a folder; folders end with a slash. OutputLimit over 20,000."""
+        """Sorted names in a folder. Folders end with a slash. OutputLimit over 20,000."""
         ...
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
-        """Write and remove (None) files in one round trip; the errors by path.
+        """Write and remove (None) files in one round trip. The errors by path.
 
         Each write alone is atomic, they are not so together.
         """
         ...
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
-        """Regular files of /repo that differ from `base`; None as content: removed.
+        """Regular files of /repo that differ from `base`. None as content: removed.
 
         Without a base: from the repository itself, so files that the spec laid over it differ too.
         """
         ...
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Freeze what is there now; the sandbox goes on."""
+        """Freeze what is there now. The sandbox goes on."""
         ...
 
     async def close(self) -> None:
@@ -217,15 +217,15 @@ class SandboxBackend(Protocol):
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A new sandbox that answers; CapacityExhausted or SandboxLost when it does not."""
+        """A new sandbox that answers. CapacityExhausted or SandboxLost when it does not."""
         ...
 
     async def fork(self, source: Snapshot | Sandbox, count: int = 1) -> Sequence[Sandbox]:
-        """New sandboxes in the state of `source`; a running source goes on undisturbed."""
+        """New sandboxes in the state of `source`. A running source goes on undisturbed."""
         ...
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget it; sandboxes that were started from it go on. SandboxNotFound a second time."""
+        """Forget it. Sandboxes that were started from it go on. SandboxNotFound a second time."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,5 @@
 """The layout of a weight chain in the object store, and the record that commits a version.
 
-It does not encode tensors and decides nothing about what to publish.
-
     chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
     chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
     chains/{chain_id}/readers/{reader_id}.json                       what one subscriber holds, fetches or refused

@@ -71,9 +71,7 @@ def scores_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Running maximum, sum of powers, sum of powers times logits and target logit of one split:
-    grid (splits, token tiles).
-    """
+    """Running maximum, sums of powers and of powers times logits, target logit: grid (splits, token tiles)."""
     row = tl.program_id(1) * BLOCK_T
     rows = row + tl.arange(0, BLOCK_T)
     targets = tl.load(targets_ptr + rows, mask=rows < num_tokens, other=-1)

@@ -1,8 +1,6 @@
 """Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product an expert,
 gather back.
 
-It does not choose experts and holds no parameters.
-
 Each expert is taken through all its products before the next one, so that its rows (about 1 MB at
 nano) stay in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero:
 oneDNN compiles a product for each new shape, and row counts differ in every batch.

@@ -98,6 +98,6 @@ class Precision:
 
 
 def find_precision(name: PrecisionName, device: torch.device) -> Precision:
-    """The precision of a recipe. Only CUDA multiplies MXFP8; elsewhere it is emulated."""
+    """The precision of a recipe. Only CUDA multiplies MXFP8. Elsewhere it is emulated."""
     dtype = torch.float32 if name == "fp32" else torch.bfloat16
     return Precision(dtype, GROUP.get(name), device.type != "cuda")

@@ -1,7 +1,7 @@
 """The MXFP8 format: e4m3 values that share a power-of-two scale by blocks.
 
 The constants, the record of a quantized matrix and the two exact conversions between a scale byte
-and its power of two. It rounds nothing.
+and its power of two.
 
 A byte b stands for 2**(b - 127); 255 marks a block that held NaN or infinity. Blocks are (rows,
 columns) of the last two dimensions: (1, 32) is the row copy of OCP MX, (32, 1) its column copy, (1,

@@ -1,7 +1,6 @@
 """Laying token copies out by expert for grouped products, and summing them back.
 
-It chooses no expert and multiplies nothing. `permute` and `unpermute` are adjoint
-to each other, so each is the other's backward.
+`permute` and `unpermute` are adjoint to each other, so each is the other's backward.
 
 An expert's rows are filled up to a multiple of `align` with rows of zeros. The number of rows is
 known before the experts are (`largest_rows`), so that nothing waits for the device; rows behind the

@@ -52,9 +52,7 @@ def place_kernel(
     BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """Row of each copy: its expert's first row for this block, plus how many copies of the block
-    before it go to the same expert.
-    """
+    """Row of each copy: its expert's first row for this block, plus the copies before it in the block."""
     copies, chosen = load_experts(experts_ptr, num_copies, BLOCK)
     is_earlier = copies[None, :] < copies[:, None]
     rank = tl.sum((is_earlier & (chosen[:, None] == chosen[None, :])).to(tl.int32), 1)

@@ -13,9 +13,7 @@ _FULL_BYTES = 64 * 1024  # torch's writer in C++ does not say why it failed
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Makes what fails for want of room on the disk of `path` an OSError that names it. Cleaning up is for the
-    caller, outside.
-    """
+    """Makes what fails for want of room on the disk of `path` an OSError that names it."""
     try:
         yield
     except Exception as error:

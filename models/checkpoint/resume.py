@@ -58,16 +58,14 @@ class ResumePoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Waits for the last point; where the run failed, not longer than others may need to end."""
+        """Waits for the last point. Where the run failed, not longer than others may need to end."""
         if kind is None:
             self.finish()
         elif self._writer is not None:
             self._writer.join(FAILED_RUN_SECONDS)
 
     def save(self, name: str, parts: Iterable[ShardedTensor], common: dict[str, Any]) -> None:
-        """Copies the parts to the CPU and begins to write them, when the last point is written. `common` is
-        rank 0's; names rise.
-        """
+        """Copies the parts to the CPU and begins to write them once the last point is written."""
         self.finish()
         mine: list[Any] = list(parts)  # Megatron's types name neither lists nor whole parts
         if not self._is_checked:  # that the ranks' parts make each tensor exactly once
@@ -143,7 +141,7 @@ class ResumePoints:
             save_config(CheckpointingConfig("torch_dist"), str(folder))
 
     def _prepare(self, folder: Path, common: dict[str, Any] | None) -> None:
-        """Rank 0 makes the folder; the others, whose writers would make it too, wait for that."""
+        """Rank 0 makes the folder. The others, whose writers would make it too, wait for that."""
         is_ready = torch.ones(1)
         failure: Exception | None = None
         if common is not None:

@@ -1,14 +1,12 @@
 """A checkpoint as a directory.
 
-It builds no model and knows no object store.
-
-    model.safetensors   canonical weights
-    spec.json           ModelSpec
-    tokenizer.json      copied from the caller
-    published/          of an imported model: config.json, chat template and other small files
-    adapter/            of one that was trained as an adapter: as PEFT reads it
-    optimizer.pt        optional
-    checkpoint.json     written last: checksum of the weights, metadata
+model.safetensors   canonical weights
+spec.json           ModelSpec
+tokenizer.json      copied from the caller
+published/          of an imported model: config.json, chat template and other small files
+adapter/            of one that was trained as an adapter: as PEFT reads it
+optimizer.pt        optional
+checkpoint.json     written last: checksum of the weights, metadata
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out; one
+"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out. One
 thread, no waiting.
 
 `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's

@@ -1,7 +1,7 @@
 """The contract between whoever wants tokens and whoever makes them.
 
 The request and answer records of generation and the `ModelClient` protocol that rollout workers,
-evaluation and the gateway talk to. It does not run a model and knows neither Ray nor torch.
+evaluation and the gateway talk to.
 
 Shapes: T new tokens, P prompt tokens, L MoE layers, K experts per token.
 """

@@ -1,8 +1,7 @@
 """Requests before and while they run.
 
 Request checking, `RequestQueue` (priority classes, first come first served inside a class) and
-`RunningRequest` (what the engine must remember a request beside the slot arrays). It allocates
-nothing and runs nothing.
+`RunningRequest` (what the engine must remember a request beside the slot arrays).
 """
 
 from collections.abc import Iterator

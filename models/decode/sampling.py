@@ -81,7 +81,7 @@ def likeliest_tokens(
 def _distributions(
     logits_RV: Tensor, temperature_R: np.ndarray, top_p_R: np.ndarray, top_k_R: np.ndarray
 ) -> Tensor:
-    """Probabilities that tokens are drawn with; a greedy row's are the untempered model's."""
+    """Probabilities that tokens are drawn with. A greedy row's are the untempered model's."""
     divisor_R = np.where(temperature_R == 0, np.float32(1), temperature_R)
     probabilities_RV = torch.softmax(logits_RV / torch.from_numpy(divisor_R)[:, None], dim=-1)
     if top_k_R.any():

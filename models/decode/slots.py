@@ -2,7 +2,7 @@
 
 `SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
 least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
-slots. It runs no model and holds no keys or values.
+slots.
 
 Shapes: S slots, C positions, V vocabulary, B slots of a selection.
 """
@@ -38,9 +38,7 @@ class Taken:
 
 
 class SlotTable:
-    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are the tokens known, the first
-    `cached_S[s]` of them were fed.
-    """
+    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are known, the first `cached_S[s]` were fed."""
 
     def __init__(self, slots: int, positions: int, vocab_size: int) -> None:
         self.state_S = np.zeros(slots, dtype=np.int8)

@@ -1,7 +1,6 @@
 """Running totals of one decode engine.
 
-`EngineStatistics`: counters only ever added to; a reader subtracts two snapshots. It measures
-nothing itself.
+`EngineStatistics`: counters only ever added to; a reader subtracts two snapshots.
 """
 
 from dataclasses import asdict, dataclass

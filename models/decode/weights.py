@@ -32,9 +32,7 @@ class DraftArrays(NamedTuple):
 
 
 class TrunkArrays(NamedTuple):
-    """All matrices of the trunk, in the order that the compiled trunk takes them. Those of layers
-    and experts follow one another.
-    """
+    """All matrices of the trunk, in the order that the compiled trunk takes them."""
 
     embedding_VD: np.ndarray
     head: np.ndarray  # the embedding again, packed as [D, V]
@@ -58,7 +56,7 @@ class DecodeWeights:
 
 
 def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
-    """Checks, fuses and packs a copy; the input may be changed afterwards.
+    """Checks, fuses and packs a copy. The input may be changed afterwards.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
@@ -90,9 +88,7 @@ def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def check_vectors(spec: ModelSpec) -> None:
-    """Refuses a shape that the compiled trunk does not compute, or whose rows do not fill whole
-    vectors.
-    """
+    """Refuses a shape that the compiled trunk does not compute, or rows that do not fill vectors."""
     only: dict[str, tuple[Any, ...]] = {
         "latent": (None,),
         "num_dense_layers": (0, spec.num_layers),

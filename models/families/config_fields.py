@@ -1,4 +1,4 @@
-"""The fields of a published `config.json`, each read once; what nobody read is refused by name."""
+"""The fields of a published `config.json`, each read once. What nobody read is refused by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -163,7 +163,7 @@ class ConfigFields:
         )
 
     def _object(self, name: str) -> dict[str, Any]:
-        """A copy of a field's object, empty where the field is absent; nulls left out."""
+        """A copy of a field's object, empty where the field is absent. Nulls left out."""
         value = self.take(name, {})
         if not isinstance(value, dict):
             raise ValueError(

@@ -82,9 +82,7 @@ def merge_update(adapters: torch.nn.ModuleDict, name: str, weight: Tensor) -> Te
 
 
 def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
-    """Clones of the adapters on the CPU; None where all weights are trained. Query, key and value share
-    their `down_RI`.
-    """
+    """Clones of the adapters on the CPU. None where all weights are trained."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     adapter: Any = None
     for key, adapter in model.adapters.items():
@@ -100,7 +98,7 @@ def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
 
 @contextmanager
 def weights_put_back(model: "TrainerModel") -> Iterator[None]:
-    """Lets weights be imported within; after it weights and adapters are, bit for bit, as before."""
+    """Lets weights be imported within. After it weights and adapters are, bit for bit, as before."""
     live = model.canonical_tensors() | model.adapters.state_dict()
     kept = {name: tensor.detach().clone() for name, tensor in live.items()}
     try:

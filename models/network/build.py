@@ -1,7 +1,5 @@
 """From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
 
-It neither optimises nor reads files.
-
 Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per token, E experts, N =
 T*B (time first).
 """
@@ -90,7 +88,7 @@ class TrainerModel(torch.nn.Module):
 
     @property
     def trunk(self) -> ChunkGPT:
-        """The rank's first chunk; without a pipeline, the whole trunk."""
+        """The rank's first chunk. Without a pipeline, the whole trunk."""
         return self.chunks[0]  # type: ignore[return-value]
 
     @property
@@ -142,7 +140,7 @@ class TrainerModel(torch.nn.Module):
             return self.run_chunk(self.trunk, tokens_BT, padding_BT)
 
     def run_chunk(self, chunk: ChunkGPT, tokens_BT: Tensor, padding_BT: Tensor | None) -> Tensor:
-        """Returns the states after a chunk, time first; under sequence parallelism this rank's part of
+        """Returns the states after a chunk, time first. Under sequence parallelism this rank's part of
         them, of the last chunk all. Where there is one before, `chunk.decoder.input_tensor` holds what it
         gave.
         """
@@ -275,9 +273,7 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights into the model. Names and shapes must match exactly. Adapters add
-        nothing afterwards.
-        """
+        """Copies canonical weights, whose names and shapes must match, into the model. Adapters add nothing then."""
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:

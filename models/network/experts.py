@@ -87,7 +87,7 @@ class ExpertMlp(torch.nn.Module):
         )
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        """Output, and None as bias. `padding_mask` is batch first; True is padding."""
+        """Output, and None as bias. `padding_mask` is batch first. True is padding."""
         if self.precision != "fp32":
             return grouped_mlp(
                 tokens_ND,
@@ -101,7 +101,7 @@ class ExpertMlp(torch.nn.Module):
 
 
 class SortedMoELayer(BaseMoELayer):
-    """Routes, sorts tokens by expert, runs one product an expert; adds the shared expert."""
+    """Routes, sorts tokens by expert, runs one product an expert. Adds the shared expert."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class SortedMoELayer(BaseMoELayer):
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Output, and None as bias. `padding_mask` is batch first; True is padding."""
+        """Output, and None as bias. `padding_mask` is batch first. True is padding."""
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         with plain_context(self.engine):
             hidden = hidden_states.to(self.router.weight.dtype)

@@ -33,7 +33,7 @@ LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever 
 
 
 class LatentSelfAttention(MegatronModule):
-    """Queries, keys and values from low ranks; the last columns of a head carry its position."""
+    """Queries, keys and values from low ranks. The last columns of a head carry its position."""
 
     def __init__(self, config: TrunkConfig, layer_number: int, **_: Any) -> None:
         super().__init__(config)
@@ -133,7 +133,7 @@ def _heads(rows_TBO: Tensor, width: int) -> Tensor:
 
 
 def _rotate(columns_TBNR: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Columns 2i and 2i+1 are a pair; the results stand in halves, which scores do not see."""
+    """Columns 2i and 2i+1 are a pair. The results stand in halves, which scores do not see."""
     first, second = columns_TBNR[..., 0::2], columns_TBNR[..., 1::2]
     cos, sin = (part[:, None, None].to(columns_TBNR.dtype) for part in (cos_TR, sin_TR))
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -1,7 +1,5 @@
 """The expert router: Megatron's top-k router with compact routes and replay.
 
-It does not run experts.
-
 Replay makes trainer and engine use the same experts although their scores differ by rounding or by
 a few weight versions. A replayed expert whose score is under `plausibility_ratio` times the
 router's own weakest choice is no longer one this router could have meant: the router's own
@@ -58,8 +56,7 @@ def choose_experts(
 
 
 def _limit_groups(biased_NE: Tensor, groups: int, chosen: int) -> Tensor:
-    """Scores outside each token's best groups become -inf. A group's score is that of its two best
-    experts together."""
+    """Scores outside each token's best groups become -inf. A group scores as its two best experts together."""
     if chosen == groups:
         return biased_NE
     grouped_NGE = biased_NE.view(len(biased_NE), groups, -1)
@@ -82,9 +79,7 @@ class ReplayRouter(TopKRouter):
     num_replaced: int = 0
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns (weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded
-        tokens in training.
-        """
+        """(weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded tokens in training."""
         logits_NE = logits.view(-1, logits.shape[-1])
         is_softmax = self.spec.router_score == "softmax"
         scores_NE = torch.softmax(logits_NE, -1) if is_softmax else torch.sigmoid(logits_NE)
@@ -165,18 +160,14 @@ class RankRouters:
         return torch.stack(counts) if counts else torch.zeros(0, 0, device=current_device())
 
     def balance(self, counts_LE: Tensor, rate: float) -> None:
-        """Moves each expert's bias, where there is one, by `rate` towards the mean load and forgets
-        the counts.
-        """
+        """Moves experts' biases by `rate` towards the mean load and forgets the counts."""
         for router, counts_E in zip(self._routers, counts_LE, strict=True):
             if router.spec.router_score == "sigmoid" and router.weight.requires_grad:
                 router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
             router.local_tokens_per_expert.zero_()
 
     def take_replay_counts(self) -> tuple[int, int]:
-        """Returns how many routes were replayed and how many of them the plausibility filter
-        replaced, and forgets both.
-        """
+        """(replayed routes, those that the plausibility filter replaced) since the last call."""
         replayed = sum(router.num_replayed for router in self._routers)
         replaced = sum(router.num_replaced for router in self._routers)
         for router in self._routers:

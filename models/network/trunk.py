@@ -61,34 +61,41 @@ def megatron_config(
         expert_tensor_parallel_size=parallel_state.get_expert_tensor_parallel_world_size(),
         calculate_per_token_loss=True,  # gradients are summed; the loop divides by target tokens
         moe_router_bias_update_rate=0.0,  # `RankRouters.balance` moves it
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_attention_heads,
-        num_query_groups=spec.num_query_groups,
-        kv_channels=spec.head_dim,
-        ffn_hidden_size=spec.dense_hidden_size or spec.expert_hidden_size,
-        num_moe_experts=spec.num_experts or None,
-        moe_ffn_hidden_size=spec.expert_hidden_size or None,
+        **shape_options(spec),
         moe_router_topk=spec.experts_per_token,
         moe_router_score_function="sigmoid",  # with a bias; ReplayRouter scores as the spec says
         moe_router_enable_expert_bias=True,
-        moe_router_load_balancing_type="none",
-        moe_token_dispatcher_type="allgather",
-        normalization="RMSNorm",
         layernorm_epsilon=spec.norm_epsilon,
-        qk_layernorm=spec.qk_norm,
-        add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
         init_method_std=spec.hidden_size**-0.5,
         embedding_init_method_std=EMBEDDING_STD,
-        use_cpu_initialization=True,
     )
+
+
+def shape_options(spec: ModelSpec) -> dict[str, Any]:
+    """Fields of Megatron's configuration by which any of its modules compute a shape on a CPU."""
+    return {
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_query_groups": spec.num_query_groups,
+        "kv_channels": spec.head_dim,
+        "ffn_hidden_size": spec.dense_hidden_size or spec.expert_hidden_size,
+        "num_moe_experts": spec.num_experts or None,
+        "moe_ffn_hidden_size": spec.expert_hidden_size or None,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "allgather",
+        "normalization": "RMSNorm",
+        "qk_layernorm": spec.qk_norm,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bias_dropout_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "use_cpu_initialization": True,
+    }
 
 
 def block_modules(

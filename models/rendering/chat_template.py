@@ -101,9 +101,7 @@ class TemplateRenderer(Renderer):
         return self._append([{"role": "user", "content": text}])
 
     def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
-        """The tool results of a turn in call order, a note of the harness if any, and the header of
-        the next answer.
-        """
+        """The tool results of a turn in call order, a note of the harness if any, and the next header."""
         messages = [{"role": self._result_role, "content": result} for result in results]
         return self._append(
             messages + ([] if note is None else [{"role": "user", "content": note}])
@@ -222,7 +220,7 @@ class TemplateRenderer(Renderer):
 
 
 class _AnswerMark(Extension):
-    """The block `generation`, by which some templates mark answers; its text stays as it is."""
+    """The block `generation`, by which some templates mark answers. Its text stays as it is."""
 
     tags: ClassVar = {"generation"}
 

@@ -3,7 +3,7 @@
 Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's
 tokens are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or
 `append_user(...)`, and so on; nothing sampled is encoded again. Content never yields a control
-token, whatever it says. It calls no model and runs no tool.
+token, whatever it says.
 """
 
 import re
@@ -72,7 +72,7 @@ class Renderer:
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`; "lines" lets line tags be single tokens, "all" also call tags."""
+        """Tokens of `text`. "lines" lets line tags be single tokens, "all" also call tags."""
         if tags == "none" or "<" not in text:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         ids: list[int] = []

@@ -1,9 +1,7 @@
 """Trains the byte-level BPE tokenizer.
 
-Text in, a `tokenizers.Tokenizer` with the special tokens of `vocabulary` at their fixed ids out.
 Pre-tokenisation suits Python: a newline takes its indent with it, runs of two or more spaces stay
-whole, words may carry one leading space and underscores, digits stand alone. It chooses no corpus
-and writes no file.
+whole, words may carry one leading space and underscores, digits stand alone.
 """
 
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 The order of specials (ids count from 0; a trained vocabulary starts after them). Only the template
 inserts control tokens; tool and argument tags come from the model (or a demonstration of it); line
-tags also from tool results. It knows no tokenizer: names in, ids out.
+tags also from tool results.
 """
 
 PAD = "<|pad|>"

@@ -33,9 +33,7 @@ ROWS_A_BATCH = 8  # of held-out shards
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target: nothing comes before
-    it.
-    """
+    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target."""
 
     tokens_BT: Tensor
     loss_mask_BT: Tensor
@@ -135,9 +133,7 @@ class TranscriptSource:
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _cut(self, buckets: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Cuts transcripts, longest bucket first, into (first, last, length). The rest of a bucket
-        is filled up with shorter ones.
-        """
+        """Cuts transcripts, longest bucket first, into (first, last, length). Shorter ones fill a bucket up."""
         cuts, first = [], 0
         while first < len(buckets):
             length = int(self.bucket_tokens[buckets[first]])

@@ -99,7 +99,7 @@ class PhaseConfig(TrainingRecord):
 
 
 class LayoutConfig(TrainingRecord):
-    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
 
     tensor: int = Field(
         default=1, ge=1, description="ranks that share each matrix, the vocabulary and each row"

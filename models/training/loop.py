@@ -59,9 +59,7 @@ class Work:
 
 
 class TrainingRun:
-    """One run over all phases. Resume points of another `identity` are ignored; rank 0 alone tells
-    `on_step`.
-    """
+    """One run over all phases. Resume points of another `identity` are ignored."""
 
     def __init__(self, work: Work, directory: Path, identity: str, on_step: OnStep) -> None:
         self.work = work

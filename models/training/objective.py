@@ -1,7 +1,6 @@
 """Pure tensor losses and estimators.
 
-It runs no model and knows no batches. The policy-gradient loss lives with its settings in the
-learning stage.
+The policy-gradient loss lives with its settings in the learning stage.
 
 Shapes: N positions, V vocabulary.
 """

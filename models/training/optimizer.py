@@ -83,7 +83,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=rate)
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """The momentum, one gradient ahead (Nesterov); it takes the gradient in."""
+        """The momentum, one gradient ahead (Nesterov). It takes the gradient in."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -121,9 +121,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
                     yield f"optimizer.{name}.{kind}", parameter, value
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name, whole and on the CPU: the same in every layout. All ranks call it
-        together.
-        """
+        """The parts' states by name, whole and on the CPU. All ranks call it together."""
         return {
             name: _map_state(part, part.state_dict(), _gather_to_cpu)
             for name, part in self.parts.items()

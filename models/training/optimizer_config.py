@@ -1,4 +1,4 @@
-"""Settings of the optimiser, the same in pretraining, MTP and RL; free of tensors for recipes."""
+"""Settings of the optimiser, the same in pretraining, MTP and RL. Free of tensors for recipes."""
 
 from typing import Literal
 

@@ -35,7 +35,7 @@ def read_functions(wheel: Path, count: int) -> list[Function]:
 
 
 def prompt_of(function: Function, answer_tokens: int) -> Prompt:
-    """Signature and docstring; what follows at the margin is no part of the answer."""
+    """Signature and docstring. What follows at the margin is no part of the answer."""
     return Prompt(
         name=function.task_id,
         text=function.prompt,

@@ -90,7 +90,7 @@ def prompt_of(file: TrackedFile, answer_tokens: int) -> Prompt:
 
 
 def score(files: Sequence[TrackedFile], answers: Sequence[str | None]) -> StateTracking:
-    """Distances of the answers; of an empty file where there was no room for one."""
+    """Distances of the answers. Of an empty file where there was no room for one."""
     texts = [answer or "" for answer in answers]
     distances = [
         Levenshtein.distance(text.strip("\n"), file.after)

@@ -299,9 +299,7 @@ def _code() -> str:
 
 
 class _Journal:
-    """Finished reports, one per line. A torn last line is none. What ended with an error is checked
-    again.
-    """
+    """Finished reports, one per line. A torn last line and errors are checked again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

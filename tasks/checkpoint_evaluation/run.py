@@ -196,7 +196,7 @@ def _supervise(
 
 
 def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[[Progress], None]]:
-    """One listener a shard; together they tell the whole."""
+    """One listener a shard. Together they tell the whole."""
     done, solved = [0.0] * count, [0.0] * count
 
     def listener(index: int) -> Callable[[Progress], None]:
@@ -228,9 +228,7 @@ def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[Att
 
 
 def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[AttemptRequest]:
-    """The attempts of one shard; all attempts at a problem stay together, so that its verdicts are
-    cached once.
-    """
+    """The attempts of one shard. All attempts at a problem stay together, so that verdicts are cached once."""
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))
     mine = set(names[index::count])
     return [item for item in plan if item.problem.problem_id in mine]

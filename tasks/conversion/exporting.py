@@ -90,7 +90,7 @@ def export_adapter(
 
 
 def _published_fields(checkpoint: Path) -> dict[str, Any]:
-    """Fields of the configuration that the model came with; those of our own tokens without one."""
+    """Fields of the configuration that the model came with. Those of our own tokens without one."""
     path = checkpoint / PUBLISHED / CONFIG
     if not path.is_file():
         stops = [SPECIAL_IDS[END], SPECIAL_IDS[END_OF_TEXT]]

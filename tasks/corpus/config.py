@@ -127,7 +127,7 @@ class CorpusConfig(Record):
 
 
 class FunctionLimits(Record):
-    """Largest functions that documents are made of; problems have the same limits."""
+    """Largest functions that documents are made of. Problems have the same limits."""
 
     max_lines: int = Field(default=24, ge=2)
     max_characters: int = Field(default=600, ge=20)

@@ -28,9 +28,7 @@ RATES = ("solved", "shown", "located")
 
 
 class LocatingRow(Record):
-    """One attempt. All that is counted lies before the answer that located the function, or is the
-    whole attempt where none did.
-    """
+    """One attempt. Counts end before the answer that located the function, if any did."""
 
     problem_id: str
     attempt: int

@@ -30,7 +30,7 @@ def distil_payload(collection: Collection, distilled: Distilled) -> dict[str, An
 
 
 def carried_baselines(ledger: Ledger, line: str) -> Baselines:
-    """The baselines of the line's newest closed cycle that has any; empty before the first."""
+    """The baselines of the line's newest closed cycle that has any. Empty before the first."""
     for cycle in reversed(ledger.cycles.history(line)):
         if cycle.closed_at is not None and STAGE in cycle.stages:
             return Baselines.model_validate(cycle.stages[STAGE]["baselines"])

@@ -1,7 +1,5 @@
 """Settings of feedback: what each user signal is worth, how baselines shrink, how simulated users
 behave.
-
-Torch-free: the recipe composes them.
 """
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt

@@ -1,7 +1,4 @@
-"""Interactions as the cycle sees them: tokens, and what users said about them.
-
-It reads and judges nothing.
-"""
+"""Interactions as the cycle sees them: tokens, and what users said about them."""
 
 from enum import StrEnum
 

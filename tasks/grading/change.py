@@ -155,9 +155,7 @@ def _lines(content: bytes | None) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _comments(content: bytes | None) -> tuple[str, ...]:
-    """Comments and strings that stand alone, which serve as comments. Text that does not tokenize
-    gives what came before the fault.
-    """
+    """Comments and strings that stand alone. Text that does not tokenize gives those before the fault."""
     found: list[str] = []
     is_alone = True
     try:

@@ -62,9 +62,7 @@ def is_verified(transcript: Transcript) -> bool:
 
 
 def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
-    """The to-do list at the end. Items are one per line, `[x]` done, any other mark open; a merging
-    call changes the items it names.
-    """
+    """The to-do list at the end, one item per line. `[x]` is done, any other mark open."""
     items: dict[str, TodoItem] = {}
     for call in all_calls(transcript):
         if call.tool != TODO_WRITE or call.status is not CallStatus.OK:

@@ -1,4 +1,4 @@
-"""One attempt's verdict and reward. A lost machine raises; what an attempt breaks is its failure."""
+"""One attempt's verdict and reward. A lost machine raises. What an attempt breaks is its failure."""
 
 import logging
 import random

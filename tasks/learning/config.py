@@ -1,7 +1,6 @@
 """Settings of the learning stage, and what the trainer is asked to open.
 
-Torch-free: the recipe composes them. How many groups make a step and how stale they may be is the
-rollout stage's to say.
+How many groups make a step and how stale they may be is the rollout stage's to say.
 """
 
 from typing import Literal, Self

@@ -1,7 +1,7 @@
 """The policy-gradient loss of one microbatch.
 
 The formula: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
-constant. It runs no model.
+constant.
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """

@@ -44,9 +44,7 @@ class StepParity:
         samples: Sequence[Sample],
         weights_by_version: Mapping[int, Mapping[str, Tensor]],
     ) -> None:
-        """Scores some tokens of each earlier version under its weights. The model is as before
-        after.
-        """
+        """Scores some tokens of each earlier version under its weights, which the model does not keep."""
         self._known |= weights_by_version.keys()
         tokens = self._config.parity.tokens
         chosen = {

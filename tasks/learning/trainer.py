@@ -192,7 +192,7 @@ class RLTrainer:
             del self._versions[old]
 
     def _run_shares(self, shares: list[StepShare]) -> list[ShareResult]:
-        """Each place in data parallelism has a share; its ranks take it together."""
+        """Each place in data parallelism has a share. Its ranks take it together."""
         places = self.config.parallel_layout.places()
         given = [shares[place.data] for place in places]
         results = self._ranks.run(self._own, TrainerRank.take_share, given)

@@ -165,9 +165,7 @@ class PolicyUpdate:
     def _mismatch_without_replay(
         self, microbatches: Sequence[Microbatch], weight_version: int
     ) -> Mismatch | None:
-        """Mismatch of the same weights' log-probs on their own routes, over the first microbatches:
-        the worth of replay.
-        """
+        """Mismatch of the same weights' log-probs on their own routes: the worth of replay."""
         wanted_tokens = self._config.router_replay.compared_tokens
         if not wanted_tokens:
             return None
@@ -223,9 +221,7 @@ def in_order(places: Sequence[Sequence[int]], parts: Sequence[Sequence[Part]]) -
 
 
 def _entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -> float:
-    """Weight of the entropy bonus. The surprise of sampled tokens estimates the entropy before any
-    forward pass.
-    """
+    """Weight of the entropy bonus. Surprise of sampled tokens estimates entropy before any forward pass."""
     if objective.entropy_floor_nats is None:
         return 0.0
     logprobs = [sample.segment.logprobs_T[sample.segment.loss_mask_T] for sample in samples]

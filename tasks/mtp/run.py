@@ -27,7 +27,7 @@ def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
 
 
 def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
-    """The whole stage as one rank sees it; rank 0 alone writes what the stage leaves."""
+    """The whole stage as one rank sees it. Rank 0 alone writes what the stage leaves."""
     request, workspace = given
     directory = workspace.directory
     corpus = Path(request.corpus_directory)

@@ -26,7 +26,7 @@ from ostinato.tasks.mtp.speculation_config import SpeculationRequest, Speculatio
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:
-    """Decodes every prompt in the three ways; EngineError when an answer differs."""
+    """Decodes every prompt in the three ways. EngineError when an answer differs."""
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = load_renderer(Path(request.checkpoint_directory))

@@ -190,7 +190,7 @@ def _walk(
     gradients: LayoutGradients,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Exchange, ...]:
-    """A few microbatches and one update; collectives of all microbatches of a step."""
+    """A few microbatches and one update. Collectives of all microbatches of a step."""
     work, layout = request.work, request.layout
     rows = max(1, work.microbatch_tokens // work.row_tokens)
     parts = layout.tensor * layout.context
@@ -225,7 +225,7 @@ def _walk(
 
 
 def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:
-    """Collectives over several ranks; those of microbatches so many times."""
+    """Collectives over several ranks. Those of microbatches so many times."""
     found = []
     for (phase, operation, ranks), calls in walk.calls.items():
         often = 1.0 if phase in ("gradients", "optimiser") else times

@@ -10,7 +10,7 @@ FILE = Path(__file__).with_name("inputs.toml")
 
 
 class Chip(Record):
-    """One GPU and its links, as the vendor states them; links in one direction."""
+    """One GPU and its links, as the vendor states them. Links in one direction."""
 
     bf16_teraflops: float
     fp8_teraflops: float

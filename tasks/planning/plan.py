@@ -1,4 +1,4 @@
-"""A plan of training on many GPUs: the layout, and what it comes to; refused when it does not fit."""
+"""A plan of training on many GPUs: the layout, and what it comes to. Refused when it does not fit."""
 
 import itertools
 from collections.abc import Iterator
@@ -146,7 +146,7 @@ def _estimate(
 
 
 def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str | None:
-    """Why a layout cannot take the work; None if it can."""
+    """Why a layout cannot take the work. None if it can."""
     if layout.tensor > inputs.chip.gpus_per_node:
         return (
             f"tensor={layout.tensor}, wanted at most the {inputs.chip.gpus_per_node} GPUs of a node"

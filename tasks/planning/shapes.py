@@ -31,7 +31,7 @@ class StageParameters(Record):
 
 
 def stage_of_layer(spec: ModelSpec, layout: ParallelLayout, layer: int) -> int:
-    """Pipeline stage of a layer; with interleaving a stage has every p-th chunk. Chunks that do not come
+    """Pipeline stage of a layer. With interleaving a stage has every p-th chunk. Chunks that do not come
     out even leave the last ones smaller.
     """
     chunk = math.ceil(spec.num_layers / (layout.pipeline * layout.interleave))
@@ -78,7 +78,7 @@ class TokenOperations(Record):
 
 
 def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
-    """Two a parameter that the token meets; attention looks back at half a row on average."""
+    """Two a parameter that the token meets. Attention looks back at half a row on average."""
     hidden, moe = spec.hidden_size, spec.num_moe_layers
     dense = spec.num_layers * attention_parameters(spec)
     dense += spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size

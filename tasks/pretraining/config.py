@@ -1,7 +1,4 @@
-"""What the pretraining stage is asked and what it answers.
-
-Torch-free: the recipe composes them.
-"""
+"""What the pretraining stage is asked and what it answers."""
 
 from typing import Literal, Self
 
@@ -22,7 +19,7 @@ from ostinato.models.training.config import (
 
 
 class PretrainingLayout(LayoutConfig):
-    """Degrees of parallelism over the ranks; data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
 
     pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
     interleave: int = Field(

@@ -43,7 +43,7 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
 
 
 def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
-    """The whole stage as one rank sees it; rank 0 alone writes what the stage leaves."""
+    """The whole stage as one rank sees it. Rank 0 alone writes what the stage leaves."""
     request, workspace = given
     directory = workspace.directory
     corpus = Path(request.corpus_directory)

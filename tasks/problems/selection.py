@@ -238,7 +238,7 @@ def _join(parts: Sequence[Candidate]) -> Candidate:
 
 
 def choose_held_out_functions(places: Iterable[Place], config: ProblemsConfig) -> frozenset[Place]:
-    """Whole functions kept for evaluation, drawn by the seed; at most a third of all."""
+    """Whole functions kept for evaluation, drawn by the seed. At most a third of all."""
     drawn = sorted(places, key=lambda place: draw_rank(f"{config.seed}", "held-out", *place))
     return frozenset(drawn[: min(config.functions_held_out, len(drawn) // 3)])
 

@@ -89,7 +89,7 @@ def compare_with_shipped(lines: bytes, shipped: bytes) -> list[str]:
 
 
 def check_repositories(card: SetCard, prepared: Mapping[str, str]) -> None:
-    """Refuse repositories that differ from those the set was proven on; both name -> fingerprint."""
+    """Refuse repositories that differ from those the set was proven on. Both name -> fingerprint."""
     wanted = card.result.repositories
     different = {name: prepared.get(name) for name in wanted if prepared.get(name) != wanted[name]}
     if different:

@@ -147,9 +147,7 @@ def _first_of_both(observations: Sequence[Observation], count: int) -> list[Obse
 
 
 def _sessions_of(observations: Sequence[Observation], arm: str) -> list[Observation]:
-    """One observation for each session of the arm: what holds for at least half of it, the worse at
-    a tie, and its median latency.
-    """
+    """One observation for each session of the arm: what holds for at least half of it, and median latency."""
     sessions: defaultdict[str, list[Observation]] = defaultdict(list)
     for seen in observations:
         if seen.arm == arm:

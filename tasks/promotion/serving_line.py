@@ -110,9 +110,7 @@ class ServingLine:
         )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
-        """Promotes a candidate whose gate passed against the champion of now, else refuses it.
-        Idempotent.
-        """
+        """Promotes a candidate whose gate passed against the champion of now, else refuses it. Idempotent."""
         if not decision.passed:
             self._note_once("refused", decision.gate_id, decision.reason, decision.candidate)
             return self._report(PromotionOutcome.REFUSED, decision.candidate, decision.reason)

@@ -51,7 +51,7 @@ class EvaluationBeside:
         directory: Path,
         concurrent_attempts: int,
     ) -> None:
-        """`pin` makes the replica serve a version; attempts and points are kept in `directory`."""
+        """`pin` makes the replica serve a version. Attempts and points are kept in `directory`."""
         self._config = config
         self._problems = draw_problems(problems, count=config.problems, seed=config.seed)
         self._attempt = attempt
@@ -89,7 +89,7 @@ class EvaluationBeside:
         return self.points
 
     async def close(self) -> None:
-        """Ends the evaluation under way; its finished attempts are kept."""
+        """Ends the evaluation under way. Its finished attempts are kept."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -142,7 +142,7 @@ class EvaluationBeside:
         )
 
     def _of_version(self, version: int) -> AttemptFunction:
-        """Attempts whose tokens are all of this version; others end as failures of the engine."""
+        """Attempts whose tokens are all of this version. Others end as failures of the engine."""
 
         async def attempt(request: AttemptRequest) -> Trajectory:
             trajectory = await self._attempt(request)

@@ -113,9 +113,7 @@ class RunReporter:
     async def report_status(
         self, orchestrator: Orchestrator, engines: EngineFleet, workers: RolloutFleet
     ) -> None:
-        """Writes every second what waits for what. Runs until cancelled. Who is asked and does not
-        answer holds nothing up.
-        """
+        """Writes every second what waits for what, until cancelled. Nobody's silence holds it up."""
         await asyncio.gather(
             self._write_each_second(orchestrator, engines),
             self._watch_engines(orchestrator, engines),

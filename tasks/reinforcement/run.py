@@ -220,9 +220,7 @@ class TrainingLoop:
         )
 
     async def _train(self, step: StepRequest) -> int:
-        """One step. The journal is marked first: a crash before the checkpoint is complete restores
-        the step before.
-        """
+        """One step. The journal is marked first, so a crash restores the step before."""
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
         self._journal.mark_trained([group.group_id for group in step.groups], step.step)

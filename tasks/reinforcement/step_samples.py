@@ -55,9 +55,7 @@ class StepSamples:
 def find_hint(
     trajectory: Trajectory, edit: LineEdit, renderer: Renderer
 ) -> tuple[int, Hint] | None:
-    """Number of the segment and the hint before its first edit. None without an edit, and where
-    that edit solved the problem.
-    """
+    """Number of the segment and the hint before its first edit. None where that edit solved the problem."""
     transcript = trajectory.transcript
     edits = sum(map(_is_edit, transcript.turns))
     is_solved = trajectory.verdict is not None and trajectory.verdict.passed
@@ -90,7 +88,7 @@ def describe_place(turns: Sequence[TurnRecord], edit: LineEdit) -> str:
 
 
 def _only(problem: Problem) -> tuple[LineEdit, ...]:
-    """The one wrong line of a problem; nothing where more is wrong."""
+    """The one wrong line of a problem. Nothing where more is wrong."""
     return problem.edits if len(problem.edits) == 1 and not problem.blocks else ()
 
 

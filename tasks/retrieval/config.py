@@ -1,4 +1,4 @@
-"""Settings of the retrieval stage. Packages are split by name, what measures never teaches; the default
+"""Settings of the retrieval stage. Packages are split by name, what measures never teaches. The default
 ones are the pinned archives of packages.toml.
 """
 

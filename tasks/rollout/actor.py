@@ -45,7 +45,7 @@ class RolloutActor:
         self._finished: Outbox[Finished] = Outbox(GATHER_SECONDS)
 
     async def ready(self) -> None:
-        """Answers once the worker is made; a failure to make it reaches the caller."""
+        """Answers once the worker is made. A failure to make it reaches the caller."""
 
     async def submit(self, requests: Sequence[AttemptRequest]) -> None:
         """Starts attempts and returns at once."""
@@ -55,7 +55,7 @@ class RolloutActor:
             task.add_done_callback(self._tasks.discard)
 
     async def collect(self) -> list[Finished]:
-        """All attempts that ended since the last call; waits a while for the first."""
+        """All attempts that ended since the last call. Waits a while for the first."""
         return await self._finished.collect()
 
     async def boxes(self) -> BoxUse:
@@ -103,7 +103,7 @@ def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, 
 
 
 class RolloutFleet:
-    """Sends attempts to the least busy worker. Belongs to one event loop; `open` it there."""
+    """Sends attempts to the least busy worker. Belongs to one event loop. `open` it there."""
 
     def __init__(self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]) -> None:
         self._workers = dict(workers)

@@ -87,7 +87,7 @@ class AttemptPool:
             self.dispatched += 1
 
     def take_ended(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
-        """Attempts that ended; an error of any surfaces here."""
+        """Attempts that ended. An error of any surfaces here."""
         ended, self._ended = self._ended, []
         for task in ended:
             yield self._running.pop(task), task.result()

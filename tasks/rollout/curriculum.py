@@ -140,7 +140,7 @@ class GroupHistory:
         self._lines += 1
 
     def replay(self, curriculum: Curriculum) -> int:
-        """Teaches a curriculum everything in the file, each group once; returns how many."""
+        """Teaches a curriculum everything in the file, each group once. Returns how many."""
         results: dict[str, dict[str, Any]] = {}
         for row in read_lines(self._log.path):
             results.setdefault(row["group_id"], row)

@@ -59,7 +59,7 @@ class BranchWatch:
         )
 
     def branch(self, transcript: Transcript) -> Branch:
-        """The branch; at the end of the attempt where nothing can continue from one."""
+        """The branch. At the end of the attempt where nothing can continue from one."""
         turns = transcript.turns
         if self._found is None or len(turns) <= self._found.turns:
             return Branch(turns=len(turns))
@@ -69,7 +69,7 @@ class BranchWatch:
 
 
 def branch_of(request: AttemptRequest) -> Branch | None:
-    """Where this attempt continues from; None: it begins at the start."""
+    """Where this attempt continues from. None: it begins at the start."""
     if request.trunk is None or request.trunk.is_context_only:
         return None
     return request.trunk.branch
@@ -99,9 +99,7 @@ class ForkedGroups:
         return [replace(trunk, is_trunk=True)]
 
     def continued(self, request: AttemptRequest, ended: Trajectory) -> list[AttemptRequest]:
-        """Attempts that the end of this one lets start. Where a trunk was lost they begin at the
-        start.
-        """
+        """Attempts that the end of this one lets start. Where a trunk was lost they begin at the start."""
         if not request.is_trunk:
             return []
         others = self._waiting.pop(request.group_id)

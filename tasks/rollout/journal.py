@@ -65,7 +65,7 @@ class RolloutJournal:
         self._rows.reserve(self._run_id, entries)
 
     def fail(self, trajectory: Trajectory) -> None:
-        """Notes an attempt that infrastructure ended; it has no payload."""
+        """Notes an attempt that infrastructure ended. It has no payload."""
         self._rows.finish([_finish(trajectory, None)])
 
     def commit(self, group: Group) -> None:
@@ -81,7 +81,7 @@ class RolloutJournal:
         self._rows.discard_groups([group.group_id], reason)
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
-        """Notes that a step used these groups; call it before the checkpoint of that step is
+        """Notes that a step used these groups. Call it before the checkpoint of that step is
         committed.
 
         A crash between the two restores the checkpoint before, which makes the groups owed again

@@ -90,7 +90,7 @@ class Orchestrator:
         self._changed.set()
 
     async def run(self) -> Progress:
-        """Runs until a limit; returns where it ended. Work in flight is cancelled then."""
+        """Runs until a limit. Returns where it ended. Work in flight is cancelled then."""
         clock = asyncio.get_running_loop().time
         self.progress.started_at = clock()
         self.steps.begin(self.progress.started_at)
@@ -110,7 +110,7 @@ class Orchestrator:
     # --- reconciliation
 
     def _collect(self, now: float) -> None:
-        """Takes in everything that ended; an error of any future surfaces here."""
+        """Takes in everything that ended. An error of any future surfaces here."""
         if self._failure is not None:
             raise self._failure
         for request, trajectory in self.attempts.take_ended():

@@ -38,7 +38,7 @@ class Sandboxes:
         kind: SandboxKind = SandboxKind.NAMESPACE,
         fleet: FleetClient | None = None,
     ) -> None:
-        """`fleet`: where agents' boxes come from; None: this process makes them, of this kind."""
+        """`fleet`: where agents' boxes come from. None: this process makes them, of this kind."""
         server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
         self._backend = open_backend(kind)
         self._environments = {
@@ -116,7 +116,7 @@ class Sandboxes:
             self._leased -= 1
 
     async def close(self) -> None:
-        """Ends every box; those of the fleet go back."""
+        """Ends every box. Those of the fleet go back."""
         if self._fleet is not None:
             await self._fleet.close()
         for environment in self._environments.values():

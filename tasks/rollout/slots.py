@@ -60,7 +60,7 @@ def reward_spread(group: Group) -> float:
 
 
 def oldest_version(group: Group) -> int | None:
-    """Oldest weight version that made a token of the group; None when nothing was sampled."""
+    """Oldest weight version that made a token of the group. None when nothing was sampled."""
     versions = [
         segment.oldest_version
         for trajectory in group.trajectories
@@ -118,7 +118,7 @@ class SlotTable:
         return slot
 
     def finish(self, trajectory: Trajectory) -> GroupSlot | None:
-        """Puts a final trajectory into its group; the slot when that completes the group."""
+        """Puts a final trajectory into its group. The slot when that completes the group."""
         slot = self.groups[trajectory.group_id]
         if trajectory.attempt in slot.trajectories:
             raise ValueError(
@@ -159,7 +159,7 @@ class SlotTable:
     def capacity(
         self, *, trainer_version: int, engine_version: int, useful_groups: int | None = None
     ) -> int:
-        """Groups that may start now. Ready groups without spread take no room in a step; of the
+        """Groups that may start now. Ready groups without spread take no room in a step. Of the
         running ones the share is expected that was seen lately. Should more come back, the step
         takes them along. `useful_groups` may be outstanding at most.
         """

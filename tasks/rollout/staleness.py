@@ -34,9 +34,7 @@ class ConsumptionEstimate:
         self.step_seconds = _smoothed(self.step_seconds, seconds)
 
     def useful_groups(self, groups_per_step: int) -> int | None:
-        """Outstanding groups from which on another would be ready before the trainer wants it.
-        None: not known yet.
-        """
+        """Outstanding groups from which on another would only wait for the trainer. None: not known yet."""
         if self.group_seconds is None or not self.step_seconds:
             return None
         steps_ahead = SLACK * self.group_seconds / self.step_seconds
@@ -57,7 +55,7 @@ class StalenessPolicy:
     def capacity(
         self, *, trainer_version: int, engine_version: int, outstanding_groups: int
     ) -> int:
-        """Groups that may start now. Outstanding: running, buffered and in the step under way; not
+        """Groups that may start now. Outstanding: running, buffered and in the step under way. Not
         stale ones.
 
         With engines at the trainer's version this is

@@ -48,7 +48,7 @@ class Progress:
     waits: dict[str, Wait] = field(default_factory=dict)
 
     def note(self, part: str, what: str, detail: str, now: float) -> None:
-        """Records what a part waits for; the time stays while `what` stays the same."""
+        """Records what a part waits for. The time stays while `what` stays the same."""
         known = self.waits.get(part)
         since = known.since_seconds if known is not None and known.what == what else now
         self.waits[part] = Wait(what, detail, since)
@@ -81,7 +81,7 @@ class StepRunner:
 
     @property
     def held_until(self) -> float | None:
-        """Time up to which late groups are waited for; None: none are."""
+        """Time up to which late groups are waited for. None: none are."""
         return None if self._held_since is None else self._held_since + self._pace_limit_seconds
 
     def begin(self, now: float) -> None:
@@ -102,7 +102,7 @@ class StepRunner:
         return now - self._started_at
 
     def next_batch(self, now: float, *, is_last: bool) -> Batch:
-        """The next batch; late groups are waited for up to the pace limit."""
+        """The next batch. Late groups are waited for up to the pace limit."""
         version = self._progress.trainer_version
         batch = self._table.next_batch(version, is_last=is_last)
         if not batch.late_groups:

@@ -71,9 +71,7 @@ class RolloutWorker:
         clock: Callable[[], float],
         search: SearchService | None = None,
     ) -> None:
-        """`converse` holds an attempt's dialogue with the model. `search` answers codebase_search in
-        every box; None: words alone.
-        """
+        """`converse` holds the dialogue with the model. `search` answers codebase_search. None: words alone."""
         self._converse = converse
         self._harness = harness
         self._sandboxes = sandboxes
@@ -172,7 +170,7 @@ class RolloutWorker:
 async def _read_changes(
     sandbox: Sandbox, transcript: Transcript, broken: Changes
 ) -> tuple[Transcript, Changes]:
-    """What the attempt left in its box; `broken`, as if it had done nothing, where it ruined it."""
+    """What the attempt left in its box. `broken`, as if it had done nothing, where it ruined it."""
     if transcript.end_reason is EndReason.BOX_RUINED:
         return transcript, broken
     try:

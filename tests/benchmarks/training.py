@@ -33,6 +33,7 @@ from ostinato.infra.serving.published_models import fetch_from, write_model_dire
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.network.transformer_engine import EngineRecipe
+from ostinato.models.network.trunk import shape_options
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
@@ -101,31 +102,12 @@ def megatron_step(
     """
     device = tokens_BT.device
     config = TransformerConfig(
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_attention_heads,
-        num_query_groups=spec.num_query_groups,
-        kv_channels=spec.head_dim,
-        ffn_hidden_size=spec.dense_hidden_size or spec.expert_hidden_size,
-        num_moe_experts=spec.num_experts or None,
-        moe_ffn_hidden_size=spec.expert_hidden_size or None,
+        **shape_options(spec),
         moe_shared_expert_intermediate_size=spec.shared_expert_hidden_size or None,
         moe_layer_freq=[0] * spec.num_dense_layers + [1] * spec.num_moe_layers,
         moe_router_topk=spec.experts_per_token or 2,
-        moe_router_load_balancing_type="none",
-        moe_token_dispatcher_type="allgather",
-        normalization="RMSNorm",
-        qk_layernorm=spec.qk_norm,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        use_cpu_initialization=True,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
     )

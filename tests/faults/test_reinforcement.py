@@ -69,8 +69,9 @@ def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
     ("world_size", "boxes", "kill"),
     [
         (1, "fleet", kill_after_step),
-        (2, "worker", kill_after_step),
         (2, "worker", kill_trainer_rank_after_step),
+        # what the other two show of all processes and of two ranks, together
+        pytest.param(2, "worker", kill_after_step, marks=pytest.mark.nightly),
     ],
 )
 def test_run_killed_between_steps_ends_as_if_it_had_not_been(

@@ -21,9 +21,11 @@ import httpx
 from tests.architecture.source import ROOT
 from tests.reached.commands import (
     AFTER_SERVICES,
+    ATTEMPTS,
     CHECKPOINT,
     COMMANDS,
     IMPORTED,
+    RUN,
     write_inputs,
 )
 from tests.reached.report import measure, print_report
@@ -40,6 +42,10 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
     stopped goes on at a second try, as the documents promise.
     """
     code = 2
+    if ATTEMPTS in arguments:
+        found = Path(environment["OSTINATO_HOME"]).glob(f"runs/{RUN}/reinforced-*")
+        newest = max(found, key=lambda folder: folder.stat().st_mtime, default=Path("none"))
+        arguments = [newest.name if word == ATTEMPTS else word for word in arguments]
     for _ in range(TRIES):
         print(f"--- ostinato {' '.join(arguments)}", flush=True)
         started = time.monotonic()

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 RUN = "miniature-seed0"
+ATTEMPTS = "{attempts}"  # the id of the RL run within RUN, which its settings and code decide
 CHECKPOINT = "candidate/miniature@1"
 KEPT_STEPS = ("--set", "learning.keep_for_replay=true")
 MINIATURE = ("--recipe", "miniature", *KEPT_STEPS)
@@ -34,15 +35,16 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("evaluate", "--recipe", "miniature", "--watch"),
     ("evaluate", "--recipe", "miniature", "--checkpoint", CHECKPOINT, "--json"),
     ("show", CHECKPOINT),
-    ("show", RUN, "--output", "attempts.html"),
-    ("show", RUN, "--output", "attempts.parquet"),
-    ("show", RUN, "--output", "documents"),
+    ("show", ATTEMPTS, "--output", "attempts.html"),
+    ("show", ATTEMPTS, "--output", "attempts.parquet"),
+    ("show", ATTEMPTS, "--output", "documents"),
     ("replay", "--run", RUN),
     ("bisect", "--run", RUN, "--metric", "loss"),
     ("export", CHECKPOINT, "exported"),
     ("import", "exported", "--as", "again"),
     ("compare-bases", CHECKPOINT, "--recipe", "miniature"),
-    ("plan", "--recipe", "qwen3_30b_a3b", "--gpus", "16", "--chip", "h200", "--layout", "expert=8"),
+    ("plan", "--recipe", "qwen3_30b_a3b", "--gpus", "16", "--chip", "h200",
+     "--layout", "context=4", "--layout", "pipeline=4"),
     ("plan", "--recipe", "kimi_k2", "--gpus", "512", "--chip", "h200", "--dry-run"),
     ("keys", "add", "acme", "--consent"),
     ("keys", "list"),

@@ -31,8 +31,7 @@ def recorded_places(folder: Path) -> dict[str, set[int]]:
     """First lines of the code that ran, by file relative to the repository."""
     places: dict[str, set[int]] = {}
     for record in folder.glob("*.json"):
-        for file, line in json.loads(record.read_text()):
-            _, _, path = file.rpartition("/ostinato/")
+        for path, line in json.loads(record.read_text()):
             places.setdefault(path, set()).add(line)
     return places
 

@@ -20,9 +20,7 @@ FUNCTIONS_HELD_OUT = 4
 def write_recipe(
     settings: Settings, place: str, name: str | None, extends: str, problems: int, commits: int
 ) -> Path:
-    """The path of the recipe for what lies at `place`, written to the current folder. A recipe of that
-    name with another content is refused.
-    """
+    """Writes a recipe for what lies at `place` to the current folder. Refuses to change one of that name."""
     say(f"reading {place}")
     described = describe_source(place, name, settings.cache_directory / "archives", commits)
     source = described.repository

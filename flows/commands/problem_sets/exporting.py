@@ -14,9 +14,7 @@ _KINDS = ("problems", "environments", "rebuilt-problems")
 
 
 def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
-    """The number of tasks written to `directory`, a folder each. Problems that cannot be tasks are named with the
-    reason.
-    """
+    """The number of tasks written to `directory`, a folder each. Others are named with the reason."""
     folder = _find_set(settings, place)
     repositories = load_repositories(folder)
     version = importlib.metadata.version("pytest")

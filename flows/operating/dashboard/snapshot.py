@@ -76,7 +76,7 @@ class SnapshotReader:
         self._versions: dict[tuple[str, int], WeightVersion] = {}
 
     def take(self) -> Snapshot:
-        """A snapshot; a store or ledger that fails is a part with a fault and leaves its lists empty."""
+        """A snapshot. A store or ledger that fails is a part with a fault and leaves its lists empty."""
         home, parts = self._settings.home, tuple(collect(self._settings))
         has_ledger = any(row.part == "ledger" and row.state == "up" for row in parts)
         cycles, promotions = self._read_ledger() if has_ledger else ((), ())

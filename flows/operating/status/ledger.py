@@ -24,9 +24,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 def ledger_rows(
     settings: Settings, thresholds: Thresholds, idle_seconds: Callable[[CycleRow], float | None]
 ) -> Iterator[StatusRow]:
-    """The ledger, then cycles that are open. `idle_seconds`: how long nobody worked on a cycle; None:
-    that cannot be told from here.
-    """
+    """The ledger, then open cycles. `idle_seconds`: how long nobody worked on one, where that is known."""
     path = _sqlite_file(settings)
     if path is not None and not path.exists():
         yield StatusRow(part="ledger", state="not made yet")

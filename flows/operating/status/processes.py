@@ -34,7 +34,7 @@ class ProcessTable:
             self._children.setdefault(process.parent, []).append(found.pid)
 
     def family(self, pid: int, *, with_boxes: bool = False) -> list[int]:
-        """A process and all below it; without boxes, what runs in them is left out too."""
+        """A process and all below it. Without boxes, what runs in them is left out too."""
         known = self._processes.get(pid)
         if known is None or (known.name.startswith(_BOXES) and not with_boxes):
             return []
@@ -68,9 +68,7 @@ def say_stopped(pids: Sequence[int]) -> str:
 
 
 def are_computing(roots: Sequence[int]) -> bool:
-    """Whether processes, or any below them, boxes too, do anything while this looks: use a core to speak
-    of, stand ready for one, or start others.
-    """
+    """Whether processes, or any below them, use a core to speak of, wait for one, or start others."""
     before: dict[int, float] = {}
     for sample in range(_SAMPLES):
         table = ProcessTable()

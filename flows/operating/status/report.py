@@ -131,9 +131,7 @@ SILENT, FAILING = "silent", "failing"
 
 
 def _without_echoes(found: dict[str, list[StatusRow]], limits: Thresholds) -> list[StatusRow]:
-    """The rows in their order. What cannot be asked because the server, the store or the ledger has a
-    fault is left out: that part's own row says so.
-    """
+    """The rows in their order, without faults that another part's own row tells already."""
     if _is_state(found["store"], SILENT):
         found["store"] = [slow_store(f"no answer within {limits.answer:.0f} s")]
     if _is_state(found["ledger"], SILENT):

@@ -27,7 +27,7 @@ class RunningUp:
         self._processes = processes
 
     def rows(self) -> list[StatusRow]:
-        """The row of `up` itself; none where it was ended as it should, or never started."""
+        """The row of `up` itself. None where it was ended as it should, or never started."""
         if self.state is None:
             return []
         pid = self.state.process.pid

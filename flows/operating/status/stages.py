@@ -100,7 +100,7 @@ class StageRows:
         self._stages = [StageFiles.read(path) for path in ordered if _SUPERSEDED not in path.name]
 
     def rows(self) -> Iterator[StatusRow]:
-        """Oldest first; those of a running stage's ranks, replicas, engines and boxes after it."""
+        """Oldest first. Those of a running stage's ranks, replicas, engines and boxes after it."""
         for stage in self._stages:
             yield from self._rows_of(stage)
 

@@ -3,7 +3,7 @@
 The order: a call waits for the earlier calls it conflicts with (one writes what the other touches)
 and otherwise runs beside them; there is exactly one result per call, in call order, whatever fails.
 What the model did wrong is a result it reads. What we did wrong is tried again and then raised,
-after the other calls have ended: the attempt is masked, not punished. Parsed calls in, results out.
+after the other calls have ended: the attempt is masked, not punished.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ async def _run_tool(
 async def _try_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
-    """Runs the tool. Mistakes of the model are a status; infrastructure faults are retried."""
+    """Runs the tool. Mistakes of the model are a status. Infrastructure faults are retried."""
     retrying = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(1 + config.infrastructure_retries),

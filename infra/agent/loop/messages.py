@@ -3,7 +3,7 @@
 `MessageConversation`: the same loop and tools as in training, over `/v1/chat/completions`. The
 server keeps the tokens (our gateway continues the very tokens it sampled), so there are no segments
 here. Works with any server that speaks the format; our own also names the interaction each answer
-was recorded as. It runs no tools.
+was recorded as.
 """
 
 import json

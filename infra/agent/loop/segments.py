@@ -21,9 +21,7 @@ class SegmentBuilder:
         sampling: SamplingDistribution,
         opening: Segment | None = None,
     ) -> None:
-        """`sampling`: what every answer of the segment is drawn from. `opening`: the record of the
-        prompt, where an earlier attempt sampled in it.
-        """
+        """`sampling`: that of all answers. `opening`: record of the prompt, where an earlier attempt sampled it."""
         self._sampling = sampling
         self._opening = opening
         self.token_ids: list[int] = list(prompt_ids)

@@ -1,8 +1,7 @@
 """Cuts files into chunks along their syntax: every line of a file is in exactly one chunk.
 
 Functions are chunks; a class is a chunk of what its methods do not hold; the rest of a module is
-cut where definitions stand; long chunks and files of unknown languages fall into windows. It ranks
-and stores nothing.
+cut where definitions stand; long chunks and files of unknown languages fall into windows.
 """
 
 from collections.abc import Iterator
@@ -87,9 +86,7 @@ def _definitions(node: tree_sitter.Node, scope: str) -> Iterator[_Definition]:
 
 
 def _pieces(lines: list[str], owners: list[int], *, is_cut: bool) -> Iterator[tuple[int, int, int]]:
-    """Runs of lines with one owner as (start, end, owner). Blank runs join the run before, long
-    ones are cut into windows.
-    """
+    """Runs of lines with one owner as (start, end, owner), long ones cut into windows."""
     runs: list[list[int]] = []
     for row, owner in enumerate(owners):
         if runs and runs[-1][2] == owner:

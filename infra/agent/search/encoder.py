@@ -1,7 +1,7 @@
 """The trained encoder at serving time: numpy only.
 
-The `TextEncoder` protocol and `BagEncoder`, which reads the files of models/search_encoder/embedder.py and gives
-the same vectors. It trains nothing and keeps nothing.
+The `TextEncoder` protocol and `BagEncoder`, which reads the files of
+models/search_encoder/embedder.py and gives the same vectors.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The index of a repository, built once; a search lays the changes of a sandbox over it.
+"""The index of a repository, built once. A search lays the changes of a sandbox over it.
 
 Changed files hide their rows and are indexed beside them, so a search costs the files that differ.
 Word statistics are exact: a repository with changes over it ranks as one that was built with them.
@@ -43,9 +43,7 @@ class CodeIndex:
         self._base = self._segment(files)
 
     def search(self, query: str, limit: int, changes: Files | None = None) -> list[Hit]:
-        """The best chunks, best first. Equal scores by path and line. Nothing when no word of the
-        query and no vector says anything.
-        """
+        """The best chunks, best first, equal ones by path and line. Nothing where no word or vector matches."""
         changes = changes or {}
         segments = [self._base, self._segment(changes)]
         hidden = WordStatistics()

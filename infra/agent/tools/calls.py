@@ -8,7 +8,7 @@ from ostinato.infra.agent.transcript import CallStatus
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One call. `status` is OK when it may run; otherwise `error` says why not."""
+    """One call. `status` is OK when it may run. Otherwise `error` says why not."""
 
     tool: str
     arguments: dict[str, str] = field(default_factory=dict)

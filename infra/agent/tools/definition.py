@@ -35,7 +35,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. `text` keeps surrounding white space; values of other kinds are stripped."""
+    """One argument. `text` keeps surrounding white space. Values of other kinds are stripped."""
 
     name: str
     description: str

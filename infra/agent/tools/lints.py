@@ -1,7 +1,6 @@
 """Lint findings that an attempt's changes brought into a file.
 
-`find_lints` (ruff's syntax and pyflakes rules) and `new_lints` (findings against a baseline). Text
-in, findings out; it reads no file.
+`find_lints` (ruff's syntax and pyflakes rules) and `new_lints` (findings against a baseline).
 """
 
 import asyncio

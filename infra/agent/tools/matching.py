@@ -2,8 +2,7 @@
 
 The three ways a stretch of a file may match: exactly; with line ends and trailing white space
 forgiven; with the whole stretch indented otherwise. Each must be unique, nothing is ever chosen
-among several. File text, old and new in; the edited text out, or `NoMatch` with the closest region.
-It writes no file.
+among several.
 """
 
 import difflib

@@ -1,7 +1,6 @@
 """Named actors: found when they live, created when not, and asked with a time limit.
 
-How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError. It does
-not know what an actor does.
+How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError.
 """
 
 import asyncio
@@ -138,9 +137,7 @@ async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
 
 
 def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
-    """Whether the actor answers within the limit, which should be above its longest call and, for
-    one that is being restarted, above its start.
-    """
+    """Whether the actor answers within the limit, which should cover its longest call and its start."""
     trials = Retrying(
         retry=retry_if_exception_type(ActorUnavailableError),
         wait=wait_fixed(_RESTART_POLL_SECONDS),

@@ -2,8 +2,7 @@
 session.
 
 When the directory already holds the result of the same request nothing runs; when a child of it
-still lives (its supervisor was killed) it is watched, not doubled. It knows neither Prefect nor
-Ray.
+still lives (its supervisor was killed) it is watched, not doubled.
 """
 
 import contextlib

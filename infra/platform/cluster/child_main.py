@@ -116,7 +116,7 @@ def answer_request(envelope: RequestEnvelope, workspace: Workspace) -> BaseModel
 
 
 def load_entry(entry: str) -> Any:
-    """The function that "module:function" names; ConfigError when there is none."""
+    """The function that "module:function" names. ConfigError when there is none."""
     module_name, _, function_name = entry.partition(":")
     try:
         return vars(importlib.import_module(module_name))[function_name]

@@ -32,7 +32,7 @@ _followed = 0  # the stage that this process takes part in, unless it is the fir
 
 
 def run_launched(launch: Launch, command: Callable[[], object]) -> None:
-    """Runs the command in the first process; the others follow it to its end."""
+    """Runs the command in the first process. The others follow it to its end."""
     if launch.rank > 0:
         _follow(launch)
         return

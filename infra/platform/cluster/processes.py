@@ -65,9 +65,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
 
 
 def told_processes(variable: str, word: str) -> dict[str, list[int]]:
-    """Live processes of this user by the value of an environment variable that they were started
-    with, dashes left out, and with the word in their command.
-    """
+    """Live processes of this user by the value of an environment variable, where their command has the word."""
     found: dict[str, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -78,9 +76,7 @@ def told_processes(variable: str, word: str) -> dict[str, list[int]]:
 
 
 def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iterator[int]:
-    """Ids of live processes with this in their environment, and one of the words, if any, in their
-    command.
-    """
+    """Ids of live processes with this in their environment, and one of the words, if any, in their command."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(variable) != value:
@@ -104,7 +100,7 @@ def kill_processes(pids: Iterable[int]) -> None:
 
 
 def _session_members(mark: ProcessMark) -> list[int]:
-    """Live processes of the session. A session id is not reused while any member lives; one whose
+    """Live processes of the session. A session id is not reused while any member lives. One whose
     members are all older than the mark, or whose leader is newer, is another session."""
     if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
         return []

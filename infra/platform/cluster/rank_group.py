@@ -2,7 +2,7 @@
 
 `RankGroup`: their start, the orders they get, their end. A rank that is dead, silent or in error
 takes the whole group with it: no rank can go on without the others, and the owner starts anew from
-the newest step checkpoint. Every wait has a deadline. It knows no model.
+the newest step checkpoint. Every wait has a deadline.
 """
 
 import contextlib

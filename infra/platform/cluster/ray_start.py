@@ -32,9 +32,7 @@ _RAY_ENVIRONMENT = {
 
 
 def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
-    """Start Ray here, or join the cluster at `address` (HOST:PORT), whose nodes have limits of their
-    own. A process that has Ray keeps it.
-    """
+    """Starts Ray here, or joins the cluster at `address` (HOST:PORT). A process that has Ray keeps it."""
     if ray.is_initialized():
         return
     os.environ.update(_RAY_ENVIRONMENT)

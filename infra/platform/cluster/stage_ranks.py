@@ -62,9 +62,7 @@ def run_rank_actors(
     layout: ParallelLayout,
     kind: Literal["cpu", "cuda"],
 ) -> Answer:
-    """Runs `function(request, rank)` in actors of the cluster and returns rank 0's answer. ClusterError
-    when a rank is lost.
-    """
+    """Rank 0's answer to `function(request, rank)`, run in actors. ClusterError when a rank is lost."""
     room = reserve_ranks(layout.world_size, kind)
     try:
         actor: Any = ray.remote(StageRank)

@@ -1,4 +1,4 @@
-"""The index of artifacts and their lineage. The bytes are elsewhere; `ostinato.infra.platform.artifacts` joins the
+"""The index of artifacts and their lineage. The bytes are elsewhere. `ostinato.infra.platform.artifacts` joins the
 two.
 """
 

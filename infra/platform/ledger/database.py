@@ -1,7 +1,5 @@
 """The connection to SQLite or Postgres, and the only place where database errors become
 StorageError.
-
-It knows no table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -139,9 +137,7 @@ def _keep_new_file_private(file: Path) -> None:
 
 
 def _while_locked() -> Retrying:
-    """SQLite refuses the change to a write-ahead log at once, whatever its timeout, while another
-    process that makes the database holds it.
-    """
+    """Retries while another process makes the database: SQLite then refuses at once, whatever its timeout."""
     return Retrying(
         retry=retry_if_exception(lambda error: "locked" in str(error)),
         wait=wait_fixed(_LOCK_POLL_SECONDS),

@@ -15,9 +15,7 @@ class EventRepository(Repository):
     """Events, append only."""
 
     def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
-        """Append an event. A number that JSON lacks (NaN, infinity) is kept as its text: what an
-        alarm tells of must not keep the alarm from being told.
-        """
+        """Appends an event. Numbers that JSON lacks (NaN, infinity) are kept as text."""
         written = {key: _writable(value) for key, value in payload.items()}
         with self._database.write() as connection:
             connection.execute(

@@ -40,9 +40,7 @@ class InteractionRepository(Repository):
     def since(
         self, watermark: int, until: int | None = None, *, line: str | None = None
     ) -> list[InteractionRow]:
-        """Interactions of a line (None: all) with watermark < sequence <= until (None: all), each
-        with its feedback, in order.
-        """
+        """Interactions of a line (None: all) with watermark < sequence <= until, each with its feedback."""
         inside = [INTERACTIONS.c.sequence > watermark]
         if line is not None:
             inside.append(INTERACTIONS.c.line == line)
@@ -53,9 +51,7 @@ class InteractionRepository(Repository):
     def said_about(
         self, until: int, *, line: str, after: float, before: float
     ) -> list[InteractionRow]:
-        """Interactions of a line with sequence <= until about which something was said in (after,
-        before], in order.
-        """
+        """Interactions of a line up to `until` about which something was said in (after, before], in order."""
         said = select(FEEDBACK.c.interaction_id).where(
             FEEDBACK.c.created_at > after, FEEDBACK.c.created_at <= before
         )

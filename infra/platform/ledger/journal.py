@@ -57,9 +57,7 @@ class JournalRepository(Repository):
             self._database.insert_absent(connection, JOURNAL.table, rows)
 
     def finish(self, entries: Sequence[Finish]) -> None:
-        """Note how trajectories ended, the first time each. One that was never reserved raises
-        StorageError.
-        """
+        """Notes how trajectories ended, the first time each. StorageError for one that was never reserved."""
         if not entries:
             return
         now = time.time()
@@ -152,8 +150,7 @@ class JournalRepository(Repository):
         return self._select(or_(*(column == name for column in columns)))
 
     def reopen_after(self, run_id: str, step: int) -> int:
-        """Make rows trained at steps > `step` owed again: the checkpoint of `step` was restored.
-        Returns how many rows."""
+        """Makes rows trained at steps > `step` owed again, when its checkpoint was restored. Returns how many."""
         with self._database.write() as connection:
             return connection.execute(
                 update(JOURNAL.table)

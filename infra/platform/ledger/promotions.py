@@ -34,7 +34,7 @@ class PromotionRepository(Repository):
             return _entries(connection, line)
 
     def standing(self, line: str) -> list[str]:
-        """Checkpoints whose promotion was not rolled back, oldest first; the last one serves."""
+        """Checkpoints whose promotion was not rolled back, oldest first. The last one serves."""
         return [entry.checkpoint_id for entry in _standing(self.history(line))]
 
     def promote(

@@ -1,7 +1,4 @@
-"""The object store: whole objects by key, put atomically, checked on the way out.
-
-It knows no artifacts and no records.
-"""
+"""The object store: whole objects by key, put atomically, checked on the way out."""
 
 import errno
 import uuid

@@ -100,9 +100,7 @@ class LeasedBox(BoxTools):
 
 
 class FleetClient:
-    """Leases of one process on the boxes of one fleet, whose nodes are found by name. Belongs to one
-    event loop.
-    """
+    """Leases of one process on the boxes of one fleet. Belongs to one event loop."""
 
     def __init__(self, fleet_name: str, *, lease_seconds: float = 60.0) -> None:
         self._fleet_name = fleet_name

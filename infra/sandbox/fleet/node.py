@@ -78,7 +78,7 @@ class BoxNode:
     async def acquire(
         self, lease_id: str, repository: str, lease_seconds: float, wait_seconds: float
     ) -> None:
-        """Lends a new box under an id of the caller's choice when it is up; requests are served in their
+        """Lends a new box under an id of the caller's choice when it is up. Requests are served in their
         order. CapacityExhausted when there was no room in time.
         """
         if self._reaping is None:

@@ -10,7 +10,7 @@ _FILLED_SHARE = 0.9
 
 
 def read_pressure() -> float:
-    """Tasks that run or wait per core, plus the share of memory in use; near 0 for an idle machine."""
+    """Tasks that run or wait per core, plus the share of memory in use. Near 0 for an idle machine."""
     return (
         psutil.getloadavg()[0] / (psutil.cpu_count() or 1) + psutil.virtual_memory().percent / 100
     )

@@ -48,7 +48,7 @@ _Box = TypeVar("_Box", bound=Sandbox)
 
 
 class NamespaceSandbox(BoxTools):
-    """One bubblewrap box over layers. Made by NamespaceBackend; belongs to its event loop."""
+    """One bubblewrap box over layers. Made by NamespaceBackend. Belongs to its event loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class NamespaceSandbox(BoxTools):
         box: BoxProcess,
         copied: Entries | None,
     ) -> None:
-        """`copied`: what its folder held at first; None: nothing, since it lies over others."""
+        """`copied`: what its folder held at first. None: nothing, since it lies over others."""
         self._channel = BoxChannel(box)
         super().__init__(self._channel)
         self.sandbox_id = folder.name
@@ -140,7 +140,7 @@ class NamespaceBackend:
     keeps_memory = False
 
     def __init__(self, directory: Path | None = None, *, overlays: bool | None = None) -> None:
-        """`directory`: where layers and writes go; None: in memory where that works.
+        """`directory`: where layers and writes go. None: in memory where that works.
 
         `overlays` None: where they can be made.
         """

@@ -49,7 +49,7 @@ _NO_NAMESPACES = f"bubblewrap could not make the box; {HOW_TO_ALLOW_BOXES}"
 
 
 class BoxProcess:
-    """A running box. `socket` talks to its process 1; closing it ends every process inside.
+    """A running box. `socket` talks to its process 1. Closing it ends every process inside.
 
     What limits the box is set by `admit`, which must come before the first request: until then no
     code runs inside but the server's own.

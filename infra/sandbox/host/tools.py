@@ -143,7 +143,7 @@ class BoxTools:
         return tuple(sorted(name + ("/" if kind == "d" else "") for name, kind, _ in statuses))
 
     async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
-        """Many reads in one round trip, answered in their order; a failed one is its error."""
+        """Many reads in one round trip, answered in their order. A failed one is its error."""
         reply, blobs = await self.channel.request("read", FILE_SECONDS, blobs=_paths(paths))
         answers = zip(paths, reply["kinds"], blobs, strict=True)
         return tuple(

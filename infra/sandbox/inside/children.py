@@ -161,9 +161,7 @@ class Children:
         self._selector.register(read_end, selectors.EVENT_READ)
 
     def wait(self, *, listens: bool = True) -> bool:
-        """Hear children until something happens. Whether the host says something, if it is listened
-        to.
-        """
+        """Hears children until something happens. Whether the host says something, if it is listened to."""
         if listens != self._listens:
             self._listens = listens
             if listens:

@@ -72,9 +72,7 @@ class FreshServer:
         return data
 
     def _forward(self, num_bytes: int, sink: int) -> None:
-        """Move bytes from the socket into a pipe inside the kernel, and close the pipe. What a child
-        that died does not take goes nowhere.
-        """
+        """Moves bytes from socket to pipe inside the kernel, and closes the pipe. A dead child's are dropped."""
         source = nowhere = -1
         while num_bytes:
             try:
@@ -112,7 +110,7 @@ class FreshRun:
     def pytest_load_initial_conftests(
         self, early_config: pytest.Config
     ) -> Generator[None, None, None]:
-        """The runner as it is before a line of the repository runs; why a conftest.py failed."""
+        """The runner as it is before a line of the repository runs. Why a conftest.py failed."""
         self._snapshot = take_snapshot(early_config.pluginmanager)
         try:
             return (yield)

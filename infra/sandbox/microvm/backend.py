@@ -52,7 +52,7 @@ class Origin:
 
 
 class MicroVmSandbox(BoxTools):
-    """One machine. Made by MicroVmBackend; belongs to its event loop."""
+    """One machine. Made by MicroVmBackend. Belongs to its event loop."""
 
     def __init__(
         self, backend: "MicroVmBackend", sandbox_id: str, origin: Origin, machine: Machine
@@ -91,13 +91,13 @@ class MicroVmSandbox(BoxTools):
         await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
 
     async def lay_over(self, files: dict[str, bytes | None]) -> None:
-        """Write and remove files; one to be removed need not be there."""
+        """Write and remove files. One to be removed need not be there."""
         for path, error in (await self.write_files(files)).items():
             if files[path] is not None or not isinstance(error, SandboxNotFound):
                 raise error
 
     async def read_repository(self) -> dict[str, bytes]:
-        """Regular files of /repo; of one moment when read in `paused`."""
+        """Regular files of /repo. Of one moment when read in `paused`."""
         listed = await self.list_files(max_depth=_MAX_DEPTH)
         files: dict[str, bytes] = {}
         for batch in _batches(listed):
@@ -108,7 +108,7 @@ class MicroVmSandbox(BoxTools):
         return files
 
     async def copy_state(self, devices_file: Path) -> MachineState:
-        """The state of this machine; it stands still for some milliseconds and goes on."""
+        """The state of this machine. It stands still for some milliseconds and goes on."""
         async with self._machine_channel.held():
             started = time.perf_counter()
             await self.machine.pause()
@@ -122,7 +122,7 @@ class MicroVmSandbox(BoxTools):
         return state
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Freeze the files, or the whole machine, as they are now; the sandbox goes on."""
+        """Freeze the files, or the whole machine, as they are now. The sandbox goes on."""
         return await self._backend.take_snapshot(self, kind)
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
@@ -169,9 +169,7 @@ class MicroVmBackend:
         *,
         accelerator: Accelerator | None = None,
     ) -> None:
-        """Images are made in and found in `image_folder`. `accelerator` None: KVM where a machine
-        boots under it.
-        """
+        """`accelerator` None: KVM where a machine boots under it. Images are kept in `image_folder`."""
         find_program()
         self.templates = TemplateStore(image_folder, accelerator=accelerator)
         self._numbers = itertools.count()
@@ -212,7 +210,7 @@ class MicroVmBackend:
             devices_file.unlink(missing_ok=True)
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget it and free its files; machines that were started from it go on."""
+        """Forget it and free its files. Machines that were started from it go on."""
         kept = self._kept(snapshot)
         del self._snapshots[snapshot.snapshot_id]
         kept.state.devices_file.unlink()
@@ -289,7 +287,7 @@ class MicroVmBackend:
 
 
 def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
-    """Paths of regular files in groups that a guest may answer at once; no caches."""
+    """Paths of regular files in groups that a guest may answer at once. No caches."""
     files = [
         status
         for status in listed

@@ -31,7 +31,7 @@ class MachineChannel(BoxChannel):
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
-        """Send one request and wait for its reply; while requests are held back, wait first."""
+        """Send one request and wait for its reply. While requests are held back, wait first."""
         await self._open.wait()
         return await super().request(operation, answer_seconds, blobs=blobs, **fields)
 
@@ -51,7 +51,7 @@ class MachineChannel(BoxChannel):
             self._open.set()
 
     async def refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
-        """Tell the guest the time and what else it is to take over; when it first answered."""
+        """Tell the guest the time and what else it is to take over. When it first answered."""
         await self._open.wait()
         return await self._refresh(answer_seconds, blobs, **fields)
 

@@ -59,7 +59,7 @@ class ImageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Files a machine boots from; none of them ever changes."""
+    """Files a machine boots from. None of them ever changes."""
 
     kind: ImageKind
     key: str

@@ -1,7 +1,4 @@
-"""One QEMU process: starts it, stops it, and copies its state.
-
-It knows neither the agent's requests nor sandboxes.
-"""
+"""One QEMU process: starts it, stops it, and copies its state."""
 
 import asyncio
 import contextlib
@@ -43,7 +40,7 @@ class Accelerator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """Properties that a machine's states depend on; a state loads into the same shape only."""
+    """Properties that a machine's states depend on. A state loads into the same shape only."""
 
     image: Image
     accelerator: Accelerator
@@ -88,7 +85,7 @@ class Machine:
     async def begin(
         cls, shape: MachineShape, state: MachineState, *, is_shared: bool = False
     ) -> Self:
-        """Start from a state; the guest goes on where it was.
+        """Start from a state. The guest goes on where it was.
 
         `is_shared`: it writes to the memory file itself, to become a template.
         """
@@ -153,7 +150,7 @@ class Machine:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time this machine has used; 0 once it is gone."""
+        """Processor time this machine has used. 0 once it is gone."""
         try:
             times = psutil.Process(self.process_id).cpu_times()
         except psutil.Error:
@@ -178,7 +175,7 @@ class Machine:
         return SandboxLost(f"{self.name} ended with code {code}: {self._last_words()}")
 
     def admit(self) -> None:
-        """A machine is limited by its own shape; there is nothing left to do."""
+        """A machine is limited by its own shape. There is nothing left to do."""
         self._close_information_pipe()
 
     async def pause(self) -> None:
@@ -190,13 +187,13 @@ class Machine:
         await self._monitor.run("cont")
 
     async def save_template(self, devices_file: Path) -> None:
-        """Save the devices of a running machine whose memory is shared with its file; it ends."""
+        """Save the devices of a running machine whose memory is shared with its file. It ends."""
         await self._monitor.ignore_shared_memory()
         await self._monitor.save(devices_file)
         self.close()
 
     async def copy_state(self, memory_file: Path, devices_file: Path) -> MachineState:
-        """The state of a paused machine that began with this memory; it stays paused."""
+        """The state of a paused machine that began with this memory. It stays paused."""
         arguments = {"filename": str(devices_file), "live": False}
         await self._monitor.run("xen-save-devices-state", arguments)
         try:
@@ -209,12 +206,12 @@ class Machine:
         return MachineState(memory_file, devices_file, pages)
 
     def kill(self) -> None:
-        """End the process at once; its socket then says so."""
+        """End the process at once. Its socket then says so."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process; nothing of the guest is left."""
+        """End the process. Nothing of the guest is left."""
         if self._closed:
             return
         self._closed = True

@@ -86,11 +86,11 @@ class TemplateStore:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The one given or found to work; None: nothing has booted yet."""
+        """The one given or found to work. None: nothing has booted yet."""
         return self._accelerator
 
     async def get(self, kind: ImageKind, memory_bytes: int, repository: Path | None) -> Template:
-        """The template, made now when there is none; a failed making is tried anew."""
+        """The template, made now when there is none. A failed making is tried anew."""
         size = max(_MIN_MEMORY_BYTES, -(-memory_bytes // _MEBIBYTE) * _MEBIBYTE)
         content = await self._read(repository)
         key = (kind, size, content.key)
@@ -101,7 +101,7 @@ class TemplateStore:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Free all memory; machines that still run keep what they have mapped."""
+        """Free all memory. Machines that still run keep what they have mapped."""
         for task in self._making.values():
             task.cancel()
         await asyncio.gather(*self._making.values(), return_exceptions=True)
@@ -165,7 +165,7 @@ class TemplateStore:
         return Template(shape, state, Repository())
 
     def _kept_folder(self, shape: MachineShape) -> Path:
-        """A state belongs to one QEMU; under KVM also to one boot of the host."""
+        """A state belongs to one QEMU. Under KVM also to one boot of the host."""
         parts = [hash_program()]
         if shape.accelerator is Accelerator.KVM:
             parts.append(read_boot_id())
@@ -228,7 +228,7 @@ class TemplateStore:
 
 
 async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: BootLimits) -> None:
-    """Until the agent answers; SandboxLost by the first limit that is passed."""
+    """Until the agent answers. SandboxLost by the first limit that is passed."""
     loop = asyncio.get_running_loop()
     started = marked_at = loop.time()
     marked_demand = 0.0

@@ -22,7 +22,7 @@ def read_boot_id() -> str:
 
 
 def measure_ticks_khz(image: Image, folder: Path) -> int:
-    """Thousand ticks in a second; kept in `folder` until the host restarts."""
+    """Thousand ticks in a second. Kept in `folder` until the host restarts."""
     kept = folder / f"ticks-khz-{read_boot_id()}"
     if not kept.is_file():
         partial = kept.with_name(f"{kept.name}.partial.{os.getpid()}")

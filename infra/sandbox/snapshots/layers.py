@@ -119,7 +119,7 @@ def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
 
 
 def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
-    """The layer that makes `before` into `after`; times do not count."""
+    """The layer that makes `before` into `after`. Times do not count."""
     writes = {
         path: entry
         for path, entry in after.items()

@@ -150,9 +150,7 @@ class EngineFleet:
         return health
 
     def _refresh_beside(self) -> None:
-        """Looks after replicas that do not serve, once at a time. Nobody waits for it: a silent replica
-        holds up no request for another.
-        """
+        """Looks after replicas that do not serve, once at a time, while requests go to others."""
         if self._refreshing is not None:
             if not self._refreshing.done():
                 return
@@ -180,7 +178,7 @@ class EngineFleet:
     async def follow(
         self, objects: ObjectStore, chain_id: str, version: int | None = None
     ) -> list[int | None]:
-        """Binds every replica to a chain at a version; None: the newest. Returns what each applied."""
+        """Binds every replica to a chain at a version. None: the newest. Returns what each applied."""
         calls = {
             name: actor.follow.remote(objects, chain_id, version)
             for name, actor in self._replicas.items()
@@ -196,7 +194,7 @@ class EngineFleet:
         return await self._change_all(calls, f"load checkpoint {directory}")
 
     async def update_to(self, version: int) -> list[SwapReport]:
-        """Applies a version everywhere. Raises after all answered; a failed replica is left out."""
+        """Applies a version everywhere. Raises after all answered. A failed replica is left out."""
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
         return await self._change_all(calls, f"update to version {version}")
 

@@ -98,9 +98,7 @@ def hear(
     version: int,
     reason: str = "",
 ) -> ReplicaHealth:
-    """The health after a replica itself told its state. Its own word that it serves is a verified apply:
-    a replica says so only after every checksum held.
-    """
+    """The health after a replica told its state: it says that it serves only after every checksum held."""
     health = observe(health, HealthEvent.ANSWERED, at=at, process_id=process_id, reason=reason)
     if reported is ReplicaState.SERVING:
         event = HealthEvent.VERIFIED

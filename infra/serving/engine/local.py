@@ -1,8 +1,7 @@
 """One decode engine inside the caller's event loop.
 
 `LocalEngine`: the task that steps the engine while it has work, delivery of answers, and weight
-swaps that are prepared beside the loop and applied between two steps. It knows neither Ray nor the
-weight chain.
+swaps that are prepared beside the loop and applied between two steps.
 
 Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each
 of its several hundred tensor operations a step and wait up to 5 ms for it whenever the loop is busy
@@ -89,9 +88,7 @@ class LocalEngine:
             raise
 
     def stream(self, request: GenerateRequest) -> EngineStream:
-        """Samples an answer whose tokens are told as they are sampled. The samples are those of
-        `generate`. Whoever opens a stream closes it.
-        """
+        """Samples an answer and tells its tokens as they come. Whoever opens a stream closes it."""
         self._submit(request)
         stream = EngineStream(partial(self._cancel_stream, request.request_id))
         self._streams[request.request_id] = stream

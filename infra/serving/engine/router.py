@@ -45,9 +45,7 @@ class RequestRouter:
         self._sort_anew()
 
     def choose(self, session_id: str, tokens: int) -> str:
-        """Assigns a request of `tokens` (prompt plus answer at most) until `finish` is told.
-        EngineError when no replica serves.
-        """
+        """Assigns a request of at most `tokens` until `finish`. EngineError when no replica serves."""
         least = self._least_busy()
         if least is None:
             raise EngineError(

@@ -46,7 +46,7 @@ def start_engine(
 def load_engine(
     directory: Path, name: str, decoding: DecodingConfig, **sizes: Any
 ) -> "LocalEngine | VllmEngine":
-    """An engine over a checkpoint's files that always answers with its own weights; `sizes` as
+    """An engine over a checkpoint's files that always answers with its own weights. `sizes` as
     `configure_engine` takes them. ConfigError where vLLM is asked for and missing.
     """
     with boundary(StorageError, f"checkpoint {name} in {directory}"):

@@ -1,7 +1,7 @@
 """Tokens of one generation on their way to a reader.
 
 `EngineStream`: what the engine's loop puts in after each step and a reader takes out when it comes
-to it. A slow reader holds nothing up: it gets several tokens at once. It does not step an engine.
+to it. A slow reader holds nothing up: it gets several tokens at once.
 """
 
 import asyncio

@@ -140,9 +140,7 @@ class VllmEngine:
         """Nothing to do: vLLM's prefix cache knows no sessions and makes room by itself."""
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` once all running requests have ended. EngineError when they are not
-        sound; nothing changes then.
-        """
+        """Serves `weights` once running requests have ended. EngineError, and no change, when they are unsound."""
         self._check_open()
         started_at = perf_counter()
         try:
@@ -165,7 +163,7 @@ class VllmEngine:
         return SwapReport(version, prepare_seconds, perf_counter() - started_at)
 
     def statistics(self) -> dict[str, float]:
-        """Tokens generated so far; vLLM keeps its own metrics."""
+        """Tokens generated so far. VLLM keeps its own metrics."""
         return {"generated_tokens": float(self._generated_tokens)}
 
     def close(self) -> None:

@@ -317,9 +317,7 @@ def _code_of(error: OstinatoError) -> str:
 
 
 def _body_of(error: OstinatoError) -> dict[str, object]:
-    """What a client is told. A fault of the server is named by its code alone: its text may hold paths
-    and addresses of this machine.
-    """
+    """What a client is told. A fault of the server is its code alone: texts may hold local paths."""
     code = _code_of(error)
     said = (
         str(error) if code == "invalid_value" else f"{code}: a fault of this server, not of yours"

@@ -1,7 +1,4 @@
-"""Settings of the gateway: who may call, how much, and what each answer may cost.
-
-Plain values in, no behaviour.
-"""
+"""Settings of the gateway: who may call, how much, and what each answer may cost."""
 
 from pydantic import Field, SecretStr
 

@@ -84,7 +84,7 @@ class IssuedKeys:
         return key, text
 
     def revoke(self, key_id: str, now: float) -> IssuedKey:
-        """Ends a key. ConfigError for an unknown id; a revoked one stays as it is."""
+        """Ends a key. ConfigError for an unknown id. A revoked one stays as it is."""
         with self._changing() as write:
             keys = self.read()
             found = next((key for key in keys if key.key_id == key_id), None)

@@ -82,7 +82,7 @@ class ChatMessage(OpenAIWire):
 
 
 class FunctionDefinition(OpenAIWire):
-    """A tool as the client declares it. Nano knows its own by name; other models read all of it."""
+    """A tool as the client declares it. Nano knows its own by name. Other models read all of it."""
 
     name: str
     description: str | None = None

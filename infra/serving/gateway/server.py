@@ -26,7 +26,7 @@ WAITING_CONNECTIONS = 4096  # that the kernel keeps until they are accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. ConfigError names a port that is taken."""
+    """A bound socket. Port 0 takes a free one. ConfigError names a port that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,6 @@
 """Bit-exact coding of tensors: whole, or as the elements that changed since a base.
 
-The payload of chain objects: a safetensors file, compressed with zstandard. It knows no versions,
-stores nothing and checks no history.
+The payload of chain objects: a safetensors file, compressed with zstandard.
 
 Keys inside the safetensors file, for a tensor `name`:
   `name::full`    the whole tensor, in its own dtype and shape
@@ -219,7 +218,7 @@ def _read_tensors(data: bytes, max_bytes: int) -> dict[str, torch.Tensor]:
 def decode_payload(
     data: bytes, base: Mapping[str, torch.Tensor], max_bytes: int
 ) -> dict[str, torch.Tensor]:
-    """The base with the payload applied. Never writes into the base; unchanged tensors are shared with it.
+    """The base with the payload applied. Never writes into the base. Unchanged tensors are shared with it.
 
     `max_bytes`: more than these are not unpacked (ValueError).
     """

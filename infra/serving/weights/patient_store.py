@@ -42,9 +42,7 @@ class PatientStore(ObjectStore):
         return self._patiently(lambda: self._inner.put_bytes(key, data))
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """As ObjectStore.put_new. After a repeat False may mean that the first try did store it:
-        who must know reads the object.
-        """
+        """As ObjectStore.put_new. After a repeat False may mean that the first try did store it."""
         return self._patiently(lambda: self._inner.put_new(key, data))
 
     def get_bytes(self, key: str, checksum: str | None = None) -> bytes:

@@ -1,7 +1,7 @@
 """What every reader of a chain holds: its acknowledgements and refusals, and what they keep alive.
 
 A record that its reader has not renewed within the lease counts no more, so a dead replica holds
-nothing back for ever. It fetches nothing.
+nothing back for ever.
 """
 
 from collections.abc import Iterable

@@ -81,9 +81,7 @@ class Publisher(ABC):
         return self.commit(version, self.stage(weights))
 
     def stage(self, weights: Tensors) -> Tensors:
-        """The first half of publish: a copy, after which the weights may change. It is kept as the
-        next base.
-        """
+        """The first half of publish: a copy, which is the next base. The weights may change after it."""
 
         def copy(name: str) -> torch.Tensor:
             return weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)

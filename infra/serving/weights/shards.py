@@ -2,7 +2,7 @@
 
 Rank 0 writes the plan of a version, every rank uploads its shard and then its shard record, and
 rank 0 commits the manifest when all records lie there. No collective operation is needed, so
-publishing can go on in a thread beside training. It encodes nothing.
+publishing can go on in a thread beside training.
 
     chains/{chain_id}/{version:08d}/plan.{epoch:08d}.json             what every rank shall write
     chains/{chain_id}/{version:08d}/shard.{epoch:08d}.{shard:05d}.json   written last by that rank

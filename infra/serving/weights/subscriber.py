@@ -75,9 +75,7 @@ class ChainSubscriber:
         shard: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`reader_id` is the name under which it acknowledges. None reads unseen. With `shard` it
-        builds the tensors of that shard alone.
-        """
+        """`reader_id`: name on the chain. None reads unseen. `shard`: the only one whose tensors are built."""
         self.chain_id = chain_id
         self._objects = PatientStore.around(objects)
         self._reader_id = reader_id

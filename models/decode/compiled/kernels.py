@@ -36,7 +36,7 @@ _HALF = np.float32(0.5)
 
 @numba.njit(**BARE)
 def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, columns, is_new=0):
-    """y[N, O] += x[N, K] @ w[K, O]; w is packed and begins at `w_at`. `is_new`: y is overwritten."""
+    """y[N, O] += x[N, K] @ w[K, O]. W is packed and begins at `w_at`. `is_new`: y is overwritten."""
     source, target = address_of(x, x_at), address_of(y, y_at)
     for first in range(0, columns, PANEL):
         width = min(PANEL, columns - first)
@@ -88,9 +88,7 @@ def gate_row(inner, at, width):
 def rotate_heads(
     qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon, has_norm
 ):
-    """Norm (or none), scale and rotation of a row's query and key heads, in place. Pairs stand
-    together.
-    """
+    """Norm (or none), scale and rotation of a row's query and key heads, in place. Pairs stand together."""
     scale, rotation = address_of(scale_Hd, scale_at), address_of(rotation_Cd, rotation_at)
     for head in range(heads):
         first = at + head * width
@@ -100,9 +98,7 @@ def rotate_heads(
 
 @numba.njit(**BARE)
 def soften(scores):
-    """Softmax of a slice in place. Loops begin at 0: an index that might be negative would keep
-    them from becoming vectors.
-    """
+    """Softmax of a slice in place. Loops begin at 0, or they would not become vectors."""
     largest = largest_of(scores)
     for at in range(len(scores)):
         scores[at] = exponential(scores[at] - largest)

@@ -123,9 +123,7 @@ def _candidates(tokens_C, end, place, depth, entries_ON4):
 
 @numba.njit(cache=True)
 def _longest_match(tokens_C, end):
-    """(place, depth): what follows the longest earlier match of the last tokens stands at `place`,
-    -1 where there is none.
-    """
+    """(place, depth) of what follows the longest earlier match of the last tokens. Place -1 for none."""
     best, best_depth = -1, MATCH_TOKENS - 1
     if end <= MATCH_TOKENS:
         return -1, 0

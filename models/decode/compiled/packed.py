@@ -1,7 +1,7 @@
 """Memory of compiled loops: flat arrays that begin at cache lines, matrices in panels.
 
 A packed matrix is panels of 64 columns (the last one narrower), each panel row after row, so that a
-product reads memory in order. It needs no compiler.
+product reads memory in order.
 
 Shapes: K rows, O columns.
 """

@@ -84,9 +84,7 @@ def _token_noise(low, high, token):
 
 @numba.njit(**BARE)
 def _race(scores, seed_key, place, temperature, raced_V):
-    """One token and its log-probability under the distribution sampled from. A greedy row
-    (temperature 0) takes the maximum and reports the untempered model's.
-    """
+    """One token and its log-probability, by the maximum where temperature is 0."""
     vocab = len(scores)
     is_greedy = temperature == _ZERO
     divisor = _ONE if is_greedy else temperature

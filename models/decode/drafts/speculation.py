@@ -95,9 +95,7 @@ class Speculator:
         return Drafted(1 + layers + copied, layers)
 
     def _copy(self, table: SlotTable, slots_B: np.ndarray, layers: int) -> tuple[int, float]:
-        """Writes what the lookup finds behind the drafts of `layers`; (drafts, tokens expected per
-        cost of a plain step).
-        """
+        """Writes what the lookup finds behind `layers` drafts. (drafts, tokens expected per cost of a step)."""
         if self._lookup is None:
             return 0, 0.0
         costs_w = self.policy.costs(len(slots_B), layers).relative_w

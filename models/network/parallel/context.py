@@ -58,7 +58,7 @@ def in_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
 
 
 class RowRotaryEmbedding(RotaryEmbedding):
-    """Megatron's angles, of this rank's tokens; Megatron chooses them by an index in pinned memory."""
+    """Megatron's angles, of this rank's tokens. Megatron chooses them by an index in pinned memory."""
 
     def forward(self, max_seq_len: int, offset: int = 0, **_: Any) -> Tensor:  # type: ignore[override]
         """Angles [T, 1, 1, width] for rows of `max_seq_len` tokens."""

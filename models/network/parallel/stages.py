@@ -24,7 +24,7 @@ class ChunkGPT(GPTModel):
     """Megatron's GPT model, or a chunk of it, stopped before the output matrix."""
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Marks the copy of a tied embedding. Megatron's makes both copies equal here, on CUDA; ours get
+        """Marks the copy of a tied embedding. Megatron's makes both copies equal here, on CUDA. Ours get
         their values together with all other weights.
         """
         if self.config.pipeline_model_parallel_size == 1:

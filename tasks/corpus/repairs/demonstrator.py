@@ -27,9 +27,7 @@ class Demonstrator:
     """Answers one attempt at one problem."""
 
     def __init__(self, renderer: Renderer, conversation: Conversation, summary: str = "") -> None:
-        """`conversation` yields answers and is sent the last result of each. `summary`: what it
-        writes where one is asked for before the tests pass.
-        """
+        """`conversation` yields answers and is sent results. `summary`: what it writes when asked for one."""
         self._renderer = renderer
         self._conversation = conversation
         self._summary = summary

@@ -1,7 +1,7 @@
 """Product code that branches on values only the tests know.
 
 `find_hard_coded`: constants compared with, looked up or matched on in gained code that occur in the
-required tests too. A fix computes; a table of the tests' inputs does not. Pure.
+required tests too. A fix computes; a table of the tests' inputs does not.
 """
 
 import ast

@@ -268,9 +268,7 @@ def _compared(name: str, arguments: list[ast.expr], with_literals: bool) -> list
 def _compare(
     left: ast.expr, operator: ast.cmpop, right: ast.expr, with_literals: bool
 ) -> list[ast.expr]:
-    """Both operands and the answer, each computed once. Of a literal neither it nor the answer, which
-    would need it, unless asked for.
-    """
+    """Both operands and the answer, each computed once. A literal gives nothing unless asked for."""
     is_shown = [not _is_literal(operand) for operand in (left, right)]
     if not any(is_shown) or not (all(is_shown) or with_literals):
         return [left, right]

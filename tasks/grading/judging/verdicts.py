@@ -95,7 +95,7 @@ def _untested(
     started: float | None = None,
     ignored_paths: tuple[str, ...] = (),
 ) -> Verdict:
-    """A failure in which no test ran. `started`: by the performance counter; None: not timed."""
+    """A failure in which no test ran. `started`: by the performance counter. None: not timed."""
     required = required_tests(problem)
     return Verdict(
         problem_id=problem.problem_id,

@@ -37,7 +37,7 @@ def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list
 
 
 def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
-    """One sample per part and segment; a part's tokens alone carry its loss."""
+    """One sample per part and segment. A part's tokens alone carry its loss."""
     members = trained_members(group)
     parts = [list(split_by_edits(member.transcript)) for member in members]
     returns: dict[int, dict[int, float]] = defaultdict(dict)  # part -> trajectory -> return

@@ -1,7 +1,5 @@
 """From samples of any length to microbatches of few fixed shapes.
 
-It does not know the loss.
-
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 
@@ -77,7 +75,7 @@ def pack(
 
 
 def row_tokens(length: int, buckets: Sequence[int]) -> int:
-    """The shortest bucket that holds a sample; above them all, a multiple of the longest."""
+    """The shortest bucket that holds a sample. Above them all, a multiple of the longest."""
     longest = buckets[-1]
     if length > longest:
         return -(-length // longest) * longest

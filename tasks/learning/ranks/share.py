@@ -1,7 +1,7 @@
 """What one rank does of an optimiser step.
 
 `ShareWork`: scores and gradients of the rank's microbatches, the sum over ranks, clipping and the
-step, which every rank takes alike. It neither packs samples nor reports.
+step, which every rank takes alike.
 
 Shapes: B rows, T tokens, L MoE layers, K experts per token, N sampled tokens of a microbatch.
 """

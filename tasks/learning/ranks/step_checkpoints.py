@@ -57,7 +57,7 @@ class StepCheckpoints:
         keep: int | None,
         num_ranks: int,
     ) -> None:
-        """`keep`: newest checkpoints that stay; None: all. `num_ranks` take the steps."""
+        """`keep`: newest checkpoints that stay. None: all. `num_ranks` take the steps."""
         self.directory = directory
         self._spec = spec
         self._tokenizer_path = tokenizer_path
@@ -141,9 +141,7 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def link_step(source: Path, step: int, target: Path) -> None:
-    """Makes `target` a work directory whose newest checkpoint is the `step` of `source`, whatever
-    else that holds.
-    """
+    """Makes `target` a work directory whose newest checkpoint is the `step` of `source`."""
     target.mkdir(parents=True)
     saved = step_directory(source, step)
     (target / saved.name).symlink_to(saved.absolute(), target_is_directory=True)

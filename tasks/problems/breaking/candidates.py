@@ -41,7 +41,7 @@ class Candidate(Record):
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:
-        """One whose main symbol is a definition; `fields` are the others."""
+        """One whose main symbol is a definition. `fields` are the others."""
         return cls(
             path=main.path,
             symbol=main.qualified_name,
@@ -97,7 +97,7 @@ class Candidate(Record):
 
 
 def draw_rank(*parts: str) -> str:
-    """A number drawn for its parts; sorting by it is a shuffle that nothing else changes."""
+    """A number drawn for its parts. Sorting by it is a shuffle that nothing else changes."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

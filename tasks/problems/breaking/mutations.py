@@ -293,9 +293,7 @@ def _replace(
 
 
 def _same_as(candidate: str, before: str, new_text: str, after: str) -> bool:
-    """Whether the text means what the operator meant: it does if it reads the same with the piece
-    in brackets.
-    """
+    """Whether the text means what the operator meant: it reads the same with the piece in brackets."""
     if candidate.strip() in ("pass", "break", "continue") or not before.strip():
         return True
     try:

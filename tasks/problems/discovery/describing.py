@@ -151,7 +151,7 @@ def _take_git(place: str, name: str | None, cache: Path) -> _Taken:
 
 
 def _read_directory(directory: Path) -> dict[str, bytes]:
-    """Regular files below a directory; links and hidden folders are passed over."""
+    """Regular files below a directory. Links and hidden folders are passed over."""
     files: dict[str, bytes] = {}
     for place, names, file_names in os.walk(directory):
         folder = Path(place)

@@ -140,7 +140,7 @@ def _requirement_files(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _usable(texts: Iterable[str]) -> tuple[str, ...]:
-    """Requirements that apply here, each once; options, links and tox factors are passed over."""
+    """Requirements that apply here, each once. Options, links and tox factors are passed over."""
     found: dict[str, None] = {}
     for text in texts:
         line = text.partition(" #")[0].strip()

@@ -36,7 +36,7 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 4) -> Any:
-    """A string, list or mapping of them; None for what only running would tell."""
+    """A string, list or mapping of them. None for what only running would tell."""
     if depth == 0:
         return None
     if isinstance(node, ast.Name) and node.id in constants:

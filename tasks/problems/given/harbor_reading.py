@@ -198,7 +198,7 @@ def _patches(folder: Path) -> Iterator[str]:
 
 
 def _guess_package(files: Mapping[str, bytes]) -> str:
-    """The only package or module at the top of files that have no metadata; empty when there are several."""
+    """The only package or module at the top of files that have no metadata. Empty when there are several."""
     paths = [PurePosixPath(path) for path in files]
     found = {p.parts[0] for p in paths if len(p.parts) == 2 and p.name == "__init__.py"} - {"tests"}
     found = found or {p.stem for p in paths if len(p.parts) == 1 and p.suffix == ".py"} - {
@@ -209,7 +209,7 @@ def _guess_package(files: Mapping[str, bytes]) -> str:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """Regular files below a folder; links, caches and what is too large are passed over."""
+    """Regular files below a folder. Links, caches and what is too large are passed over."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

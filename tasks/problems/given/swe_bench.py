@@ -66,9 +66,7 @@ def read_instances(path: Path) -> list[Instance]:
 def take_instance(
     instance: Instance, clones: Path
 ) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
-    """The task of an instance, its solved and its unsolved state, both with its tests. ProblemError says why it
-    is none.
-    """
+    """The task of an instance, its solved and its unsolved state. ProblemError says why it is none."""
     odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
     if odd:
         raise ProblemError(f"its test {odd[0]!r} is no id of pytest, wanted FILE.py::NAME")

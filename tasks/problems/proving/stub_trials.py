@@ -37,7 +37,7 @@ class StubTrials:
 
 
 def _place_of(problem: Problem) -> str:
-    """The function, where nothing beside it is broken; else the problem."""
+    """The function, where nothing beside it is broken. Else the problem."""
     lines = [(edit.path, edit.line_number, edit.line_number) for edit in problem.edits]
     lines += [
         (block.path, block.first_line, block.first_line + len(block.gold_lines) - 1)

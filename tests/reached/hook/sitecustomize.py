@@ -13,6 +13,8 @@ import threading
 import time
 
 FOLDER = os.environ.get("OSTINATO_REACHED_FOLDER", "")
+ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "../../.."))
+PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("flows", "tasks", "infra", "models", "kernels"))
 OTHERS = {"uvicorn", "prefect"}  # programs that run none of ours, slowly under a hook
 WRITE_SECONDS = 2.0
 
@@ -23,6 +25,7 @@ class Recorder:
     def __init__(self, folder):
         self.folder = folder
         self.codes = set()
+        self.paths = {}  # of files by the name that code has for them, which may lead over a link
         self.writing = threading.Lock()
         self.started = time.time_ns()  # a process id is used again
 
@@ -37,18 +40,22 @@ class Recorder:
         atexit.register(self.write)
 
     def write(self):
-        """Writes places as [file, first line]; only files of a package called ostinato."""
-        places = {
-            (code.co_filename, code.co_firstlineno)
-            for code in list(self.codes)
-            if "/ostinato/" in code.co_filename
-        }
+        """Writes places in the product as [path in the repository, first line]."""
+        places = {(code.co_filename, code.co_firstlineno) for code in list(self.codes)}
         places |= set(self._compiled())
+        places = {(self._path(file), line) for file, line in places}
         target = os.path.join(self.folder, f"{os.getpid()}-{self.started}.json")
         with self.writing:
             with open(target + ".part", "w") as part:
-                json.dump(sorted(places), part)
+                json.dump(sorted(place for place in places if place[0]), part)
             os.replace(target + ".part", target)
+
+    def _path(self, file):
+        """Empty for a file that is no part of the product."""
+        if file not in self.paths:
+            real = os.path.realpath(file)
+            self.paths[file] = os.path.relpath(real, ROOT) if real.startswith(PRODUCT) else ""
+        return self.paths[file]
 
     def _compiled(self):
         if "numba" not in sys.modules:

@@ -1,8 +1,7 @@
 """What read_file shows and what a line edit means.
 
-`Region`: a stretch of a file as it was last read, and the edits stated against it. Text in, tagged
-view and edited text out. An edit restates the region: it applies to the text as read, so a second
-edit replaces the first. No sandbox here.
+`Region`: a stretch of a file as it was last read, and the edits stated against it. An edit restates
+the region: it applies to the text as read, so a second edit replaces the first.
 """
 
 import re
@@ -127,9 +126,7 @@ def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
 
 
 def name_at(lines: Sequence[str], number: int) -> str:
-    """The function or class around line `number` (1-based), as find_symbol knows it. Its decorators
-    count as its own. Empty outside of any.
-    """
+    """The function or class around line `number` (1-based), decorators included. Empty outside of any."""
     index = min(number, len(lines)) - 1
     if lines[index].lstrip().startswith("@"):
         below = range(index, len(lines))

@@ -87,9 +87,7 @@ class AgentService:
         tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Opens a session and works on its first message. With the key of an earlier try the work
-        is done again and recorded once.
-        """
+        """Opens a session and works on its first message. A retry with the same key is recorded once."""
         names = self._workplaces.names()
         if request.repository not in names:
             raise ApiError(

@@ -3,7 +3,7 @@
 Enter: the bytes of one token after another. Leave: the text so far, how much of it no later token
 can change, and whether a stop is complete. Of several stops the one that is complete first counts,
 and of those the one that begins first, whatever tokens the text came in. A stop may begin and end
-inside a token. It knows neither tokens' ids nor HTTP.
+inside a token.
 """
 
 import codecs

@@ -251,9 +251,7 @@ class ChatService:
     def _continued(
         self, owner: tuple[str, str], request: ChatRequest
     ) -> tuple[Conversation | None, list[ChatMessage]]:
-        """The conversation that the last assistant message ended, and what came since; all messages
-        where it is not known.
-        """
+        """The conversation that the last assistant message ended, and what came since, where it is known."""
         messages = request.messages
         last = max(
             (index for index, message in enumerate(messages) if message.role == "assistant"),

@@ -108,9 +108,7 @@ class AnswerGenerator:
     async def _by_token(
         self, answering: Answering, model: StreamingClient
     ) -> AsyncGenerator[None, None]:
-        """Tokens as the engine samples them. Whatever ends it, all that was sampled is kept, save
-        what came after a stop string.
-        """
+        """Tokens as the engine samples them. All are kept but those after a stop string."""
         tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
         try:
             async for sampled in tokens:

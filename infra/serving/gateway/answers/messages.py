@@ -27,9 +27,7 @@ class Conversation:
 
 
 def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: str = "") -> str:
-    """A hash of who said what. The same for the same history of the same owner under the same tools,
-    as far as these were stated.
-    """
+    """A hash of who said what: the same for the same history of an owner under the same tools."""
     said = [
         [
             "system" if message.role == "developer" else message.role,

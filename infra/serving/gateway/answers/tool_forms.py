@@ -2,7 +2,7 @@
 
 `OwnTools`: nano's tags over the tools it was trained on. `ClientTools`: whatever functions a client
 declares, for models that other people trained; a call is JSON between `<tool_call>` tags, stated by
-the model's own chat template or, where that states none, in the system message. No tool runs here.
+the model's own chat template or, where that states none, in the system message.
 """
 
 import json

@@ -33,9 +33,7 @@ class Workplaces(Protocol):
 
 
 class RepositoryWorkplaces:
-    """Real sandboxes: a pool of boxes and a warm test server for each repository. Belongs to one
-    event loop.
-    """
+    """Real sandboxes: a pool of boxes and a warm test server for each repository."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class RepositoryWorkplaces:
         test_limit_seconds: float,
         search: SearchService | None = None,
     ) -> None:
-        """`search` answers codebase_search; None: without a trained encoder."""
+        """`search` answers codebase_search. None: without a trained encoder."""
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository, sandbox)
             for repository in repositories
