@@ -193,17 +193,12 @@ class Recipe(Record):
 
     @model_validator(mode="after")
     def _draft_layers_are_there(self) -> "Recipe":
-        name = self.mtp.after_phase
-        if self.learning.trains_drafts and not (self.mtp.depth or self.model.mtp_depth):
-            raise ValueError("learning.trains_drafts is true with mtp.depth=0, wanted draft layers")
-        if name is None:
-            return self
-        if not self.mtp.depth:
-            raise ValueError(f"mtp.after_phase is {name!r} with mtp.depth=0, wanted draft layers")
-        try:
+        name, follows = self.mtp.after_phase, self.learning.trains_drafts
+        if (name or follows) and not self.mtp.depth:
+            key = f"mtp.after_phase={name!r}" if name else "learning.trains_drafts=true"
+            raise ValueError(f"{key} with mtp.depth=0, wanted draft layers")
+        if name:
             self.pretraining.cut_after(name)
-        except ValueError as error:
-            raise ValueError(f"mtp.after_phase is {name!r}: {error}") from None
         return self
 
     @field_validator("environments")

@@ -68,11 +68,14 @@ class PretrainingConfig(LoopConfig):
         """
         names = [phase.name for phase in self.phases]
         if name not in names[:-1]:
-            raise ValueError(f"wanted the name of a phase before the last, one of {names[:-1]}")
-        if self.parallel_layout.is_cut or self.lora is not None:
             raise ValueError(
-                f"pretraining.layout is {self.layout.model_dump(exclude_defaults=True)} and pretraining.lora is "
-                f"{self.lora}, wanted neither: draft layers learn with a trunk that is whole and trained whole"
+                f"mtp.after_phase is {name!r}, wanted a phase before the last, one of {names[:-1]}"
+            )
+        if self.parallel_layout.is_cut or self.lora is not None:
+            layout = self.layout.model_dump(exclude_defaults=True)
+            raise ValueError(
+                f"mtp.after_phase is {name!r} with pretraining.layout {layout} and pretraining.lora {self.lora}, "
+                "wanted neither: draft layers learn with a trunk that is whole and trained whole"
             )
         count = names.index(name) + 1
         later = {"phases": self.phases[count:], "seed": self.seed + count}

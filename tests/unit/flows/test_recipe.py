@@ -33,10 +33,11 @@ def test_load_recipe_wrong_value_is_shown() -> None:
     ("overrides", "message"),
     [
         (["mtp.after_phase=transcripts"], r"wanted .* before the last, one of \['bulk', 'long"),
-        (["mtp.after_phase=bulk", "mtp.depth=0"], r"with mtp\.depth=0, wanted draft layers"),
+        (["mtp.after_phase=bulk", "mtp.depth=0"], r"'bulk' with mtp\.depth=0, wanted draft"),
+        (["learning.trains_drafts=true", "mtp.depth=0"], r"trains_drafts=true with mtp\.depth=0"),
         (
             ["mtp.after_phase=bulk", "pretraining.layout.expert=2"],
-            r"mtp\.after_phase is 'bulk': pretraining\.layout is \{'expert': 2\}",
+            r"mtp\.after_phase is 'bulk' with pretraining\.layout \{'expert': 2\}",
         ),
     ],
 )

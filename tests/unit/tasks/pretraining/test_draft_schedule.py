@@ -116,9 +116,9 @@ def test_joint_phases_move_the_trunk_and_a_killed_run_ends_with_the_same_weights
     [
         ("sft", {}, r"a phase before the last, one of \['bulk'\]"),
         ("none", {}, r"a phase before the last, one of \['bulk'\]"),
-        ("bulk", {"world_size": 2, "layout": {"tensor": 2}}, r"layout is \{'tensor': 2\}"),
-        ("bulk", {"world_size": 2, "layout": {"pipeline": 2}}, r"layout is \{'pipeline': 2\}"),
-        ("bulk", {"lora": LoraConfig(rank=2)}, r"pretraining\.lora is rank=2"),
+        ("bulk", {"world_size": 2, "layout": {"tensor": 2}}, r"layout \{'tensor': 2\}"),
+        ("bulk", {"world_size": 2, "layout": {"pipeline": 2}}, r"layout \{'pipeline': 2\}"),
+        ("bulk", {"lora": LoraConfig(rank=2)}, r"pretraining\.lora rank=2"),
     ],
 )
 def test_what_draft_layers_cannot_learn_through_is_refused(
