@@ -4,7 +4,8 @@
     python -m tests.benchmarks.draft_layers rl --run WORKSPACE --corpus DIRECTORY --out DIRECTORY
 
 `schedule`: nano's model and phases with a share of their tokens, on one rank. Draft layers alone when
-pretraining is over, against the cut after the first phase with every weight of the joint loss.
+pretraining is over, with as many tokens and with those of the joint phases too, against the cut after the
+first phase with every weight of the joint loss.
 `rl`: the recorded steps of a finished RL run of one rank are taken again, with draft layers that
 follow and without; trunk and samples are the same, so the two differ in their drafts alone. Acceptance is
 that of the speculation stage's prompts, greedy and sampled at temperature 1, drafted in every step.
@@ -51,7 +52,7 @@ from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal
 
 WEIGHTS = (0.3, 0.0)  # of the joint loss
-DRAFT_TOKENS = 300_000
+DRAFT_TOKENS = 300_000  # of a distillation, at a third of nano's tokens
 MTP = "model.mtp."
 
 
@@ -112,11 +113,14 @@ class Schedule:
         """Trains what is missing, then measures."""
         drafting = self.recipe.mtp.phases[0]
         seen = {name: (end, end) for name, (_, end) in self.first.blend.items()}
+        joint_tokens = sum(phase.tokens for phase in self.later.phases)
+        tokens = int(3 * self.share * DRAFT_TOKENS)
         cut = self._pretrain("cut", self.earlier, Path(self.recipe.base_checkpoint))
-        middle = self._distil("middle", drafting.model_copy(update={"blend": seen}), cut)
+        middle = self._distil("middle", drafting.model_copy(update={"blend": seen}), cut, tokens)
         rest = self._pretrain("rest", self.later, cut)
-        alone = self._distil("alone", drafting, rest)
-        measure("alone, at the end", alone, alone, self.corpus)
+        for name, total in (("alone", tokens), ("alone-longer", tokens + joint_tokens)):
+            alone = self._distil(name, drafting, rest, total)
+            measure(f"alone, at the end, {total} tokens", alone, alone, self.corpus)
         measure("alone, at the cut, then kept", rest, middle, self.corpus)
         for weight in WEIGHTS:
             joint = self._pretrain(f"joint-{weight}", self.later, middle, weight)
@@ -133,8 +137,8 @@ class Schedule:
         )
         return self._once(name, pretrain, request)
 
-    def _distil(self, name: str, phase: PhaseConfig, start: Path) -> Path:
-        phases = [phase.model_dump() | {"tokens": int(self.share * 3 * DRAFT_TOKENS)}]
+    def _distil(self, name: str, phase: PhaseConfig, start: Path, tokens: int) -> Path:
+        phases = [phase.model_dump() | {"tokens": tokens}]
         settings = self.recipe.mtp.model_dump() | {"world_size": 1, "phases": phases}
         request = MtpRequest(
             config=MtpConfig.model_validate(settings),
