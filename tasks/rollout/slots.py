@@ -14,6 +14,7 @@ from ostinato.tasks.records import Group, Outcome, Trajectory
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 
 SPREAD_LEARNING_RATE = 0.05  # about the latest 20 groups
+NAMED_GROUPS = 16  # late ones, in messages
 LEAST_SPREAD_RATIO = 0.25  # admission never counts on more than 4 groups for one that fills
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 
@@ -91,6 +92,8 @@ class SlotTable:
         self._running: dict[int, dict[str, GroupSlot]] = {}  # by birth version, as they were opened
         self._ready: list[GroupSlot] = []  # oldest first
         self._num_known = 0  # groups that are not running and fill a step
+        self._changes = 0  # of groups: opened, made ready, taken, ended
+        self._decided: tuple[tuple[int, int, bool, bool], Batch] | None = None
         self.outcomes: Counter[str] = Counter()  # trajectories by outcome, retries included
         self.ended: Counter[str] = Counter()  # groups by final state
         self.spread_ratio = 1.0  # share of groups that fill a step, of those that came back lately
@@ -99,6 +102,7 @@ class SlotTable:
     def open(self, slot: GroupSlot) -> None:
         if slot.group_id in self.groups:
             raise ValueError(f"group {slot.group_id} is already open")
+        self._changes += 1
         self.groups[slot.group_id] = slot
         self._running.setdefault(slot.birth_version, {})[slot.group_id] = slot
         self.problems[slot.problem_id] += 1
@@ -135,12 +139,14 @@ class SlotTable:
 
     def take(self, slots: Iterable[GroupSlot]) -> None:
         """Moves ready groups into the step under way."""
+        self._changes += 1
         for slot in slots:
             slot.state = GroupState.TRAINING
         self._ready = [slot for slot in self._ready if slot.state is GroupState.READY]
 
     def end(self, slot: GroupSlot, state: GroupState) -> None:
         """Closes a group in one of its final states."""
+        self._changes += 1
         if slot.state is GroupState.RUNNING:
             self._leave_running(slot)
         else:
@@ -190,6 +196,12 @@ class SlotTable:
         """The groups of the next step, oldest first, or what they wait for. Without pace late
         groups are not waited for. The last step of a run takes fewer groups where no more come.
         """
+        key = self._changes, trainer_version, pace, is_last
+        if self._decided is None or self._decided[0] != key:
+            self._decided = key, self._decide(trainer_version, pace=pace, is_last=is_last)
+        return self._decided[1]
+
+    def _decide(self, trainer_version: int, *, pace: bool, is_last: bool) -> Batch:
         filling = self.filling
         wanted = self.policy.groups_per_step
         if is_last and filling:
@@ -205,14 +217,17 @@ class SlotTable:
         left_behind.update({birth: len(slots) for birth, slots in self._running.items()})
         tight = self.policy.tight_birth(left_behind, trainer_version)
         if pace and tight is not None:
-            late = tuple(
-                slot.group_id
-                for birth, slots in self._running.items()
+            late_births = [
+                birth
+                for birth in self._running
                 if birth <= tight
-                for slot in slots.values()
-                if (chosen[-1].birth_version > tight or self._is_last_chance(slot, trainer_version))
-            )
-            if late:
+                and (
+                    chosen[-1].birth_version > tight
+                    or self.policy.is_stale(birth, trainer_version + 1)
+                )
+            ]
+            groups = (name for birth in late_births for name in self._running[birth])
+            if late := tuple(itertools.islice(groups, NAMED_GROUPS)):
                 return Batch(
                     slots=(),
                     waits_for="late groups",
@@ -253,6 +268,7 @@ class SlotTable:
             del self.problems[slot.problem_id]
 
     def _make_ready(self, slot: GroupSlot, oldest: int | None) -> None:
+        self._changes += 1
         self._leave_running(slot)
         slot.state = GroupState.READY
         slot.birth_version = slot.birth_version if oldest is None else oldest
