@@ -15,7 +15,7 @@ setup: $(DEV_STAMP)  ## the environment with everything
 demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
 	$(BIN)/ostinato demo
 
-reached: $(DEV_STAMP)  ## which product lines the documented commands run (half an hour)
+reached: $(DEV_STAMP)  ## which product lines the documented commands run (an hour or more)
 	$(BIN)/python -m tests.reached
 
 # Files of tests are shared, in their order, among this many processes; 0: all in this one, printed as they run.

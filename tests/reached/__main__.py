@@ -35,6 +35,17 @@ OSTINATO = (sys.executable, "-P", "-c", "from ostinato.flows.cli import main; ma
 GATEWAY_SECONDS = 300.0
 COMMAND_SECONDS = 3600.0
 TRIES = 2
+END_SECONDS = 120.0
+
+
+def end(child: subprocess.Popen[bytes]) -> int:
+    """Ends a command as Ctrl-C does, and by force where that takes too long. Its exit code."""
+    child.send_signal(signal.SIGINT)
+    try:
+        return child.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
 
 
 def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
@@ -55,8 +66,7 @@ def run(arguments: Sequence[str], environment: dict[str, str]) -> int:
         try:
             code = child.wait(COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGINT)
-            code = child.wait(60)
+            code = end(child)
         print(f"--- exit code {code} after {time.monotonic() - started:.0f} s", flush=True)
         if code in (0, 1):  # 1: the gate or a comparison says no
             break
@@ -134,8 +144,7 @@ def run_services(environment: dict[str, str], home: Path) -> None:
     except (OSError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
         print(f"--- services: {error}", flush=True)
     finally:
-        services.send_signal(signal.SIGINT)
-        services.wait(timeout=60)
+        end(services)
 
 
 def main() -> None:
