@@ -79,7 +79,7 @@ class StepReport(Record):
     )
     padding_ratio: float = Field(description="padding over all places of the microbatches")
     sampled_tokens: int = Field(description="tokens that carry loss")
-    reward_mean: float = Field(description="over samples")
+    sample_reward_mean: float = Field(description="over samples that are trained")
     advantage_absolute_mean: float = Field(description="over samples")
     loss: float
     gradient_norm: float = Field(description="before clipping")

@@ -108,7 +108,7 @@ class PolicyUpdate:
             computed_tokens=computed_tokens,
             padding_ratio=1 - computed_tokens / max(1, places),
             sampled_tokens=len(scores.trainer_logprobs_N),
-            reward_mean=_mean([sample.reward for sample in samples]),
+            sample_reward_mean=_mean([sample.reward for sample in samples]),
             advantage_absolute_mean=_mean(np.abs(advantages)),
             loss=loss,
             gradient_norm=results[0].gradient_norm,

@@ -25,6 +25,7 @@ from ostinato.tasks.records import Group
 from ostinato.tasks.reinforcement import replay
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReplayRequest
 from ostinato.tasks.reinforcement.replay import bisect, main
+from ostinato.tasks.reinforcement.step_metrics import describe_groups
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
@@ -107,7 +108,8 @@ def record(run_id: str, directory: Path, settings: Settings, bad_from: int) -> R
             samples = [
                 sample.model_copy(update={"advantage": -sample.advantage}) for sample in samples
             ]
-        metrics.append(step, trainer.train_step(samples).metrics())
+        report = trainer.train_step(samples)
+        metrics.append(step, {**report.metrics(), **describe_groups(groups)})  # as a run does
         trainer.save()
     trainer.close()
     return ReplayRequest(run=run, run_directory=str(directory), steps=tuple(range(1, STEPS + 1)))
