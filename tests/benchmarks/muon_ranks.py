@@ -21,6 +21,7 @@ from ostinato.models.training import optimizer as optimizer_module
 from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.models.weight_shapes import num_parameters
 from tests.fakes.nano_spec import NANO
 
 HOLDERS = {
@@ -64,7 +65,7 @@ def main() -> None:
             "expert_hidden_size": NANO.expert_hidden_size * wider,
         }
     )
-    print(f"{spec.num_parameters() / 1e6:.1f} M parameters")
+    print(f"{num_parameters(spec) / 1e6:.1f} M parameters")
     print("ranks products   step ms  core ms")
     figures: dict[str, Figures] = {}
     for ranks in (1, 2):
