@@ -54,6 +54,9 @@ sequence_tokens = 256
 microbatch_tokens = 2048
 global_batch_tokens = 4096
 
+[model]
+max_sequence_tokens = 768
+
 [harness]
 context_tokens = 768
 result_limit_characters = 600

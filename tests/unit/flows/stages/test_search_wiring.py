@@ -58,7 +58,8 @@ def test_an_imported_checkpoint_gets_the_harness_of_a_recipe_in_plain_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
-    overrides = ('harness.dialect = "full"', "harness.context_tokens = 700")
+    room = ("harness.context_tokens = 700", "model.max_sequence_tokens = 700")
+    overrides = ('harness.dialect = "full"', *room)
     context = StageContext.open("miniature", None, RunOptions(overrides=overrides))
     checkpoint = publish(context, "pretraining", PUBLISHED)
     harness = chain.harness_for(context.recipe, context.directory_of(checkpoint))
