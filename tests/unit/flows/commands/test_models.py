@@ -43,7 +43,7 @@ def test_recipe_continues_from_an_imported_model(
     ref = import_model(settings, str(tmp_path / "Some Model"), None)
     assert str(ref) == "checkpoint/some-model@1"
     assert import_model(settings, str(tmp_path / "Some Model"), "some-model") == ref
-    with pytest.raises(ConfigError, match="context_tokens=512, wanted at most .*tokens=256"):
+    with pytest.raises(ConfigError, match=r"context_tokens=512, wanted at most .*tokens=256"):
         load_recipe("nano", overrides=[f"base_checkpoint={ref}"])
     longer = "model.max_sequence_tokens=512"
     recipe = load_recipe("nano", overrides=[f"base_checkpoint={ref}", longer])
