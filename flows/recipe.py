@@ -42,7 +42,7 @@ from ostinato.tasks.rollout.config import RolloutConfig
 RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
-_MAX_INTEGER = 2**63 - 1
+_MAX_BITS = 63  # of an integer
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
@@ -263,8 +263,9 @@ def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
             _refuse_numbers(inner, path, f"{key}.{index}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"recipe {path}: {key} is {value}, wanted a finite number")
-    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        raise ConfigError(f"recipe {path}: {key} is {value:.3e}, wanted at most {_MAX_INTEGER}")
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        bits = value.bit_length()
+        raise ConfigError(f"recipe {path}: {key} has {bits} bits, wanted at most {_MAX_BITS}")
 
 
 def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
@@ -324,9 +325,9 @@ def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
         )
     spec = json.loads(file.read_bytes())
     asked = values.get("model", {})
-    spec["max_sequence_tokens"] = max(
-        spec["max_sequence_tokens"], asked.pop("max_sequence_tokens", 0)
-    )
+    longest = asked.get("max_sequence_tokens")
+    if isinstance(longest, int) and longest > spec["max_sequence_tokens"]:
+        spec["max_sequence_tokens"] = longest
     for key, value in asked.items():
         if key in spec and value != spec[key]:
             raise ConfigError(
@@ -369,10 +370,10 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     """The values of a file over those of the recipe that it extends."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"recipe {path} is not TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8: {error}") from None
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        raise ConfigError(f"recipe {path} is not TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
     parent = values.pop("extends", None)
@@ -422,10 +423,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
         value = None if text == "null" else tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(
-                f"override {key}: value {text!r} is not TOML ({error}); quote a string with spaces"
+                f"override {key}: value {text[:200]!r} is not TOML ({error}); quote a string with spaces"
             ) from None
         value = text
     for name in names[:-1]:
