@@ -34,9 +34,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ostinato.models.checkpoint.flushing import make_parents, place_folder
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.device import CPU
+from ostinato.models.flushing import make_parents, place_folder
 
 PREFIX = "resume-"
 FAILED_RUN_SECONDS = 30.0

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, write_adapter
-from ostinato.models.checkpoint.flushing import make_parents, place_folder
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
+from ostinato.models.flushing import make_parents, place_folder
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from ostinato.models.flushing import flush
+
 _TEMPORARY_PREFIX = ".put-"
 
 
@@ -85,10 +87,10 @@ class LocalBackend:
         try:
             temporary.touch(mode=0o600)  # transcripts of users are among the objects
             fill(temporary)
-            _flush(temporary)
+            flush(temporary)
             move(temporary, target)
             for folder in target.parents:  # the name of the object, and of folders made for it
-                _flush(folder)
+                flush(folder)
                 if folder == present:
                     break
         finally:
@@ -98,11 +100,3 @@ class LocalBackend:
 
 def _link(temporary: Path, target: Path) -> None:
     target.hardlink_to(temporary)  # fails if the target exists, in one step
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
