@@ -1,9 +1,12 @@
 """One real-time cycle in a process that may be killed at a named call of the ledger. Training and
 evaluation are stand-ins; ledger, artifacts and gate are real.
+
+    python -m tests.fakes.cycle_program DIRECTORY CALL RECIPE_TEXT
 """
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +90,7 @@ def _die_at(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(_REPOSITORIES[repository], method, die)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.workspace import PROCESS
 from ostinato.infra.platform.errors import ConfigError, StorageError
-from ostinato.infra.platform.objects import ObjectStore
 from tests.fakes.finished_stages import add_checkpoint, add_problems, open_context
 
 LINE = "tests"
@@ -51,9 +52,13 @@ def candidate(context: StageContext, parent: ArtifactRef, number: int) -> Artifa
     return context.ensure("candidate", {"cycle": number}, (parent,), build)
 
 
+def recipe_of(context: StageContext) -> str:
+    return str(context.settings.home.parent / "mine.toml")
+
+
 def gc(context: StageContext, *arguments: str) -> str:
-    recipe = str(context.settings.home.parent / "mine.toml")
-    answer = CliRunner().invoke(app, ["gc", "--recipe", recipe, *arguments], catch_exceptions=False)
+    given = ["gc", "--recipe", recipe_of(context), *arguments]
+    answer = CliRunner().invoke(app, given, catch_exceptions=False)
     assert answer.exit_code == 0
     return answer.stdout
 
@@ -70,6 +75,23 @@ def stored(context: StageContext) -> set[str]:
     return found
 
 
+# recipe and the number of the delete at which the process is killed
+GC_KILLED_AT_DELETE = """
+import os, signal, sys
+from ostinato.flows.cli import app
+from ostinato.infra.platform.objects import ObjectStore
+
+real, seen = ObjectStore.delete, []
+
+def delete(store, key):
+    seen.append(key)
+    if len(seen) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(store, key)
+
+ObjectStore.delete = delete
+app(["gc", "--recipe", sys.argv[1]])
+"""
 KEPT = {"candidate/mine@3", "candidate/mine@4", "candidate/mine@6", "reinforced/mine@2"}
 EXPIRED = {"candidate/mine@1", "candidate/mine@2", "candidate/mine@5", "reinforced/mine@1"}
 
@@ -125,22 +147,9 @@ def test_users_are_not_rolled_back_to_removed_bytes(context: StageContext) -> No
 def test_kill_at_any_delete_leaves_no_half_checkpoint_and_the_next_gc_ends_it(
     context: StageContext, call: int
 ) -> None:
-    killed = os.fork()
-    if killed == 0:
-        real, seen = ObjectStore.delete, []
-
-        def delete(self: ObjectStore, key: str) -> None:
-            seen.append(key)
-            if len(seen) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(self, key)
-
-        ObjectStore.delete = delete
-        try:
-            gc(context)
-        finally:
-            os._exit(1)  # the test's own end is for its parent
-    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+    # a process of its own: a fork of this one would have its locks without the threads that hold them
+    program = [sys.executable, "-c", GC_KILLED_AT_DELETE, recipe_of(context), str(call)]
+    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
     assert stored(context) >= KEPT  # whole, all of them
     gc(context)
     assert stored(context) == KEPT
