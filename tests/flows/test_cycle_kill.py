@@ -1,11 +1,13 @@
 """A cycle that is killed or has nothing to learn from: its window is trained once and the loop goes on."""
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL
 
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.stage import StageContext
@@ -18,6 +20,7 @@ from tests.fakes.finished_stages import (
 )
 from tests.fakes.interactions import new_interaction
 
+pytestmark = pytest.mark.usefixtures("prefect_server")
 LINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\n'
 
 
@@ -65,7 +68,9 @@ def test_sigkill_anywhere_in_a_cycle_trains_and_promotes_its_window_once(
     context = begin(tmp_path)
     # a process of its own: a fork of this one would have its locks without the threads that hold them
     program = [sys.executable, "-m", cycle_program.__name__, str(tmp_path), moment, LINE]
-    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
+    server = {"PREFECT_API_URL": PREFECT_API_URL.value()}
+    killed = subprocess.run(program, env=os.environ | server, check=False)
+    assert killed.returncode == -signal.SIGKILL
 
     cycle_of(tmp_path)
 
