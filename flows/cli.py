@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.filesize import decimal
 
-from ostinato.flows.commands import garbage, lineage, models, planning, replaying
+from ostinato.flows.commands import garbage, lineage, models, replaying
 from ostinato.flows.commands.certify_command import certify
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
@@ -41,14 +41,14 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import check_home, load_launch, load_settings
-from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
-# load scipy or matplotlib, a second that the other commands need not wait
+# load scipy, matplotlib or SQLAlchemy, a second that the other commands need not wait
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
+PLAN = "ostinato.flows.commands.planning:plan_recipe"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
@@ -252,10 +252,7 @@ def plan(
 ) -> None:
     """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
-    fixed = planning.parse_degrees(degrees or ())
-    found = planning.show_plan(loaded, gpus, load_inputs(chip), fixed, Console())
-    if dry_run:
-        planning.walk_step(loaded, found, Console())
+    load_entry(PLAN)(loaded, gpus, chip, degrees or (), is_walked=dry_run)
 
 
 @app.command("import")

@@ -29,7 +29,7 @@ def open_process_groups(
 
     One process needs no meeting, nor does one of a dry run. Several meet in a store that all of them reach;
     of `host_meeting` the first has the store itself and the others its URL. A rank that does not come within
-    `MEETING_SECONDS` is an error, and so is a collective that lasts longer than `patience_seconds`.
+    `MEETING_SECONDS` is a TimeoutError, and an error is a collective that lasts longer than `patience_seconds`.
     `layout` None: data parallel only.
     `kind` None: the device of groups that are open, else the CPU.
     """
@@ -97,7 +97,14 @@ def _meet(meeting: Store | str, rank: int, world_size: int) -> Any:
     if isinstance(meeting, str):
         store, _, _ = next(rendezvous(meeting, rank, world_size, timeout=limit))
     store.set(f"here-{rank}", b"")
-    store.wait([f"here-{other}" for other in range(world_size)], limit)
+    try:
+        store.wait([f"here-{other}" for other in range(world_size)], limit)
+    except dist.DistError as error:
+        absent = [other for other in range(world_size) if not store.check([f"here-{other}"])]
+        raise TimeoutError(
+            f"ranks {absent} of {world_size} did not come within {MEETING_SECONDS:.0f} s, rank {rank} waited; "
+            "read their logs, or leave the machine more processor time and run the same command again"
+        ) from error
     return store
 
 

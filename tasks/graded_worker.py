@@ -12,8 +12,8 @@ from ostinato.infra.platform.cluster.actors import find_actor
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import configure_logging
-from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.client import FleetClient
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import load_renderer

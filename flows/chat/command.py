@@ -31,7 +31,8 @@ from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
-from ostinato.infra.sandbox.backends import SandboxKind, check_kind
+from ostinato.infra.sandbox.backends import check_kind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.gateway.tenants import FILE_NAME, local_tenants
 
 LOCAL_TENANT = "local"

@@ -18,8 +18,8 @@ from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 MAX_FILES = 20_000

@@ -7,9 +7,10 @@ import typer
 
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.settings import load_settings
-from ostinato.tasks.certification.records import CertifyOptions
 
-CERTIFYING = "ostinato.flows.commands.certifying"  # a second that other commands need not wait
+# a second that other commands need not wait
+CERTIFYING = "ostinato.flows.commands.certifying"
+OPTIONS = "ostinato.tasks.certification.records:CertifyOptions"
 
 
 def certify(
@@ -53,7 +54,9 @@ def certify(
     if verify:
         signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
     else:
-        options = CertifyOptions(seed=seed, limit=limit, repeats=repeats, hacks=hacks, fixes=fixes)
+        options = load_entry(OPTIONS)(
+            seed=seed, limit=limit, repeats=repeats, hacks=hacks, fixes=fixes
+        )
         signed = load_entry(f"{CERTIFYING}:certify")(
             load_settings(),
             problems,

@@ -13,7 +13,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import Inputs
+from ostinato.tasks.planning.inputs import Inputs, load_inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
     TrainingPlan,
@@ -85,6 +85,16 @@ def rollout_work(recipe: Recipe, inputs: Inputs) -> RolloutWork:
 
 def _attempts(recipe: Recipe) -> int:
     return recipe.rollout.group_size * recipe.rollout.groups_per_step
+
+
+def plan_recipe(
+    recipe: Recipe, gpus: int, chip: str, degrees: Sequence[str], *, is_walked: bool
+) -> None:
+    """Prints the plan; `is_walked`: also builds a rank's part on the meta device and walks a step."""
+    console = Console()
+    found = show_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), console)
+    if is_walked:
+        walk_step(recipe, found, console)
 
 
 def parse_degrees(texts: Sequence[str]) -> dict[str, int]:

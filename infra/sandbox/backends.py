@@ -1,19 +1,11 @@
 """The one place that chooses between kinds of sandboxes."""
 
-from enum import StrEnum
 from pathlib import Path
 
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox.host.backend import NamespaceBackend
 from ostinato.infra.sandbox.microvm import MicroVmBackend, check_host
-from ostinato.infra.sandbox.protocol import SandboxBackend
-
-
-class SandboxKind(StrEnum):
-    """Kinds of sandboxes that a recipe can name."""
-
-    NAMESPACE = "namespace"
-    MICROVM = "microvm"
+from ostinato.infra.sandbox.protocol import SandboxBackend, SandboxKind
 
 
 def open_backend(

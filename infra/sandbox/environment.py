@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxNotFound
-from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
     SandboxBackend,
+    SandboxKind,
     SandboxLimits,
     SandboxSpec,
     Snapshot,

@@ -15,6 +15,13 @@ from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.record import Record
 
 
+class SandboxKind(StrEnum):
+    """Kinds of sandboxes that a recipe can name."""
+
+    NAMESPACE = "namespace"
+    MICROVM = "microvm"
+
+
 class SandboxLimits(Record):
     """Resource limits of one box."""
 

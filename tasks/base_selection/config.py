@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 
 # The package of HumanEval's authors, which is read and not installed.

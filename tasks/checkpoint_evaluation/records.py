@@ -5,7 +5,7 @@ from pydantic import Field
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.locating import LocatingRow

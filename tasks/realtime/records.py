@@ -4,7 +4,7 @@ from pydantic import Field
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.feedback.interactions import Window

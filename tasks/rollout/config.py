@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ostinato.infra.platform.record import Record, Share
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 
 
 class StalenessConfig(Record):

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.fleet.client import FleetClient
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
 

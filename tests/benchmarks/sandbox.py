@@ -16,8 +16,10 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ostinato.infra.sandbox import RepositoryEnvironment, TestServer, open_backend
+from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxSpec
+from ostinato.infra.sandbox.test_server import TestServer
 from tests.fakes.repositories import WORDKIT, open_repository
 
 TARGETS_MS = {

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.host.backend import NamespaceBackend
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.protocol import (
+    Sandbox,
+    SandboxBackend,
+    SandboxKind,
+    SandboxLimits,
+    SandboxSpec,
+)
 from tests.fakes.repositories import WORDKIT, open_repository
 
 BACKENDS: dict[str, Callable[[], SandboxBackend]] = {

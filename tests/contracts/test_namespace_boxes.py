@@ -26,7 +26,7 @@ def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
 def test_killed_host_takes_its_boxes_along(tmp_path):
     script = (
         "import asyncio, time\n"
-        "from ostinato.infra.sandbox import open_box\n"
+        "from ostinato.infra.sandbox.environment import open_box\n"
         "from tests.fakes.repositories import WORDKIT, open_repository\n"
         "async def hold():\n"
         "    async with open_box(open_repository(WORDKIT)) as box:\n"
@@ -53,7 +53,7 @@ def test_killed_host_takes_its_boxes_along(tmp_path):
 def test_kernel_without_user_namespaces_gives_the_fix(tmp_path):
     script = (
         "import asyncio\n"
-        "from ostinato.infra.sandbox import open_box\n"
+        "from ostinato.infra.sandbox.environment import open_box\n"
         "from tests.fakes.repositories import WORDKIT, open_repository\n"
         "async def hold():\n"
         "    async with open_box(open_repository(WORDKIT)):\n"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.agent.tools.testing import make_test_runner
-from ostinato.infra.sandbox import PreparedRepository, TestServer, open_box
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 
 GOLD, HIDDEN = "markoforiginal", "markofhiddentest"
 PRODUCT = f'''"""A kit."""

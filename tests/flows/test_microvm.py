@@ -12,7 +12,7 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.settings import load_settings
-from ostinato.infra.sandbox import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest

@@ -9,9 +9,9 @@ from typing import Any
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.sandbox.backends import SandboxKind, open_backend
+from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.fleet.pressure import count_room, read_pressure
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits, SandboxSpec
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from ray.actor import ActorHandle
 from ostinato.infra.platform.cluster.actors import ask, end_actor, get_or_create_actor, live_nodes
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.fleet.node import BoxNode
-from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.engine.start import start_engine

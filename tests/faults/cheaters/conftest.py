@@ -9,8 +9,9 @@ import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.sandbox import PreparedRepository, TestServer
 from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader

@@ -8,8 +8,8 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.sandbox.backends import SandboxKind
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 Files = Mapping[str, bytes | None]

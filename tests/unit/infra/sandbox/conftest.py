@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository, running_server
 
 

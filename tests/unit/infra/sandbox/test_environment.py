@@ -3,11 +3,9 @@ import asyncio
 import pytest
 
 from ostinato.infra.platform.errors import CapacityExhausted, InvalidArgument, SandboxNotFound
-from ostinato.infra.sandbox import (
-    RepositoryEnvironment,
-    SandboxLimits,
-    open_backend,
-)
+from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.protocol import SandboxLimits
 
 COUNTING = "wordkit/counting.py"
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox import PreparedRepository, fingerprint_files
+from ostinato.infra.sandbox.repository import PreparedRepository, fingerprint_files
 
 
 def test_save_then_load_gives_the_same_record(tmp_path):

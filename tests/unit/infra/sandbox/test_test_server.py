@@ -8,7 +8,9 @@ import re
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox import PreparedRepository, TestOutcome, TestServer
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.config import ProblemsConfig
 from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything

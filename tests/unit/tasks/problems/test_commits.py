@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox import TestServer
+from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.commits import clean_message, mine_commits
 from ostinato.tasks.problems.config import GitSource, PromptLevel, ValidityRules
 from ostinato.tasks.problems.prompts import write_prompt

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.infra.sandbox import open_box
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import format_call
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.problems.breaking.definitions import find_definitions

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.repositories import prepare_repository, strip_source
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, open_repository
 

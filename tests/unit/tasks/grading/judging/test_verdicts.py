@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ostinato.infra.platform.errors import GradingError
-from ostinato.infra.sandbox import open_box
+from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import FunctionCall, make_calls
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.judging.verdicts import judge
