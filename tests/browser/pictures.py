@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from tests.browser.chromium import find_chromium
 OSTINATO = [sys.executable, "-P", "-c", "from ostinato.flows.cli import main; main()"]
 SIZE = {"width": 1280, "height": 860}
 LOAD_MILLISECONDS = 180_000
+READY_SECONDS = 180.0
 SETTLE_MILLISECONDS = 15_000  # Prefect's pages ask for their data bit by bit
 
 
@@ -53,7 +55,8 @@ def main(home: Path, pictures: Path) -> None:
 def addresses(settings: Settings) -> dict[str, str]:
     """Picture -> address of the page."""
     prefect = f"http://127.0.0.1:{settings.prefect_port}"
-    with httpx.Client(base_url=f"{prefect}/api/") as client:
+    with httpx.Client(base_url=f"{prefect}/api/", timeout=60) as client:
+        wait_for_worker(client)
         runs = client.post("flow_runs/filter", json={"sort": "END_TIME_DESC"}).json()
         finished = next(run for run in runs if run["state_type"] == "COMPLETED")
         chain = client.get("deployments/name/agent-training/manual").json()
@@ -67,6 +70,18 @@ def addresses(settings: Settings) -> dict[str, str]:
         "report": f"{dashboard}/reports/nano-seed0/report.html",
         "trajectory": f"{dashboard}/reports/nano-seed0/{example_attempt(settings.home)}",
     }
+
+
+def wait_for_worker(client: httpx.Client) -> None:
+    """Returns when the server knows that a worker takes runs of every deployment."""
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        found = client.post("deployments/filter", json={}).json()
+        waits = [one["name"] for one in found if one["status"] != "READY"]
+        if not waits:
+            return
+        assert time.monotonic() < deadline, f"deployments without a worker: {waits}"
+        time.sleep(1.0)
 
 
 def example_attempt(home: Path) -> str:
