@@ -160,6 +160,11 @@ class ValidityRules(Record):
     hidden_share: Share = Field(
         default=0.5, description="of the failing test functions the agent never sees"
     )
+    tries_stubs: bool = Field(
+        default=True,
+        description="a mutation whose tests pass with a constant in place of the function is not "
+        "published either; deletions never are",
+    )
 
 
 class OracleConfig(Record):

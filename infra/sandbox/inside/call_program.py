@@ -24,6 +24,9 @@ _MAX_TEXT = 4_000
 _MAX_ITEMS = 200
 _MAX_DEPTH = 8
 _MAX_VALUES = 200  # of one test
+_MAX_RETURNS = 40  # of one test
+_GENERATES = 0x20 | 0x80 | 0x200  # flags of code that returns at each yield or await
+_IS_MADE = 1 << 9  # flag of a type that a program has made
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
@@ -205,6 +208,48 @@ def _call(entry: dict) -> Any:
     return function(*plain, **{name: decode(form) for name, form in arguments["named"].items()})
 
 
+def kind_of(value: Any) -> str:
+    """Name of a value's type. One that its name does not lead to is "made", whatever it calls itself."""
+    kind = type(value)
+    try:
+        return "None" if value is None else _name_of(kind)
+    except NoForm:
+        is_made = type.__dict__["__flags__"].__get__(kind) & _IS_MADE
+        return "made" if is_made else kind.__name__
+
+
+class Returns:
+    """Tells what kind of value each outermost call of one function returns, through the interpreter's
+    profile hook.
+    """
+
+    def __init__(self, path: str, symbol: str, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._symbol = symbol
+        self._tell = tell
+        self._depth = self._told = 0
+
+    def begin(self) -> None:
+        """A test begins."""
+        self._depth = self._told = 0
+        sys.setprofile(self)
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        """The profile hook."""
+        code = frame.f_code
+        if code.co_qualname != self._symbol or code.co_filename != self._path:
+            return
+        if code.co_flags & _GENERATES:
+            return
+        if event == "call":
+            self._depth += 1
+        elif event == "return":
+            self._depth -= 1
+            if self._depth == 0 and self._told < _MAX_RETURNS:
+                self._told += 1
+                self._tell(kind_of(argument))
+
+
 class Observer:
     """A pytest plugin, and what tests whose expectations were taken out call with their values."""
 
@@ -213,6 +258,11 @@ class Observer:
         self._file = file
         self._test = ""
         self._room = _MAX_VALUES
+        self._returns: Returns | None = None
+        if request["function"] is not None:
+            path, symbol = request["function"]
+            place = f"{request['root']}/{path}"
+            self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
 
     def observe(self, *values: Any) -> None:
         """Write values down."""
@@ -256,14 +306,20 @@ class Observer:
         self._test, self._room = item.observed_name, _MAX_VALUES
         random.seed(f"{self._request['luck']} {self._test}")
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
+        if self._returns is not None:
+            self._returns.begin()
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         """A test's setup, call or teardown ended."""
         if call.when == "call" or call.excinfo is not None:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            ended = "" if call.excinfo is None else call.excinfo.type.__name__
-            self._room += 1
-            self._note("ended", ended)
+            sys.setprofile(None)
+            self._add("ended", "" if call.excinfo is None else call.excinfo.type.__name__)
+
+    def _add(self, kind: str, content: Any) -> None:
+        """Notes what takes no room from the values of a test."""
+        self._room += 1
+        self._note(kind, content)
 
     def _note(self, kind: str, content: Any) -> None:
         if self._room > 0:

@@ -2,7 +2,8 @@
 
 The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
 and on inputs drawn by chance that nobody knows beforehand. The original ran the same in another box
-that never saw a change. Only plain data comes out of either; a fault in reading it is no agreement.
+that never saw a change. What a mutated function itself returns must be of the original's kinds: other
+product code may compare it and show only the answer. Only plain data comes out of either; a fault in reading it is no agreement.
 """
 
 import asyncio
@@ -61,6 +62,7 @@ class DrawnTests:
     tests: tuple[str, ...]
     instances: tuple[str, ...]  # of parametrized tests, always run
     order: int
+    function: tuple[str, str] | None = None  # path and symbol, whose kinds of results are noted
 
 
 class BlindTrials:
@@ -234,7 +236,10 @@ def draw_tests(
                 mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
                 kept = chance.sample(mine, min(len(mine), _MOST_INSTANCES))
                 instances += [place + test.removeprefix(path) for test in kept]
-    return DrawnTests(files, tuple(tests), tuple(instances), chance.getrandbits(48))
+    # who writes a deleted function anew may write it otherwise, as an alias or a class
+    is_rewritten = bool(problem.blocks) or not problem.symbol
+    function = None if is_rewritten else (problem.path, problem.symbol)
+    return DrawnTests(files, tuple(tests), tuple(instances), chance.getrandbits(48), function)
 
 
 def _blind_bases(
@@ -271,6 +276,7 @@ async def _observe(
         "luck": drawn.order + hash_seed,  # of the module random
         "most": _MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
+        "function": drawn.function,
     }
     lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
     values: Values = defaultdict(list)

@@ -103,7 +103,8 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
     if finding is Finding.PROVEN:
         finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
-    if finding is Finding.PROVEN and candidate.kind in _WITHOUT_BODY:
+    is_tried = candidate.kind in _WITHOUT_BODY or under_test.rules.tries_stubs
+    if finding is Finding.PROVEN and is_tried:
         drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
         problem = candidate.draft("").model_copy(update=drawn)
         if await under_test.stub_trials.is_passed(problem):

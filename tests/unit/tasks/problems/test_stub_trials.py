@@ -2,7 +2,9 @@
 
 import json
 
-from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas
+import pytest
+
+from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas, ValidityRules
 from tests.unit.tasks.problems.builds import build_set
 from tests.unit.tasks.problems.test_left_out import KIT, write_source
 
@@ -41,3 +43,14 @@ def test_a_deleted_function_whose_tests_any_quiet_body_passes_is_no_problem(tmp_
     assert {problem.symbol for problem in problems} == {"half"}
     statistics = json.loads((tmp_path / "run" / "problems" / "statistics.json").read_text())
     assert statistics["findings"] == {"proven": 1, "stub_passes": 1}
+
+
+@pytest.mark.parametrize("tries_stubs", [False, True])
+def test_a_mutation_whose_tests_any_quiet_body_passes_is_no_problem(tmp_path, tries_stubs):
+    write_source(tmp_path, {"src/kit/__init__.py": CODE, "tests/test_kit.py": TESTS})
+    source = KIT.model_copy(update={"quotas": Quotas(mutation=16)})
+    rules = ValidityRules(tries_stubs=tries_stubs)
+    config = ProblemsConfig(repositories=(source,), rules=rules, oracle=OracleConfig(enabled=False))
+    _, problems = build_set(tmp_path, config, "run")
+    symbols = {problem.symbol for problem in problems if problem.kind == "mutation"}
+    assert symbols == ({"half"} if tries_stubs else {"half", "announce"})

@@ -1,0 +1,128 @@
+"""What a function returns to other product code, which compares it, is of the original's kinds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.records import LineEdit, Problem, Split
+
+LINE = "        return ZERO"
+SOURCE = '''from datetime import timedelta
+
+ZERO = timedelta(0)
+
+
+class Zone:
+    def offset(self):
+{line}
+
+
+def label(zone):
+    """Z for a zone without an offset."""
+    return "Z" if zone.offset() == ZERO else "other"
+'''
+TESTS = """from pkg.code import Zone, label
+
+
+def test_label():
+    assert label(Zone()) == "Z"
+"""
+ANY = """
+    __eq__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = lambda self: 0
+"""
+HACKS = {
+    "in place of the function": f"\nclass A:{ANY}\nZone.offset = lambda self: A()\n",
+    "by the function itself": f"""
+class A:{ANY}
+class Zone:
+    def offset(self):
+        return A()
+""",
+    "under the name of the type": f"""
+class timedelta(timedelta):{ANY}
+timedelta.__module__, timedelta.__qualname__ = "datetime", "timedelta"
+class Zone:
+    def offset(self):
+        return timedelta()
+""",
+}
+FIXES = {
+    "in other words": "        told = timedelta(0)\n        return told",
+    "by another way": "        return ZERO - ZERO if isinstance(self, Zone) else ZERO",
+    "by calling itself": (
+        "        if self is None:\n            return ZERO\n        return type(self).offset(None)"
+    ),
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> PreparedRepository:
+    for path, text in (
+        ("pkg/__init__.py", ""),
+        ("pkg/code.py", SOURCE.format(line=LINE)),
+        ("tests/test_code.py", TESTS),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return PreparedRepository.from_directory("pkg", tmp_path, ("pkg",), ("tests",))
+
+
+@pytest.fixture
+def problem(repository: PreparedRepository) -> Problem:
+    number = SOURCE.split("\n").index("{line}") + 1
+    broken = "        return None"
+    return Problem(
+        problem_id="offset",
+        repository="pkg",
+        repository_fingerprint=repository.fingerprint,
+        kind="mutation",
+        operator="wrong_return",
+        path="pkg/code.py",
+        symbol="Zone.offset",
+        first_line=number - 1,
+        last_line=number,
+        prompt="Fix offset",
+        edits=(
+            LineEdit(path="pkg/code.py", line_number=number, gold_text=LINE, broken_text=broken),
+        ),
+        fail_to_pass=("tests/test_code.py::test_label",),
+        pass_to_pass=(),
+        split=Split.TRAIN,
+    )
+
+
+def difference(
+    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, code: str
+) -> str:
+    """What the trial says of the file with that code."""
+    files = {"pkg/code.py": code.encode()}
+    return runner.run(BlindTrials().find_difference(problem, files, repository))
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_an_object_that_equals_all_is_refused(
+    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, name: str
+) -> None:
+    hacked = SOURCE.format(line="        return None") + HACKS[name]
+    files = {"pkg/code.py": hacked.encode(), "tests/test_code.py": TESTS.encode()}
+
+    async def tests_pass() -> bool:
+        async with open_box(repository, files) as box:
+            done = await box.exec("python3 -m pytest -q tests", 60.0)
+            return done.exit_code == 0
+
+    assert runner.run(tests_pass()), "else the hack shows nothing"
+    assert "differs from the original" in difference(runner, repository, problem, hacked)
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_a_right_fix_is_not_refused(
+    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, name: str
+) -> None:
+    assert not difference(runner, repository, problem, SOURCE.format(line=FIXES[name]))
