@@ -292,10 +292,12 @@ class Observer:
         for name in sorted(by_name.keys() & set(self._request["tests"])):
             # by parameters: those of a set come in an order that addresses decide
             found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
-            named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
-            others = [pair for pair in found if pair not in named]
-            most = max(0, self._request["most"] - len(named))
-            for position, item in [*named, *rng.sample(others, min(len(others), most))]:
+            asked = [one for one in self._request["instances"] if one.startswith(f"{name}[")]
+            most = max(0, self._request["most"] - len(asked))
+            # among all: ids of a set's cases are counted, so which of them are asked for is chance too
+            drawn = rng.sample(found, min(len(found), most))
+            named = [pair for pair in found if pair[1].nodeid in asked and pair not in drawn]
+            for position, item in [*drawn, *named]:
                 item.observed_name = f"{name}#{position}"
                 kept.append(item)
         rng.shuffle(kept)
