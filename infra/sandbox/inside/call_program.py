@@ -283,8 +283,11 @@ class Observer:
         self._note("caught", shown)
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        """Keep the tests wanted, of a parametrized one a few, in an order drawn by the host."""
+        """Keep the tests wanted, of a parametrized one a few, in an order drawn by the host. Where the host
+        names those of an earlier run, exactly them: ids that count the cases of a set are chance.
+        """
         rng = random.Random(self._request["order"])
+        chosen = frozenset(self._request["chosen"])
         by_name: dict[str, list] = {}
         for item in items:
             by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -292,14 +295,14 @@ class Observer:
         for name in sorted(by_name.keys() & set(self._request["tests"])):
             # by parameters: those of a set come in an order that addresses decide
             found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
-            asked = [one for one in self._request["instances"] if one.startswith(f"{name}[")]
-            most = max(0, self._request["most"] - len(asked))
-            # among all: ids of a set's cases are counted, so which of them are asked for is chance too
-            drawn = rng.sample(found, min(len(found), most))
-            named = [pair for pair in found if pair[1].nodeid in asked and pair not in drawn]
-            for position, item in [*drawn, *named]:
+            for position, item in found:
                 item.observed_name = f"{name}#{position}"
-                kept.append(item)
+            named = [item for _, item in found if item.nodeid in self._request["instances"]]
+            others = [item for _, item in found if item not in named]
+            most = max(0, self._request["most"] - len(named))
+            kept += [*named, *rng.sample(others, min(len(others), most))]
+        if chosen:
+            kept = [item for item in items if getattr(item, "observed_name", "") in chosen]
         rng.shuffle(kept)
         items[:] = kept
 

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.infra.sandbox.environment import open_box
@@ -63,6 +63,7 @@ class DrawnTests:
     instances: tuple[str, ...]  # of parametrized tests, always run
     order: int
     function: tuple[str, str] | None = None  # path and symbol, whose kinds of results are noted
+    chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
 
 
 class BlindTrials:
@@ -115,33 +116,47 @@ async def prepare_trial(
     broken = repository.keep_editable(problem.break_files(repository.files))
     for _ in range(_DRAWS):
         drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
-        trial = Trial(drawn, await _observe_original(repository, drawn), separates=True)
+        trial = await _observe_original(repository, drawn)
         if any(trial.wanted.values()) and await compare(trial, repository, broken):
             return trial
     logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
     return replace(trial, separates=False)
 
 
-async def _observe_original(
-    repository: PreparedRepository, drawn: DrawnTests
-) -> Mapping[str, Sequence[object]]:
+async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await _observe(sandbox, drawn, hash_seed=0)
+        drawn = replace(drawn, chosen=tuple(first))
         # other hashes and other luck: what they decide differs
         second = await _observe(sandbox, drawn, hash_seed=1)
-    return {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
+    wanted = {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
+    return Trial(drawn, wanted, separates=True)
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
-    """Values of two runs as far as they are told by the program alone: None where they differ. An
-    exception that ends a test is no behaviour to hold a change to.
+    """Values of two runs as far as they are told by the program alone: None where they differ, and where
+    objects of a type stand that differed elsewhere (two clocks may agree by chance). An exception that
+    ends a test is no behaviour to hold a change to.
     """
+    pairs = list(zip(first, second, strict=False))
+    volatile = {name for one, two in pairs if one != two for name in _types_in(one)}
     kept: list[object] = []
-    for one, two in zip(first, second, strict=False):
+    for one, two in pairs:
         if isinstance(one, dict) and one.get("ended"):
             return [] if one["ended"] == "CallTimeout" else kept
-        kept.append(one if one == two else None)
+        kept.append(one if one == two and volatile.isdisjoint(_types_in(one)) else None)
     return kept
+
+
+def _types_in(form: object) -> Iterator[str]:
+    """Names of the types of those values in a form that are no plain data."""
+    if isinstance(form, dict):
+        if form.keys() == {"type", "text"}:
+            yield form["type"]
+        form = list(form.values())
+    if isinstance(form, list):
+        for item in form:
+            yield from _types_in(item)
 
 
 async def compare(
@@ -272,6 +287,7 @@ async def _observe(
         "files": sorted({test.partition("::")[0] for test in drawn.tests}),
         "tests": drawn.tests,
         "instances": drawn.instances,
+        "chosen": drawn.chosen,
         "order": drawn.order,
         "luck": drawn.order + hash_seed,  # of the module random
         "most": _MOST_INSTANCES,

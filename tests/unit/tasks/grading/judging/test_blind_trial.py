@@ -85,6 +85,15 @@ def test_what_differs_between_runs_and_follows_an_exception_is_not_held_against_
     assert keep_stable([{"values": [1]}, {"ended": "CallTimeout"}], first) == []
 
 
+def test_two_clocks_that_agree_by_chance_are_no_behaviour() -> None:
+    def times(*microseconds: int) -> list[object]:
+        told = [{"type": "timedelta", "text": f"microseconds={it}"} for it in microseconds]
+        return [{"values": [one, len(microseconds)]} for one in told] + [{"values": [7]}]
+
+    assert keep_stable(times(343, 390), times(343, 401)) == [None, None, {"values": [7]}]
+    assert keep_stable(times(343, 390), times(343, 390)) == times(343, 390)
+
+
 class Broken:
     """Trials in which everything goes wrong in the same way."""
 
