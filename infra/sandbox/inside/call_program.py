@@ -297,12 +297,13 @@ class Observer:
             found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
             for position, item in found:
                 item.observed_name = f"{name}#{position}"
-            named = [item for _, item in found if item.nodeid in self._request["instances"]]
-            others = [item for _, item in found if item not in named]
+            named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
+            others = [pair for pair in found if pair not in named]
             most = max(0, self._request["most"] - len(named))
-            kept += [*named, *rng.sample(others, min(len(others), most))]
-        if chosen:
-            kept = [item for item in items if getattr(item, "observed_name", "") in chosen]
+            drawn = [*named, *rng.sample(others, min(len(others), most))]
+            if chosen:
+                drawn = [pair for pair in found if pair[1].observed_name in chosen]
+            kept += [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
         rng.shuffle(kept)
         items[:] = kept
 

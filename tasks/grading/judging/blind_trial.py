@@ -3,7 +3,8 @@
 The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
 and on inputs drawn by chance that nobody knows beforehand. The original ran the same in another box
 that never saw a change. What a mutated function itself returns must be of the original's kinds: other
-product code may compare it and show only the answer. Only plain data comes out of either; a fault in reading it is no agreement.
+product code may compare it and show only the answer. Only plain data comes out of either; a fault in
+reading it is no agreement.
 """
 
 import asyncio

@@ -39,7 +39,8 @@ def test_a_later_run_has_the_instances_of_the_first(rng: random.Random, order: i
     assert first.keys() >= {3, 5}
     assert len(first) == MOST
     mixed = rng.sample(values, len(values))
-    assert kept_instances(mixed, order, tuple(first.values())) == first
+    again = kept_instances(mixed, order, tuple(first.values()))
+    assert list(again.items()) == list(first.items()), "in the same order"
 
 
 @pytest.mark.parametrize("num", [1, 4])
