@@ -15,6 +15,7 @@ from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Path) -> None:
     options = RunOptions(
