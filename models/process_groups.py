@@ -29,7 +29,7 @@ def open_process_groups(
 
     One process needs no meeting, nor does one of a dry run. Several meet in a store that all of them reach;
     of `host_meeting` the first has the store itself and the others its URL. A rank that does not come within
-    `MEETING_SECONDS` is a TimeoutError, and an error is a collective that lasts longer than `patience_seconds`.
+    `MEETING_SECONDS` is a TimeoutError. A collective that lasts longer than `patience_seconds` is an error too.
     `layout` None: data parallel only.
     `kind` None: the device of groups that are open, else the CPU.
     """

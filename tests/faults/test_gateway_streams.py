@@ -73,8 +73,7 @@ def test_one_misbehaving_client_does_not_slow_a_thousand_streams(tmp_path: Path)
         address = gateway.stdout.readline().strip().removeprefix("http://")
         host, _, port = address.partition(":")
         asyncio.run(stream_once(host, int(port)))  # compiles what is compiled once
-        # other programs of this machine are not what is measured: the slower of two quiet times counts,
-        # and a gateway that lets one client slow others does so in each round
+        rounds = []
         for _ in range(ROUNDS):
             before = asyncio.run(p99_seconds(host, int(port)))
             with running("tests.faults.rude_client", host, port):
@@ -82,6 +81,8 @@ def test_one_misbehaving_client_does_not_slow_a_thousand_streams(tmp_path: Path)
                 disturbed = asyncio.run(p99_seconds(host, int(port)))
             after = asyncio.run(p99_seconds(host, int(port)))
             assert gateway.poll() is None
-            if disturbed <= MAX_SLOWER * max(before, after):
-                return
-    pytest.fail(f"p99 before, beside and after the client: {before}, {disturbed}, {after} s")
+            rounds.append((before, disturbed, after))
+    # other programs of this machine are not what is measured: in each round the slower of two quiet times
+    # counts, and the median round decides
+    slower = [disturbed / max(before, after) for before, disturbed, after in rounds]
+    assert np.median(slower) <= MAX_SLOWER, rounds

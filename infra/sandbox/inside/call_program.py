@@ -26,7 +26,7 @@ _MAX_DEPTH = 8
 _MAX_VALUES = 200  # of one test
 _MAX_RETURNS = 40  # of one test
 _GENERATES = 0x20 | 0x80 | 0x200  # flags of code that returns at each yield or await
-_IS_MADE = 1 << 9  # flag of a type that a program has made
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: every class that Python code makes
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
@@ -209,13 +209,16 @@ def _call(entry: dict) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Name of a value's type. One that its name does not lead to is "made", whatever it calls itself."""
+    """Name of a value's type, after "made" for a class of Python code: one that takes name and place of
+    a built-in type is told from it.
+    """
     kind = type(value)
+    is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE
     try:
-        return "None" if value is None else _name_of(kind)
+        name = "None" if value is None else _name_of(kind)
     except NoForm:
-        is_made = type.__dict__["__flags__"].__get__(kind) & _IS_MADE
-        return "made" if is_made else kind.__name__
+        name = "" if is_made else kind.__name__
+    return f"made {name}" if is_made else name
 
 
 class Returns:

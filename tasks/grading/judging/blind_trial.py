@@ -135,9 +135,9 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
-    """Values of two runs as far as they are told by the program alone: None where they differ, and where
-    objects of a type stand that differed elsewhere (two clocks may agree by chance). An exception that
-    ends a test is no behaviour to hold a change to.
+    """Values on which two runs of a test agree, None for the others. Where objects of some type differ, no
+    object of that type is kept: times of a clock may agree by chance. What follows an exception that
+    ends the test is left out.
     """
     pairs = list(zip(first, second, strict=False))
     volatile = {name for one, two in pairs if one != two for name in _types_in(one)}

@@ -51,6 +51,15 @@ class Zone:
     def offset(self):
         return timedelta()
 """,
+    "in place of the type": f"""
+import datetime
+class timedelta(timedelta):{ANY}
+timedelta.__module__, timedelta.__qualname__ = "datetime", "timedelta"
+datetime.timedelta = timedelta
+class Zone:
+    def offset(self):
+        return timedelta()
+""",
 }
 FIXES = {
     "in other words": "        told = timedelta(0)\n        return told",
