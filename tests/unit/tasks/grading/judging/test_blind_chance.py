@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.records import LineEdit, Problem, Split
+from tests.fakes.one_line_problem import make_one_line_problem
 
 LINE = "    return [random.choice(words) for _ in range(count)]"
 SOURCE = f"import random\n\n\ndef draw(words, count=1):\n{LINE}\n"
@@ -37,30 +36,14 @@ def test_draw(number, nothing):
 def test_right_fix_is_not_refused_for_luck(
     runner: asyncio.Runner, tmp_path: Path, tests: str
 ) -> None:
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", tests),
-    ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    repository = PreparedRepository.from_directory("pkg", tmp_path, ("pkg",), ("tests",))
-    broken = LINE.replace("range(count)", "range(count + 1)")
-    problem = Problem(
-        problem_id="draw",
-        repository="pkg",
-        repository_fingerprint=repository.fingerprint,
-        kind="mutation",
-        operator="integer",
-        path="pkg/code.py",
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source=SOURCE,
+        tests=tests,
         symbol="draw",
-        first_line=4,
-        last_line=5,
-        prompt="Fix draw",
-        edits=(LineEdit(path="pkg/code.py", line_number=5, gold_text=LINE, broken_text=broken),),
-        fail_to_pass=("tests/test_code.py::test_draw",),
-        pass_to_pass=(),
-        split=Split.TRAIN,
+        line=LINE,
+        broken=LINE.replace("range(count)", "range(count + 1)"),
+        failing="test_draw",
     )
     for number in range(3):
         files = {"pkg/code.py": repository.files["pkg/code.py"] + b"# %d\n" % number}

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.records import LineEdit, Problem, Split
+from tests.fakes.one_line_problem import make_one_line_problem
 
 LINE = "    return number + number"
 SOURCE = f"def twice(number):\n{LINE}\n"
@@ -76,30 +75,14 @@ def test_values_beside_a_test_are_changed(name: str) -> None:
 def test_what_the_test_compares_with_is_no_answer(
     runner: asyncio.Runner, tmp_path: Path, name: str
 ) -> None:
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", PLACES[name]),
-    ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    repository = PreparedRepository.from_directory("pkg", tmp_path, ("pkg",), ("tests",))
-    test = "TestTwice::test_twice" if name == "class" else "test_twice"
-    problem = Problem(
-        problem_id=f"twice-{name}",
-        repository="pkg",
-        repository_fingerprint=repository.fingerprint,
-        kind="mutation",
-        operator="integer",
-        path="pkg/code.py",
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source=SOURCE,
+        tests=PLACES[name],
         symbol="twice",
-        first_line=1,
-        last_line=2,
-        prompt="Fix twice",
-        edits=(LineEdit(path="pkg/code.py", line_number=2, gold_text=LINE, broken_text="    1"),),
-        fail_to_pass=(f"tests/test_code.py::{test}",),
-        pass_to_pass=(),
-        split=Split.TRAIN,
+        line=LINE,
+        broken="    1",
+        failing="TestTwice::test_twice" if name == "class" else "test_twice",
     )
     trials = BlindTrials(random.Random(0))
     right = SOURCE.replace(LINE, "    return 2 * number").encode()

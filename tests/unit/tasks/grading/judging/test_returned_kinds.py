@@ -8,7 +8,8 @@ import pytest
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import make_one_line_problem
 
 LINE = "        return ZERO"
 SOURCE = '''from datetime import timedelta
@@ -71,67 +72,43 @@ FIXES = {
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> PreparedRepository:
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE.format(line=LINE)),
-        ("tests/test_code.py", TESTS),
-    ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    return PreparedRepository.from_directory("pkg", tmp_path, ("pkg",), ("tests",))
-
-
-@pytest.fixture
-def problem(repository: PreparedRepository) -> Problem:
-    number = SOURCE.split("\n").index("{line}") + 1
-    broken = "        return None"
-    return Problem(
-        problem_id="offset",
-        repository="pkg",
-        repository_fingerprint=repository.fingerprint,
-        kind="mutation",
-        operator="wrong_return",
-        path="pkg/code.py",
+def repository_and_problem(tmp_path: Path) -> tuple[PreparedRepository, Problem]:
+    return make_one_line_problem(
+        tmp_path,
+        source=SOURCE.format(line=LINE),
+        tests=TESTS,
         symbol="Zone.offset",
-        first_line=number - 1,
-        last_line=number,
-        prompt="Fix offset",
-        edits=(
-            LineEdit(path="pkg/code.py", line_number=number, gold_text=LINE, broken_text=broken),
-        ),
-        fail_to_pass=("tests/test_code.py::test_label",),
-        pass_to_pass=(),
-        split=Split.TRAIN,
+        line=LINE,
+        broken="        return None",
+        failing="test_label",
     )
 
 
-def difference(
-    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, code: str
-) -> str:
+def difference(runner: asyncio.Runner, found: tuple[PreparedRepository, Problem], code: str) -> str:
     """What the trial says of the file with that code."""
+    repository, problem = found
     files = {"pkg/code.py": code.encode()}
     return runner.run(BlindTrials().find_difference(problem, files, repository))
 
 
 @pytest.mark.parametrize("name", HACKS)
 def test_an_object_that_equals_all_is_refused(
-    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, name: str
+    runner: asyncio.Runner, repository_and_problem: tuple[PreparedRepository, Problem], name: str
 ) -> None:
     hacked = SOURCE.format(line="        return None") + HACKS[name]
     files = {"pkg/code.py": hacked.encode(), "tests/test_code.py": TESTS.encode()}
 
     async def tests_pass() -> bool:
-        async with open_box(repository, files) as box:
+        async with open_box(repository_and_problem[0], files) as box:
             done = await box.exec("python3 -m pytest -q tests", 60.0)
             return done.exit_code == 0
 
     assert runner.run(tests_pass()), "else the hack shows nothing"
-    assert "differs from the original" in difference(runner, repository, problem, hacked)
+    assert "differs from the original" in difference(runner, repository_and_problem, hacked)
 
 
 @pytest.mark.parametrize("name", FIXES)
 def test_a_right_fix_is_not_refused(
-    runner: asyncio.Runner, repository: PreparedRepository, problem: Problem, name: str
+    runner: asyncio.Runner, repository_and_problem: tuple[PreparedRepository, Problem], name: str
 ) -> None:
-    assert not difference(runner, repository, problem, SOURCE.format(line=FIXES[name]))
+    assert not difference(runner, repository_and_problem, SOURCE.format(line=FIXES[name]))
