@@ -122,9 +122,10 @@ def run_child(
         done = _finished(directory, envelope, result_type)
         if done is not None:
             return done
-        if child.process is not None or (directory / FAILURE).exists():
+        if not child.was_orphan and (child.process is not None or (directory / FAILURE).exists()):
             raise _error(entry, directory, exit_code)
-        # attached to a child that was already dying: the next round starts one of our own
+        # attached to a child that was already dying, or that may have failed of what killed its
+        # supervisor (ranks of it elsewhere): the next round starts one of our own
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,14 @@ class _Order:
 
 @dataclass
 class _Child:
-    """A running child. `process` is None when an earlier supervisor started it."""
+    """A running child. `process` is None when an earlier supervisor started it.
+
+    `was_orphan`: when it was found, no living supervisor waited for it.
+    """
 
     mark: ProcessMark
     process: subprocess.Popen[bytes] | None = None
+    was_orphan: bool = False
 
     def exit_code(self) -> int | None:
         """None while it runs. -1 for one that another supervisor started."""
@@ -260,7 +265,7 @@ def _attached_or_started(order: _Order) -> _Child:
                 "end it or wait for it"
             )
         _logger.info("re-attached %s", fields(pid=mark.pid, directory=directory))
-        return _Child(mark)
+        return _Child(mark, was_orphan=not live_owners(directory))
     if mark is not None:
         num_left = kill_session(mark)
         _logger.info("ended leftovers %s", fields(pid=mark.pid, processes=num_left))

@@ -38,7 +38,10 @@ class FailRequest(BaseModel):
 
 
 def count(request: CountRequest, workspace: Workspace) -> CountResult:
-    """Counts, one line a step in steps.txt, and waits for the release file if one is named."""
+    """Counts, one line a step in steps.txt, and waits for the release file if one is named.
+
+    A release file that says "fail" fails it once.
+    """
     checkpoint = workspace.directory / "checkpoint"
     first = int(checkpoint.read_text()) if checkpoint.exists() else 0
     if request.grandchild:
@@ -53,6 +56,9 @@ def count(request: CountRequest, workspace: Workspace) -> CountResult:
     (workspace.directory / "waiting").touch()
     while request.release_file and not Path(request.release_file).exists():
         time.sleep(0.02)
+    if request.release_file and Path(request.release_file).read_text() == "fail":
+        Path(request.release_file).write_text("")
+        raise EngineError("replica 3 is gone")
     return CountResult(
         counted=request.steps, steps_this_attempt=request.steps - first, pid=os.getpid()
     )

@@ -170,6 +170,41 @@ def test_killed_supervisor_the_next_one_attaches_to_the_same_child(tmp_path: Pat
     assert not is_running(int((work / "grandchild").read_text()))
 
 
+def _release_with_failure(release: Path) -> None:
+    unnamed = release.with_suffix(".new")
+    unnamed.write_text("fail")
+    unnamed.rename(release)
+
+
+def test_a_child_of_a_killed_supervisor_that_fails_is_started_again(tmp_path: Path) -> None:
+    """It may fail of what killed its supervisor, such as a rank that is gone."""
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 3, release)
+    child_pid = _pid(work)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+
+    threading.Timer(0.3, _release_with_failure, [release]).start()
+    result = _count(work, CountRequest(steps=3, release_file=str(release), grandchild=True))
+
+    assert release.read_text() == ""
+    assert result.pid != child_pid
+    assert result.steps_this_attempt == 0
+
+
+def test_two_supervisors_of_a_child_that_fails_are_told_and_start_no_other(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    supervisor = _start_supervisor(work, 3, release)
+    child_pid = _pid(work)
+
+    threading.Timer(0.5, _release_with_failure, [release]).start()
+    with pytest.raises(EngineError, match="replica 3 is gone"):
+        _count(work, CountRequest(steps=3, release_file=str(release), grandchild=True))
+
+    assert supervisor.wait(20) != 0
+    assert _pid(work) == child_pid
+
+
 def test_killed_child_fails_and_the_next_call_resumes(tmp_path: Path) -> None:
     work, release = tmp_path / "work", tmp_path / "release"
     request = CountRequest(steps=4, release_file=str(release), grandchild=True)
