@@ -12,6 +12,7 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.config import LayoutConfig
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs, load_inputs
 from ostinato.tasks.planning.plan import (
@@ -33,7 +34,13 @@ from ostinato.tasks.planning.walked import (
     WalkedStage,
 )
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
+from ostinato.tasks.pretraining.config import PretrainingLayout
 
+# section of a stage that trains, and the axes that its layout has
+SECTIONS = {
+    "pretraining": ("pretraining", PretrainingLayout.model_fields.keys()),
+    "reinforcement": ("learning", LayoutConfig.model_fields.keys()),
+}
 SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
 GIGA = 1e9
@@ -42,8 +49,7 @@ WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
     "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md). This version pretrains in all layouts and runs RL under tensor and "
-    "expert parallelism; no GPU has run it."
+    "(docs/cluster-plan.md); no GPU has run it."
 )
 
 
@@ -119,7 +125,7 @@ def show_plan(
     console.print(f"{recipe.name}: {num_parameters(spec) / 1e9:.2f} G parameters", highlight=False)
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     _show_training("pretraining", pretraining, inputs, console)
-    learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
+    learning = _plan_learning(spec, gpus, learning_work(recipe), inputs, degrees, console)
     _show_training("reinforcement", learning, inputs, console)
     work, seconds = rollout_work(recipe, inputs), learning.step.seconds
     rollouts = search_replica(spec, work, seconds, inputs)
@@ -211,9 +217,45 @@ def _plan(
     return plan_training(spec, layout, work, inputs)
 
 
+def _plan_learning(
+    spec: ModelSpec,
+    gpus: int,
+    work: TrainingWork,
+    inputs: Inputs,
+    degrees: dict[str, int],
+    console: Console,
+) -> TrainingPlan:
+    """Under the axes that RL has. Where no such layout fits it says so and takes one under all axes."""
+    if degrees:
+        return _plan(spec, gpus, work, inputs, degrees)
+    try:
+        return search_layout(spec, gpus, work, inputs, axes=SECTIONS["reinforcement"][1])
+    except ConfigError as error:
+        console.print(
+            f"\nreinforcement cannot run like this: {error}. With axes that its ranks do not have yet:",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return search_layout(spec, gpus, work, inputs)
+
+
+def settings_of(stage: str, plan: TrainingPlan) -> str | None:
+    """Options that give a stage the planned layout. None: its ranks do not have all of the axes."""
+    section, axes = SECTIONS[stage]
+    degrees = plan.layout.model_dump(include=set(AXES), exclude_defaults=True)
+    if not degrees.keys() <= axes:
+        return None
+    settings = {"world_size": str(plan.layout.world_size)}
+    settings |= {f"layout.{axis}": str(degree) for axis, degree in degrees.items()}
+    settings |= {"recompute": "true"} if plan.work.recompute else {}
+    return " ".join(f"--set {section}.{name}={value}" for name, value in settings.items())
+
+
 def _show_training(name: str, plan: TrainingPlan, inputs: Inputs, console: Console) -> None:
     again = ", layers recomputed" if plan.work.recompute else ""
     console.print(f"\n{name}: {describe(plan.layout)}{again}", highlight=False, soft_wrap=True)
+    if (options := settings_of(name, plan)) is not None:
+        console.print(options, highlight=False, soft_wrap=True)
     console.print(_rank_table(plan.layout))
     console.print(_memory_table(plan, inputs))
     step, sent = plan.step, plan.step.sent

@@ -123,6 +123,11 @@ class TrainerModel(torch.nn.Module):
             [layer.mlp.router for layer in self.layers if layer.layer_number > dense]
         )
 
+    def recompute_layers(self, is_recomputed: bool) -> None:
+        """From now on layers keep their input alone for backward (False: all that it needs)."""
+        for layer in self.layers:
+            layer.is_recomputed = is_recomputed
+
     def forward_hidden(
         self,
         tokens_BT: Tensor,

@@ -77,29 +77,38 @@ class ReplayRouter(TopKRouter):
     plausibility_ratio: float = 0.0
     num_replayed: int = 0
     num_replaced: int = 0
+    chosen: list[Tensor] | None = None  # given: takes the experts of each batch
+    repeated_NK: Tensor | None = None  # given: these experts, uncounted (recompute.py)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded tokens in training."""
         logits_NE = logits.view(-1, logits.shape[-1])
         is_softmax = self.spec.router_score == "softmax"
         scores_NE = torch.softmax(logits_NE, -1) if is_softmax else torch.sigmoid(logits_NE)
-        with torch.no_grad():
-            experts_NK = choose_experts(
-                scores_NE,
-                self.expert_bias,
-                self.topk,
-                self.replay_NK,
-                self.plausibility_ratio,
-                (self.spec.router_groups, self.spec.router_groups_per_token),
-            )
-            if self.replay_NK is not None:
-                self.count_replaced(experts_NK, self.replay_NK)
-            if self.training:
-                self.count_tokens(experts_NK, padding_mask)
+        repeated_NK = self.repeated_NK
+        experts_NK = self._choose(scores_NE, padding_mask) if repeated_NK is None else repeated_NK
+        if self.chosen is not None:
+            self.chosen.append(experts_NK)
         chosen_NK = scores_NE.gather(-1, experts_NK)
         if self.spec.router_normalizes:
             chosen_NK = chosen_NK / chosen_NK.sum(-1, keepdim=True)
         return chosen_NK * self.spec.router_scale, experts_NK
+
+    @torch.no_grad()
+    def _choose(self, scores_NE: Tensor, padding_mask: Tensor | None) -> Tensor:
+        experts_NK = choose_experts(
+            scores_NE,
+            self.expert_bias,
+            self.topk,
+            self.replay_NK,
+            self.plausibility_ratio,
+            (self.spec.router_groups, self.spec.router_groups_per_token),
+        )
+        if self.replay_NK is not None:
+            self.count_replaced(experts_NK, self.replay_NK)
+        if self.training:
+            self.count_tokens(experts_NK, padding_mask)
+        return experts_NK
 
     def count_tokens(self, experts_NK: Tensor, padding_mask: Tensor | None) -> None:
         """Adds this batch to the tokens each expert has seen since the last balancing."""

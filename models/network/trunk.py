@@ -11,13 +11,14 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.latent import LatentSelfAttention
 from ostinato.models.network.parallel.context import context_ranks
+from ostinato.models.network.recompute import RecomputableLayer
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
     TrunkModules,
@@ -115,7 +116,7 @@ def _layer_modules(
     spec: ModelSpec, mlp: ModuleSpec | type[SortedMoELayer], modules: TrunkModules
 ) -> ModuleSpec:
     return ModuleSpec(
-        module=TransformerLayer,
+        module=RecomputableLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=modules.norm,
             self_attention=_attention_modules(spec, modules),

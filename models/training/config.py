@@ -9,7 +9,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
 # Settings that say where a run is computed and not what: a run goes on when they change.
-PLACEMENT = {"world_size", "layout"}
+PLACEMENT = {"world_size", "layout", "recompute"}
 TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
 
 
@@ -109,6 +109,12 @@ class LayoutConfig(TrainingRecord):
     def over(self, world_size: int) -> ParallelLayout:
         """The layout of `world_size` ranks. ValueError where they do not divide."""
         return ParallelLayout.over(world_size, **self.model_dump())
+
+
+RECOMPUTE = (
+    "keep each layer's input alone between forward and backward, and run its forward again: less memory for a "
+    "third more arithmetic, the same numbers"
+)
 
 
 class LoraConfig(TrainingRecord):

@@ -24,7 +24,7 @@ from ostinato.models.network.parallel.stages import pipeline_group
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
-from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
+from ostinato.models.training.optimizer import HeldState, build_optimizer, set_learning_rates
 from ostinato.models.training.schedule import Loss, run_microbatches
 
 # (phase, steps done) -> figures as JSON
@@ -222,11 +222,13 @@ class TrainingRun:
         names = {id(weight): name for name, weight in weights.items()}
         earlier = _names_of_earlier_stages(list(weights))
         parts = []
-        held = [("model", weight, weight) for weight in weights.values()]
-        for kind, weight, tensor in held + list(self.optimizer.states()):
-            name = names[id(weight)]
+        held = [HeldState("model", weight, weight, False) for weight in weights.values()]
+        for one in held + list(self.optimizer.states()):
+            name = names[id(one.parameter)]
             copy = sum(name in stage for stage in earlier)
-            parts += sharded_parts(f"{kind}.{name}", tensor, weight, copy)
+            parts += sharded_parts(
+                f"{one.kind}.{name}", one.tensor, one.parameter, copy, is_owned=one.is_owned
+            )
         return parts
 
 

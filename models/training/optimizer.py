@@ -7,10 +7,11 @@ Muon turns the momentum of each matrix into the nearest orthogonal one (five New
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
 one matrix; all matrices of a shape go through one batched product. A matrix that ranks
 hold parts of is gathered first; ranks that hold the same matrices share the products (`newton_schulz.py`).
+AdamW's state is shared out over data parallelism (`sharded_adamw.py`), Muon's momentum is not.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch import Tensor
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import (
-    Cut,
     cut_mine,
     find_cuts,
     gather_whole,
@@ -28,6 +28,7 @@ from ostinato.models.network.parallel.shards import (
 )
 from ostinato.models.training.newton_schulz import orthogonalise_shared
 from ostinato.models.training.optimizer_config import OptimizerConfig
+from ostinato.models.training.sharded_adamw import ShardedAdamW
 
 UPDATE_SCALE = 0.2
 MUON_MOMENTUM = 0.95
@@ -92,10 +93,19 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(momentum, group["momentum"])
 
 
+class HeldState(NamedTuple):
+    """A tensor of an optimiser's state that this rank holds."""
+
+    kind: str
+    parameter: Tensor
+    tensor: Tensor
+    is_owned: bool  # ranks that hold the same part of the parameter do not have it
+
+
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimisers over disjoint parameters, seen as one."""
 
-    def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
+    def __init__(self, parts: dict[str, Muon | ShardedAdamW]) -> None:
         self.parts = parts
 
     @property
@@ -113,19 +123,17 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in self.parts.values():
             part.zero_grad(set_to_none)
 
-    def states(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(kind of state, its parameter, its tensor). A tensor of elements is cut as its parameter is."""
+    def states(self) -> Iterator[HeldState]:
+        """What this rank holds. A tensor of elements is cut as its parameter is."""
         for name, part in self.parts.items():
             for parameter, values in part.state.items():
                 for kind, value in values.items():
-                    yield f"optimizer.{name}.{kind}", parameter, value
+                    key = f"optimizer.{name}.{kind}"
+                    yield HeldState(key, parameter, value, isinstance(part, ShardedAdamW))
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The parts' states by name, whole and on the CPU. All ranks call it together."""
-        return {
-            name: _map_state(part, part.state_dict(), _gather_to_cpu)
-            for name, part in self.parts.items()
-        }
+        return {name: _whole_state_dict(part) for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores every part."""
@@ -134,30 +142,40 @@ class CombinedOptimizer(torch.optim.Optimizer):
                 f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
             )
         for name, part in self.parts.items():
-            part.load_state_dict(_map_state(part, state_dict[name], cut_mine))
+            parameters, whole = _parameters_of(part), state_dict[name]
+            mine = {
+                index: {
+                    kind: cut_mine(value, find_cuts(parameters[index]) if value.ndim else ())
+                    for kind, value in values.items()
+                }
+                for index, values in whole["state"].items()
+            }
+            part.load_state_dict({**whole, "state": mine})
 
 
-def _gather_to_cpu(part: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    return gather_whole(part, cuts).to(CPU)
+def _parameters_of(part: Muon | ShardedAdamW) -> list[Tensor]:
+    """All parameters that a part moves, also those that other ranks own."""
+    if isinstance(part, ShardedAdamW):
+        return part.all_parameters
+    return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
-def _map_state(
-    part: torch.optim.Optimizer,
-    state_dict: dict[str, Any],
-    change: Callable[[Tensor, Sequence[Cut]], Tensor],
-) -> dict[str, Any]:
-    """The state with every tensor that belongs to a parameter's elements changed by how it is cut."""
-    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-    state = {
-        index: {
-            name: change(value, find_cuts(parameters[index]) if value.ndim else ())
-            if isinstance(value, Tensor)
-            else value
-            for name, value in values.items()
+def _whole_state_dict(part: Muon | ShardedAdamW) -> dict[str, Any]:
+    """As the part on one rank would write it."""
+    parameters = _parameters_of(part)
+    state: dict[int, dict[str, Tensor]] = {}
+    for index, parameter in enumerate(parameters):
+        is_shared = isinstance(part, ShardedAdamW)
+        values = part.whole_state(index) if is_shared else part.state.get(parameter, {})
+        cuts = find_cuts(parameter)
+        whole = {
+            kind: gather_whole(value, cuts if value.ndim else ()).to(CPU)
+            for kind, value in values.items()
         }
-        for index, values in state_dict["state"].items()
-    }
-    return {**state_dict, "state": state}
+        if whole:
+            state[index] = whole
+    group = {**part.param_groups[0], "params": list(range(len(parameters)))}
+    return {"state": state, "param_groups": [group]}
 
 
 def build_optimizer(
@@ -172,11 +190,11 @@ def build_optimizer(
         if parameter.requires_grad:
             is_map = parameter.ndim >= 2 and not any(part in name for part in NOT_MAPS)
             (maps if is_map and config.kind == "muon" else others).append(parameter)
-    parts: dict[str, torch.optim.Optimizer] = {}
+    parts: dict[str, Muon | ShardedAdamW] = {}
     if maps:
         parts["muon"] = Muon(maps, muon, MUON_MOMENTUM, config.weight_decay)
     if others:
-        parts["adamw"] = torch.optim.AdamW(
+        parts["adamw"] = ShardedAdamW(
             others,
             lr=adam,
             betas=ADAM_BETAS,

@@ -17,7 +17,7 @@ from pydantic import (
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.training.config import LayoutConfig, LoraConfig
+from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
@@ -191,6 +191,7 @@ class LearningConfig(Record):
         description="processes that share each step's microbatches and the publishing of its weights",
     )
     layout: LayoutConfig = LayoutConfig()
+    recompute: bool = Field(default=False, description=RECOMPUTE)
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     lora: LoraConfig | None = Field(
         default=None,

@@ -162,6 +162,7 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
     open_process_groups(first_rank, layout.world_size, layout=layout, kind="meta")
     model = build_trainer_model(request.spec, world_size=layout.world_size)
     model.draft.requires_grad_(False)  # as in pretraining
+    model.recompute_layers(request.work.recompute)
     gradients = LayoutGradients(model)
     optimizer = build_optimizer(model, request.optimizer)
     exchanges = _walk(request, model, gradients, optimizer)

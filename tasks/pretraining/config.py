@@ -9,6 +9,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import (
     DEMONSTRATIONS,
     PLACEMENT,
+    RECOMPUTE,
     TRANSCRIPT_ROW_MULTIPLE,
     LayoutConfig,
     LoopConfig,
@@ -44,6 +45,7 @@ class PretrainingConfig(LoopConfig):
             "its FP8 recipe of this name. Experts keep their precision. None: Megatron's own layers",
         )
     )
+    recompute: bool = Field(default=False, description=RECOMPUTE)
     lora: LoraConfig | None = Field(
         default=None,
         description="train adapters of attention, dense MLPs and shared experts alone, with AdamW; "
@@ -95,6 +97,15 @@ class PretrainingConfig(LoopConfig):
             raise ValueError(
                 f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters lie "
                 "beside Megatron's own layers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_recompute(self) -> Self:
+        if self.recompute and self.transformer_engine is not None:
+            raise ValueError(
+                f"recompute with transformer_engine={self.transformer_engine!r}, wanted None: its layers keep "
+                "state between forward and backward"
             )
         return self
 

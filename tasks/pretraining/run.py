@@ -102,6 +102,7 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     if request.checkpoint_directory is not None:
         model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
     model.draft.requires_grad_(request.draft_weight is not None)
+    model.recompute_layers(config.recompute)
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)
     return model

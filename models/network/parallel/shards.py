@@ -75,6 +75,18 @@ def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
+def state_holders(parameter: Tensor) -> dist.ProcessGroup | None:
+    """Ranks that share out the optimiser's state of a parameter: those that hold the same part of it, but
+    for ranks of tensor parallelism that hold the same whole. None: groups are not open.
+    """
+    if is_expert(parameter):
+        return matrix_holders(parameter)
+    if not parallel_state.model_parallel_is_initialized():
+        return None
+    group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return group
+
+
 def gather_whole(part: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """The whole tensor from the ranks' parts."""
     for cut in cuts:
@@ -99,20 +111,15 @@ def cut_mine(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
 
 
 def sharded_parts(
-    key: str, tensor: Tensor, parameter: Tensor, copy: int = 0
+    key: str, tensor: Tensor, parameter: Tensor, copy: int = 0, *, is_owned: bool = False
 ) -> list[ShardedTensor]:
     """This rank's parts of a tensor, as Megatron's checkpoints describe them. It is cut as `parameter`
     is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
+    `is_owned`: of those that hold the same part of the parameter, this rank alone has the tensor.
     """
     cuts = find_cuts(parameter) if tensor.ndim else ()
-    copies: Any
-    if is_expert(parameter) and tensor.ndim:
-        copies = parallel_state.get_expert_data_parallel_group()
-    elif not cuts:
-        copies = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
-    else:
-        copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    replica_id = (copy, dist.get_rank(copies))
+    copies = _owners_of_copies(parameter, cuts) if is_owned else _copies(parameter, tensor, cuts)
+    replica_id = (copy, 0 if copies is None else dist.get_rank(copies))
     pieces: list[tuple[Tensor, list[tuple[int, int, int]]]] = [(tensor.view(tensor.shape or 1), [])]
     for cut in cuts:
         ranks, rank = cut.group.size(), cut.group.rank()
@@ -125,3 +132,21 @@ def sharded_parts(
         ShardedTensor.from_rank_offsets(key, piece, *places, replica_id=replica_id)
         for piece, places in pieces
     ]
+
+
+def _copies(parameter: Tensor, tensor: Tensor, cuts: Sequence[Cut]) -> Any:
+    """Ranks of a stage that hold the same part of a tensor."""
+    if is_expert(parameter) and tensor.ndim:
+        return parallel_state.get_expert_data_parallel_group()
+    if not cuts:
+        return parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
+def _owners_of_copies(parameter: Tensor, cuts: Sequence[Cut]) -> Any:
+    """Ranks of which each may own the same part of a tensor. None: one alone does."""
+    if cuts:
+        return None
+    if is_expert(parameter):
+        return parallel_state.get_expert_tensor_and_model_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()

@@ -60,6 +60,7 @@ class TrainerRank:
         self.spec = start.spec
         self.model = build_trainer_model(self.spec, config.world_size)
         self.model.import_weights(start.weights)
+        self.model.recompute_layers(config.recompute)
         if config.lora is not None:  # equal on all ranks: the seed draws them
             attach_adapters(self.model, config.lora.rank, config.lora.alpha, seed=0)
         self.optimizer = build_optimizer(self.model, config.optimizer)

@@ -15,10 +15,10 @@ from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.planning.walked import WalkedStage
 
 
-def _plan(gpus: int, degrees: dict[str, int]) -> str:
+def _plan(gpus: int, degrees: dict[str, int], name: str = "qwen3_30b_a3b") -> str:
     text = io.StringIO()
-    recipe = load_recipe("qwen3_30b_a3b")
-    show_plan(recipe, gpus, load_inputs("h200"), degrees, Console(file=text, width=160))
+    console = Console(file=text, width=160)
+    show_plan(load_recipe(name), gpus, load_inputs("h200"), degrees, console)
     return text.getvalue()
 
 
@@ -41,6 +41,29 @@ def test_a_plan_tells_both_stages_and_the_replicas() -> None:
     ):
         assert part in shown
     assert shown.count("MFU") == 2
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("qwen3_30b_a3b", 16), ("kimi_k2", 256)])
+def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> None:
+    options = [line for line in _plan(gpus, {}, name).splitlines() if line.startswith("--set")]
+    overrides = [part for line in options for part in line.split() if part != "--set"]
+
+    recipe = load_recipe(name, overrides=overrides)
+
+    assert len(options) == 2
+    assert recipe.pretraining.parallel_layout.world_size == gpus
+    assert recipe.learning.parallel_layout.is_cut
+
+
+def test_rl_that_fits_under_no_axes_of_its_own_is_said_to_be_out_of_reach() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=160)
+    show_plan(load_recipe("qwen3_30b_a3b"), 8, load_inputs("h100"), {}, console)
+    shown = text.getvalue()
+
+    assert "reinforcement cannot run like this: no layout of 8 GPUs fits: the smallest" in shown
+    assert "--set pretraining.world_size=8" in shown
+    assert "--set learning" not in shown
 
 
 @pytest.mark.slow

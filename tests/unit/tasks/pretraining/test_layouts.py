@@ -113,6 +113,8 @@ class Trained(NamedTuple):
 def make_request(
     corpus: Path, spec: ModelSpec, world_size: int, layout: Degrees, optimizer: str
 ) -> PretrainingRequest:
+    degrees = dict(layout)
+    recompute = degrees.pop("recompute", 0)
     phase = {"name": "bulk", "blend": {"code": (0.5, 0.5), "demonstrations": (0.5, 0.5)}}
     config: dict[str, Any] = {
         "phases": [{**phase, "tokens": SHAPE["global_batch_tokens"] * STEPS, **SHAPE}],
@@ -121,7 +123,8 @@ def make_request(
         "evaluation_tokens": 32,  # one row: other ranks measure rows without loss
         "checkpoint_every_seconds": 0.0,
         "world_size": world_size,
-        "layout": dict(layout),
+        "layout": degrees,
+        "recompute": bool(recompute),
     }
     return PretrainingRequest(
         config=PretrainingConfig.model_validate(config), corpus_directory=str(corpus), spec=spec
@@ -236,10 +239,12 @@ def cases_of(layouts: Sequence[dict[str, int]], *names: str) -> list[Case]:
 
 T2, E2, C2 = {"tensor": 2}, {"expert": 2}, {"context": 2}
 P2, I2, X2 = {"pipeline": 2}, {"interleave": 2}, {"expert_tensor": 2}
+RECOMPUTED = {"recompute": 1}
 MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in ({}, T2, P2, X2)]
 ON_TWO = [
     *cases_of([{}, T2, E2, P2, C2], *FAMILIES),
     *cases_of([P2 | I2], "nano-4"),
+    *cases_of([layout | RECOMPUTED for layout in (T2, E2, P2)], "nano"),
     *MUON,
 ]
 ON_FOUR = [

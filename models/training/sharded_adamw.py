@@ -1,0 +1,111 @@
+"""AdamW whose moments are shared out over the ranks that hold the same parameters (ZeRO stage 1, arXiv 1910.02054).
+
+Each parameter has one owner, which alone keeps its moments, moves it and sends it to the others. The
+arithmetic is that of one rank, bit for bit.
+
+Megatron's distributed optimizer wants a CUDA device. torch's ZeroRedundancyOptimizer knows one group of
+ranks, here dense parameters and experts have a group each, and it writes a rank's state in its own format.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ostinato.models.network.parallel.shards import state_holders
+
+
+class ShardedAdamW(torch.optim.AdamW):
+    """AdamW over the parameters that this rank owns. All ranks step it, load it and read it together."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        *,
+        fused: bool,
+    ) -> None:
+        self.all_parameters = list(parameters)
+        self._owners = _deal(self.all_parameters)
+        self._has_state = False
+        owned = [
+            parameter
+            for parameter, owner in zip(self.all_parameters, self._owners, strict=True)
+            if owner == _rank_among_holders(parameter)
+        ]
+        # a group, because torch refuses an empty list: a rank may own nothing
+        super().__init__(
+            [{"params": owned}], lr=lr, betas=betas, weight_decay=weight_decay, fused=fused
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Moves every parameter, on all ranks."""
+        super().step()
+        self._has_state = True
+        sent = [self._send(index, parameter) for index, parameter in enumerate(self.all_parameters)]
+        for work in sent:
+            if work is not None:
+                work.wait()
+
+    def whole_state(self, index: int) -> dict[str, Tensor]:
+        """State of parameter `index`, from its owner. Empty before the first step."""
+        if not self._has_state:
+            return {}
+        parameter = self.all_parameters[index]
+        values = self.state.get(parameter) or {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.empty_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
+        }
+        for name in sorted(values):
+            work = self._send(index, values[name])
+            if work is not None:
+                work.wait()
+        return values
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what this rank owns of a state of all parameters, as AdamW on one rank writes it."""
+        places = {id(parameter): index for index, parameter in enumerate(self.all_parameters)}
+        mine = [places[id(parameter)] for parameter in self.param_groups[0]["params"]]
+        [group] = state_dict["param_groups"]
+        found = state_dict["state"]
+        self._has_state = bool(found)
+        super().load_state_dict(
+            {
+                "state": {
+                    place: found[index] for place, index in enumerate(mine) if index in found
+                },
+                "param_groups": [{**group, "params": list(range(len(mine)))}],
+            }
+        )
+
+    def _send(self, index: int, tensor: Tensor) -> dist.Work | None:
+        """Begins to send a tensor from the owner of parameter `index` to those that hold the parameter too."""
+        group = state_holders(self.all_parameters[index])
+        if group is None or group.size() == 1:
+            return None
+        source = dist.get_global_rank(group, self._owners[index])
+        return dist.broadcast(tensor, src=source, group=group, async_op=True)
+
+
+def _rank_among_holders(parameter: Tensor) -> int:
+    group = state_holders(parameter)
+    return 0 if group is None else group.rank()
+
+
+def _deal(parameters: list[Tensor]) -> list[int]:
+    """The owner of each parameter, by its rank among the holders: the largest first, each to who has least."""
+    owners = [0] * len(parameters)
+    loads: dict[dist.ProcessGroup, list[int]] = {}
+    for index in sorted(range(len(parameters)), key=lambda one: -parameters[one].numel()):
+        group = state_holders(parameters[index])
+        if group is not None:
+            load = loads.setdefault(group, [0] * group.size())
+            owners[index] = min(range(len(load)), key=load.__getitem__)
+            load[owners[index]] += parameters[index].numel()
+    return owners
