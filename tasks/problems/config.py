@@ -1,13 +1,15 @@
 """Settings of the problem stage: sources, kinds and quotas, rules of proof, wording and splits."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
+from ostinato.infra.sandbox.host.system import RUNNER_PACKAGES
 from ostinato.tasks.records import Split
 
 
@@ -47,6 +49,17 @@ class Quotas(Record):
         return int(self.model_dump()[kind.value])
 
 
+def refuse_runner(name: str, package_paths: Iterable[str]) -> str:
+    """Why no problems are made of a package that the test runner consists of. Empty: it is none."""
+    tops = {path.partition("/")[0].removesuffix(".py") for path in package_paths}
+    if taken := tops.intersection(RUNNER_PACKAGES):
+        return (
+            f"package_paths of {name} hold {sorted(taken)}, which the test runner brings into every box: an agent "
+            "could read or import the answers there; wanted another package"
+        )
+    return ""
+
+
 class Source(Record):
     """Fields that packages and git repositories share."""
 
@@ -71,6 +84,12 @@ class Source(Record):
     generated_files: dict[str, str] = Field(
         default={}, description="path -> text of modules that the project's build writes"
     )
+
+    @model_validator(mode="after")
+    def _check_runner(self) -> Self:
+        if refusal := refuse_runner(self.name, self.package_paths):
+            raise ValueError(refusal)
+        return self
 
 
 class RepositorySource(Source):

@@ -40,7 +40,8 @@ VARIABLES = {  # of every box
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _FORMAT = "3"  # part of every key: raise it when what is prepared changes
-_RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+# Readable in every box, so no problem may be made of them.
+RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
 # in CPython's own tests).
 _LEFT_OUT = (
@@ -171,7 +172,7 @@ def _folders_with_python(folder: Path) -> list[Path]:
 @functools.cache
 def _prepared_mounts() -> tuple[str, ...]:
     python = _prepare("python", _python_key(), _copy_python)
-    packages = [_locate_package(name) for name in _RUNNER_PACKAGES]
+    packages = [_locate_package(name) for name in RUNNER_PACKAGES]
     agent, ripgrep = build_agent(), find_ripgrep()
     sources = sorted(inside_directory().glob("*.*"))
     parts = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import read_tree, run_git
 from ostinato.infra.platform.package_index import newest_version, pin
 from ostinato.infra.platform.record import Record
@@ -24,7 +24,12 @@ from ostinato.infra.platform.source_archives import (
     store_archive,
 )
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.config import GitSource, RepositorySource, Source
+from ostinato.tasks.problems.config import (
+    GitSource,
+    RepositorySource,
+    Source,
+    refuse_runner,
+)
 from ostinato.tasks.problems.discovery.layout import Layout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
 from ostinato.tasks.problems.repositories import is_below, strip_prefix
@@ -103,6 +108,8 @@ def describe_files(
     layout = find_layout(
         files, metadata.name, top_level=metadata.top_level, test_patterns=metadata.test_patterns
     )
+    if refusal := refuse_runner(name, layout.package_paths):
+        raise ProblemError(refusal)
     dependencies, remarks = _dependencies(files, metadata, layout, cache)
     source = Source(
         name=name,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, read_archive
 from ostinato.tasks.problems.discovery.describing import describe_source
 
@@ -46,6 +46,17 @@ def test_a_directory_becomes_an_archive_that_is_the_same_for_the_same_files(tmp_
     archive = SourceArchive(name=source.name, version=source.version, sha256=source.sha256)
     files = read_archive(fetch_archive(archive, cache))
     assert files == {path: text.encode() for path, text in FILES.items()}
+
+
+def test_a_package_of_the_test_runner_is_refused(tmp_path: Path) -> None:
+    """Its original lies in every box."""
+    (tmp_path / "packaging").mkdir()
+    (tmp_path / "packaging" / "__init__.py").write_text("")
+    (tmp_path / "test_it.py").write_text("def test_it():\n    import packaging\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "packaging"\nversion = "1"\n')
+
+    with pytest.raises(ProblemError, match=r"hold \['packaging'\], which the test runner brings"):
+        describe_source(str(tmp_path), None, tmp_path / "cache", 0)
 
 
 def test_another_content_is_another_version(tmp_path: Path) -> None:
