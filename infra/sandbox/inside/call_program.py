@@ -8,6 +8,7 @@ alone knows the results wanted.
 
 import builtins
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -18,6 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _MAX_TEXT = 4_000
@@ -253,6 +255,95 @@ class Returns:
                 self._tell(kind_of(argument))
 
 
+class Perturbation:
+    """Gives a function other arguments than its callers do, in tests that ask for it.
+
+    About every second outermost call has one argument changed: numbers, texts and containers of them;
+    what else a call brings, a method's object above all, stays. Equal calls in an equal order are changed alike
+    in every process.
+    """
+
+    def __init__(self, path: str, symbol: str) -> None:
+        self._path = path
+        self._symbol = symbol
+        self._rng: random.Random | None = None
+        self._depth = 0
+
+    def begin(self, seed: str | None) -> None:
+        """A test begins. None: its calls stay as they are."""
+        self._rng = None if seed is None else random.Random(seed)
+        self._depth = 0
+
+    def install(self) -> None:
+        """Stands in the function's place wherever imported modules name it. A property stays."""
+        modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+        owner: Any = next((m for m in modules if getattr(m, "__file__", "") == self._path), None)
+        *classes, name = self._symbol.split(".")
+        for part in classes:
+            owner = vars(owner).get(part) if isinstance(owner, (type, ModuleType)) else None
+        found = vars(owner).get(name) if isinstance(owner, (type, ModuleType)) else None
+        kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
+        function = found if kind is None else found.__func__  # type: ignore[union-attr]
+        if not callable(function) or isinstance(function, type):
+            return
+        wrapper = self._wrap(function, int(bool(classes) and kind is not staticmethod))
+        if classes:
+            setattr(owner, name, wrapper if kind is None else kind(wrapper))
+            return
+        for module in modules:
+            for key in [key for key, value in vars(module).items() if value is found]:
+                setattr(module, key, wrapper)
+
+    def _wrap(self, function: Callable, num_kept: int) -> Callable:
+        @functools.wraps(function)
+        def called(*plain: Any, **named: Any) -> Any:
+            if self._depth == 0 and self._rng is not None:
+                plain, named = _vary_call(plain, named, num_kept, self._rng)
+            self._depth += 1
+            try:
+                return function(*plain, **named)
+            finally:
+                self._depth -= 1
+
+        return called
+
+
+def _vary_call(
+    plain: tuple[Any, ...], named: dict[str, Any], num_kept: int, rng: random.Random
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    places: list[Any] = [*range(num_kept, len(plain)), *named]
+    if not places or rng.random() < 0.5:
+        return plain, named
+    place = rng.choice(places)
+    if isinstance(place, str):
+        return plain, {**named, place: vary_value(named[place], rng)}
+    return (*plain[:place], vary_value(plain[place], rng), *plain[place + 1 :]), named
+
+
+def vary_value(value: Any, rng: random.Random) -> Any:
+    """A value of the same type near the given one. One that is no plain data stays."""
+    kind = type(value)
+    if kind is bool:
+        return not value
+    if kind is int:
+        return value + rng.choice((-2, -1, 1, 2, 7))
+    if kind is float:
+        return value * rng.choice((0.5, 1.5, -1.0))
+    if kind is str and value:
+        place = rng.randrange(len(value))
+        near = chr(max(1, min(ord(value[place]) + rng.choice((-2, -1, 1, 2)), 0xD7FF)))
+        ways = (value[:place] + near + value[place + 1 :], value[:place] + value[place + 1 :])
+        return rng.choice((*ways, value[::-1], value.swapcase(), value + value[place]))
+    if kind in (list, tuple) and value:
+        place = rng.randrange(len(value))
+        items = [*value[:place], vary_value(value[place], rng), *value[place + 1 :]]
+        return kind(items)
+    if kind is dict and value:
+        key = rng.choice(list(value))
+        return {**value, key: vary_value(value[key], rng)}
+    return value
+
+
 class Observer:
     """A pytest plugin, and what tests whose expectations were taken out call with their values."""
 
@@ -262,9 +353,11 @@ class Observer:
         self._test = ""
         self._room = _MAX_VALUES
         self._returns: Returns | None = None
+        self._perturbation: Perturbation | None = None
         if request["function"] is not None:
             path, symbol = request["function"]
             place = f"{request['root']}/{path}"
+            self._perturbation = Perturbation(place, symbol)
             self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
 
     def observe(self, *values: Any) -> None:
@@ -310,11 +403,21 @@ class Observer:
         rng.shuffle(kept)
         items[:] = kept
 
+    def pytest_collection_finish(self) -> None:
+        """All modules are imported."""
+        if self._perturbation is not None:
+            self._perturbation.install()
+
     def pytest_runtest_setup(self, item: Any) -> None:
         """A test begins."""
         self._test, self._room = item.observed_name, _MAX_VALUES
         random.seed(f"{self._request['luck']} {self._test}")
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
+        if self._perturbation is not None:
+            is_wanted = self._test.partition("::")[0] in self._request["perturbed"]
+            self._perturbation.begin(
+                f"{self._request['order']} {self._test}" if is_wanted else None
+            )
         if self._returns is not None:
             self._returns.begin()
 

@@ -85,7 +85,8 @@ def _find_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> lis
     found: list[ast.stmt] = []
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found += [node] if prefix + node.name in tests else []
+            is_found = prefix + node.name in tests or (prefix and node.name in tests)
+            found += [node] if is_found else []
         elif isinstance(node, ast.ClassDef):
             found += _find_tests(node.body, tests, f"{prefix}{node.name}.")
     return found

@@ -1,7 +1,8 @@
 """A trial that no imitation of a test runner passes: values are compared here, not in a box.
 
 The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
-and on inputs drawn by chance that nobody knows beforehand. The original ran the same in another box
+and on inputs drawn by chance that nobody knows beforehand: literals of the tests, and arguments with which
+they come to call the problem's function. The original ran the same in another box
 that never saw a change. What a mutated function itself returns must be of the original's kinds: other
 product code may compare it and show only the answer. Only plain data comes out of either; a fault in
 reading it is no agreement.
@@ -29,7 +30,8 @@ from ostinato.tasks.records import Problem
 logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 _CHANGED_COPIES = 3
-_DRAWS = 2  # before a problem counts as one that no trial can judge
+_PERTURBED_COPIES = 2
+_DRAWS = 3  # for one in which other arguments tell the broken state from the original
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
 _MOST_INSTANCES = 12  # of one parametrized test
 _TEST_SECONDS = 0.5
@@ -42,6 +44,8 @@ _TOLERANCE = 1e-9
 _NOT_JUDGED = (
     "no blind trial tells this problem's broken state from the original, so no pass is believed"
 )
+
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
 Values = dict[str, list[object]]  # by test, in the order of their appearance
 
@@ -63,6 +67,7 @@ class DrawnTests:
     tests: tuple[str, ...]
     instances: tuple[str, ...]  # of parametrized tests, always run
     order: int
+    perturbed: frozenset[str]  # files in which the function gets other arguments than tests give it
     function: tuple[str, str] | None = None  # path and symbol, whose kinds of results are noted
     chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
 
@@ -115,13 +120,28 @@ async def prepare_trial(
     The broken state is tried too, in another: a trial that it passes would prove nothing.
     """
     broken = repository.keep_editable(problem.break_files(repository.files))
+    weak: Trial | None = None
     for _ in range(_DRAWS):
         drawn = await asyncio.to_thread(draw_tests, problem, repository, chance)
         trial = await _observe_original(repository, drawn)
-        if any(trial.wanted.values()) and await compare(trial, repository, broken):
-            return trial
+        try:
+            different = await _find_different(trial, repository, broken)
+        except _UNREADABLE:
+            different = list(trial.wanted)
+        if different and (
+            drawn.function is None or drawn.perturbed.intersection(map(place_of, different))
+        ):
+            return trial  # an answer to the tests' own inputs alone does not pass it
+        weak = trial if different else weak
+    if weak is not None:
+        return weak
     logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
     return replace(trial, separates=False)
+
+
+def place_of(test: str) -> str:
+    """File of a test."""
+    return test.partition("::")[0]
 
 
 async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
@@ -167,18 +187,21 @@ async def compare(
     if not trial.separates:
         return _NOT_JUDGED
     try:
-        async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-            seen = await _observe(sandbox, trial.drawn, hash_seed=0, slack=_SLACK)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        different = await _find_different(trial, repository, changed)
+    except _UNREADABLE as error:
         return f"blind trial: what the change shows cannot be read ({type(error).__name__})"
-    num_wrong, first = 0, ""
-    for test, wanted in trial.wanted.items():
-        if not agrees(seen.get(test, []), wanted):
-            num_wrong += 1
-            first = first or test
-    if not num_wrong:
+    if not different:
         return ""
-    return f"differs from the original in {num_wrong} of {len(trial.wanted)} blind tests"
+    return f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
+
+
+async def _find_different(
+    trial: Trial, repository: PreparedRepository, changed: Mapping[str, bytes | None]
+) -> list[str]:
+    """Tests in which a change does not show all that the original shows."""
+    async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
+        seen = await _observe(sandbox, trial.drawn, hash_seed=0, slack=_SLACK)
+    return [test for test, wanted in trial.wanted.items() if not agrees(seen.get(test, []), wanted)]
 
 
 def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
@@ -235,27 +258,39 @@ def draw_tests(
     files |= _blind_bases(repository, by_path, with_literals)
     tests: list[str] = []
     instances: list[str] = []
+    perturbed: set[str] = set()
+    # who writes a deleted function anew may write it otherwise, as an alias or a class
+    is_rewritten = bool(problem.blocks) or not problem.symbol
+    function = None if is_rewritten else (problem.path, problem.symbol)
     for path, chosen in sorted(by_path.items()):
+        # a class of the same file may bring them to the class that is named
+        kept_tests = frozenset(chosen) | find_inherited(repository.files[path], frozenset(chosen))
         folder = path.rpartition("/")[0]
-        for copy in range(1 + _CHANGED_COPIES):
+        for copy in range(1 + _CHANGED_COPIES + (_PERTURBED_COPIES if function else 0)):
             text = take_expectations_out(
                 repository.files[path],
-                frozenset(chosen),
-                chance if copy else None,
+                kept_tests,
+                chance if 0 < copy <= _CHANGED_COPIES else None,
                 with_literals=with_literals,
             )
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
             files[place] = text
+            if copy > _CHANGED_COPIES:
+                perturbed.add(place)
             tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
             if copy == 0:
                 mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
                 kept = chance.sample(mine, min(len(mine), _MOST_INSTANCES))
                 instances += [place + test.removeprefix(path) for test in kept]
-    # who writes a deleted function anew may write it otherwise, as an alias or a class
-    is_rewritten = bool(problem.blocks) or not problem.symbol
-    function = None if is_rewritten else (problem.path, problem.symbol)
-    return DrawnTests(files, tuple(tests), tuple(instances), chance.getrandbits(48), function)
+    return DrawnTests(
+        files,
+        tuple(tests),
+        tuple(instances),
+        chance.getrandbits(48),
+        frozenset(perturbed),
+        function,
+    )
 
 
 def _blind_bases(
@@ -294,6 +329,7 @@ async def _observe(
         "most": _MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
         "function": drawn.function,
+        "perturbed": sorted(drawn.perturbed),
     }
     lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
     values: Values = defaultdict(list)

@@ -1,10 +1,13 @@
 """A trial that the broken state passes proves nothing, and inherited tests are part of trials."""
 
 import asyncio
+import random
+from pathlib import Path
 
 from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, prepare_trial
 from ostinato.tasks.records import LineEdit
+from tests.fakes.one_line_problem import make_one_line_problem
 from tests.unit.tasks.grading.conftest import PATH
 
 BASE = b"""
@@ -32,6 +35,42 @@ def test_inherited_tests_are_found_and_kept_in_the_file_that_has_them():
     assert "def test_inherited" in text
     assert "test_other" not in text
     assert "4242" not in text
+
+
+MIXED = """from pkg.code import f
+
+
+class Mixin:
+    number = 1
+
+    def test_inherited(self):
+        assert f(self.number) == 2
+
+    def test_other(self):
+        assert f(7) == 8
+
+
+class TestOne(Mixin):
+    def test_own(self):
+        assert f(1) == 2
+"""
+
+
+def test_a_test_that_a_class_of_the_same_file_brings_is_run(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source="def f(number):\n    return number + 1\n",
+        tests=MIXED,
+        symbol="f",
+        line="    return number + 1",
+        broken="    return number + 2",
+        failing="TestOne::test_inherited",
+    )
+    trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
+    assert trial.separates
+    assert {test.partition("::")[2] for test in trial.wanted} == {"TestOne::test_inherited#0"}
 
 
 def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_shows(

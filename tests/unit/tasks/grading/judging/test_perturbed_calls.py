@@ -1,0 +1,190 @@
+"""A change that answers the inputs of the tests alone is refused: the trial gives its function others."""
+
+import asyncio
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.infra.sandbox.inside.call_program import Perturbation, vary_value
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from tests.fakes.one_line_problem import make_one_line_problem
+
+LINE = "    return days - 1 if month == 2 and not is_leap else days"
+RIGHT = "    return days if month != 2 or is_leap else days - 1"
+FUNCTION = f"""DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+SAMPLES = ((2001, 2, 28), (2001, 3, 31), (2004, 2, 29))
+
+
+def days_in(year, month):
+    days = DAYS[month - 1]
+    is_leap = year % 4 == 0
+{LINE}
+"""
+METHOD = """DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+SAMPLES = ((2001, 2, 28), (2001, 3, 31), (2004, 2, 29))
+
+
+class Calendar:
+    def days_in(self, year, month):
+        days = DAYS[month - 1]
+        is_leap = year % 4 == 0
+    LINE
+
+
+def days_in(year, month):
+    return Calendar().days_in(year, month)
+""".replace("    LINE", f"    {LINE}")
+# inputs that no copy of the test changes
+TESTS = """from pkg.code import SAMPLES, days_in
+
+
+def test_days():
+    for year, month, days in SAMPLES:
+        assert days_in(year, month) == days
+"""
+# right where the tests look, as broken everywhere else
+SPECIAL = """
+
+_broken = days_in
+
+
+def days_in(year, month):
+    known = {(2001, 2): 28, (2001, 3): 31, (2004, 2): 29}
+    return known[year, month] if (year, month) in known else _broken(year, month)
+"""
+SPECIAL_METHOD = """
+
+_broken = Calendar.days_in
+
+
+def days_in_calendar(self, year, month):
+    known = {(2001, 2): 28, (2001, 3): 31, (2004, 2): 29}
+    return known[year, month] if (year, month) in known else _broken(self, year, month)
+
+
+days_in_calendar.__code__ = days_in_calendar.__code__.replace(co_qualname="Calendar.days_in")
+Calendar.days_in = days_in_calendar
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "symbol", "special"),
+    [(FUNCTION, "days_in", SPECIAL), (METHOD, "Calendar.days_in", SPECIAL_METHOD)],
+    ids=["function", "method"],
+)
+def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
+    runner: asyncio.Runner, tmp_path: Path, source: str, symbol: str, special: str
+) -> None:
+    line = next(line for line in source.split("\n") if line.endswith(LINE.strip()))
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source=source,
+        tests=TESTS,
+        symbol=symbol,
+        line=line,
+        broken=line.replace("== 2", "!= 2"),
+        failing="test_days",
+    )
+    trials, path = BlindTrials(), problem.path
+    broken = problem.break_files(repository.files)[path] or b""
+    cheat = {path: broken + special.encode()}
+    assert "blind tests" in runner.run(trials.find_difference(problem, cheat, repository))
+    whole = repository.files[path].decode()
+    right = {path: whole.replace(LINE.strip(), RIGHT.strip()).encode()}
+    assert right[path] != repository.files[path]
+    assert not runner.run(trials.find_difference(problem, right, repository))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES, st.integers(0, 99))
+def test_varied_values_keep_their_type_and_the_same_chance_gives_the_same(
+    value: Any, seed: int
+) -> None:
+    varied = vary_value(value, random.Random(seed))
+    assert type(varied) is type(value)
+    assert repr(varied) == repr(vary_value(value, random.Random(seed)))
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    source = """
+class Box:
+    size = 3
+
+    def grow(self, by, other=None):
+        return self, by, other
+
+    @staticmethod
+    def made(count):
+        return count
+
+    @classmethod
+    def named(cls, count):
+        return cls, count
+
+    @property
+    def weight(self):
+        return 5
+
+
+def down(number):
+    return [number, *down(number - 1)] if number > 0 else []
+"""
+    made = ModuleType("perturbed_module")
+    made.__file__ = "/repo/perturbed_module.py"
+    exec(source, made.__dict__)
+    monkeypatch.setitem(__import__("sys").modules, "perturbed_module", made)
+    return made
+
+
+def many(perturbation: Perturbation, call: Any) -> list[Any]:
+    found = []
+    for number in range(40):
+        perturbation.begin(f"{number}")
+        found.append(call())
+    perturbation.begin(None)
+    return found
+
+
+def test_arguments_of_methods_change_and_their_object_stays(module: ModuleType) -> None:
+    box = module.Box()
+    calls = {
+        "Box.grow": lambda: box.grow(7),
+        "Box.made": lambda: (box, box.made(7), None),
+        "Box.named": lambda: (box, module.Box.named(7)[1], None),
+    }
+    for symbol, call in calls.items():
+        perturbation = Perturbation("/repo/perturbed_module.py", symbol)
+        perturbation.install()
+        found = many(perturbation, call)
+        assert {item[0] for item in found} == {box}
+        assert 8 < sum(item[1] != 7 for item in found) < 32
+        assert call()[1] == 7
+    Perturbation("/repo/perturbed_module.py", "Box.weight").install()
+    assert box.weight == 5
+    Perturbation("/repo/perturbed_module.py", "Box.size").install()
+    Perturbation("/repo/perturbed_module.py", "Lid.size").install()
+    Perturbation("/repo/another.py", "down").install()
+
+
+def test_only_outermost_calls_change(module: ModuleType) -> None:
+    perturbation = Perturbation("/repo/perturbed_module.py", "down")
+    perturbation.install()
+    found = many(perturbation, lambda: module.down(6))
+    assert all(numbers == list(range(len(numbers), 0, -1)) for numbers in found)
+    assert len({len(numbers) for numbers in found}) > 2
