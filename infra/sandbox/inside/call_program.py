@@ -258,7 +258,7 @@ class Returns:
 class Perturbation:
     """Gives a function other arguments than its callers do, in tests that ask for it.
 
-    About every second outermost call has one argument changed: numbers, texts and containers of them;
+    A share of its outermost calls has one argument changed: numbers, texts and containers of them;
     what else a call brings, a method's object above all, stays. Equal calls in an equal order are changed alike
     in every process.
     """
@@ -266,12 +266,14 @@ class Perturbation:
     def __init__(self, path: str, symbol: str) -> None:
         self._path = path
         self._symbol = symbol
-        self._rng: random.Random | None = None
+        self._rng = random.Random()
+        self._share = 0.0
         self._depth = 0
 
-    def begin(self, seed: str | None) -> None:
-        """A test begins. None: its calls stay as they are."""
-        self._rng = None if seed is None else random.Random(seed)
+    def begin(self, seed: str, share: float) -> None:
+        """A test begins, in which so many of the calls are changed."""
+        self._rng = random.Random(seed)
+        self._share = share
         self._depth = 0
 
     def install(self) -> None:
@@ -297,7 +299,7 @@ class Perturbation:
     def _wrap(self, function: Callable, num_kept: int) -> Callable:
         @functools.wraps(function)
         def called(*plain: Any, **named: Any) -> Any:
-            if self._depth == 0 and self._rng is not None:
+            if self._depth == 0 and self._rng.random() < self._share:
                 plain, named = _vary_call(plain, named, num_kept, self._rng)
             self._depth += 1
             try:
@@ -312,7 +314,7 @@ def _vary_call(
     plain: tuple[Any, ...], named: dict[str, Any], num_kept: int, rng: random.Random
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     places: list[Any] = [*range(num_kept, len(plain)), *named]
-    if not places or rng.random() < 0.5:
+    if not places:
         return plain, named
     place = rng.choice(places)
     if isinstance(place, str):
@@ -414,10 +416,8 @@ class Observer:
         random.seed(f"{self._request['luck']} {self._test}")
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
         if self._perturbation is not None:
-            is_wanted = self._test.partition("::")[0] in self._request["perturbed"]
-            self._perturbation.begin(
-                f"{self._request['order']} {self._test}" if is_wanted else None
-            )
+            share = self._request["perturbed"].get(self._test.partition("::")[0], 0.0)
+            self._perturbation.begin(f"{self._request['order']} {self._test}", share)
         if self._returns is not None:
             self._returns.begin()
 

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.infra.sandbox.environment import open_box
@@ -30,7 +30,7 @@ from ostinato.tasks.records import Problem
 logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 _CHANGED_COPIES = 3
-_PERTURBED_COPIES = 2
+_PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
 _DRAWS = 3  # for one in which other arguments tell the broken state from the original
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
 _MOST_INSTANCES = 12  # of one parametrized test
@@ -67,9 +67,13 @@ class DrawnTests:
     tests: tuple[str, ...]
     instances: tuple[str, ...]  # of parametrized tests, always run
     order: int
-    perturbed: frozenset[str]  # files in which the function gets other arguments than tests give it
+    perturbed: Mapping[str, float]  # share of calls with other arguments than tests give, by file
     function: tuple[str, str] | None = None  # path and symbol, whose kinds of results are noted
     chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
+
+    def has_unseen(self, tests: Iterable[str]) -> bool:
+        """Whether one of the tests gives the function arguments that no test gives it, and no others."""
+        return any(self.perturbed.get(test.partition("::")[0]) == 1.0 for test in tests)
 
 
 class BlindTrials:
@@ -128,20 +132,14 @@ async def prepare_trial(
             different = await _find_different(trial, repository, broken)
         except _UNREADABLE:
             different = list(trial.wanted)
-        if different and (
-            drawn.function is None or drawn.perturbed.intersection(map(place_of, different))
-        ):
-            return trial  # an answer to the tests' own inputs alone does not pass it
+        # an answer to the tests' own inputs alone does not pass it
+        if different and (drawn.function is None or drawn.has_unseen(different)):
+            return trial
         weak = trial if different else weak
     if weak is not None:
         return weak
     logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)
     return replace(trial, separates=False)
-
-
-def place_of(test: str) -> str:
-    """File of a test."""
-    return test.partition("::")[0]
 
 
 async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
@@ -258,7 +256,7 @@ def draw_tests(
     files |= _blind_bases(repository, by_path, with_literals)
     tests: list[str] = []
     instances: list[str] = []
-    perturbed: set[str] = set()
+    perturbed: dict[str, float] = {}
     # who writes a deleted function anew may write it otherwise, as an alias or a class
     is_rewritten = bool(problem.blocks) or not problem.symbol
     function = None if is_rewritten else (problem.path, problem.symbol)
@@ -266,18 +264,19 @@ def draw_tests(
         # a class of the same file may bring them to the class that is named
         kept_tests = frozenset(chosen) | find_inherited(repository.files[path], frozenset(chosen))
         folder = path.rpartition("/")[0]
-        for copy in range(1 + _CHANGED_COPIES + (_PERTURBED_COPIES if function else 0)):
+        shares = (0.0,) * (1 + _CHANGED_COPIES) + (_PERTURBED_SHARES if function else ())
+        for copy, share in enumerate(shares):
             text = take_expectations_out(
                 repository.files[path],
                 kept_tests,
-                chance if 0 < copy <= _CHANGED_COPIES else None,
+                chance if copy and not share else None,
                 with_literals=with_literals,
             )
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
             files[place] = text
-            if copy > _CHANGED_COPIES:
-                perturbed.add(place)
+            if share:
+                perturbed[place] = share
             tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
             if copy == 0:
                 mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
@@ -288,7 +287,7 @@ def draw_tests(
         tuple(tests),
         tuple(instances),
         chance.getrandbits(48),
-        frozenset(perturbed),
+        perturbed,
         function,
     )
 
@@ -329,7 +328,7 @@ async def _observe(
         "most": _MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
         "function": drawn.function,
-        "perturbed": sorted(drawn.perturbed),
+        "perturbed": drawn.perturbed,
     }
     lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
     values: Values = defaultdict(list)

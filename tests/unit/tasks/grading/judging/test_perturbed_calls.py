@@ -90,7 +90,7 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
         broken=line.replace("== 2", "!= 2"),
         failing="test_days",
     )
-    trials, path = BlindTrials(), problem.path
+    trials, path = BlindTrials(random.Random(1)), problem.path
     broken = problem.break_files(repository.files)[path] or b""
     cheat = {path: broken + special.encode()}
     assert "blind tests" in runner.run(trials.find_difference(problem, cheat, repository))
@@ -155,9 +155,9 @@ def down(number):
 def many(perturbation: Perturbation, call: Any) -> list[Any]:
     found = []
     for number in range(40):
-        perturbation.begin(f"{number}")
+        perturbation.begin(f"{number}", 0.5)
         found.append(call())
-    perturbation.begin(None)
+    perturbation.begin("", 0.0)
     return found
 
 
