@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 _CHANGED_COPIES = 3
 _PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
-_DRAWS = 3  # for one in which other arguments tell the broken state from the original
+_DRAWS = 2  # for one in which other arguments tell the broken state from the original
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
 _MOST_INSTANCES = 12  # of one parametrized test
 _TEST_SECONDS = 0.5
