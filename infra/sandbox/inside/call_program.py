@@ -404,10 +404,7 @@ class Observer:
             kept += [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
         rng.shuffle(kept)
         items[:] = kept
-
-    def pytest_collection_finish(self) -> None:
-        """All modules are imported."""
-        if self._perturbation is not None:
+        if self._perturbation is not None:  # all modules are imported
             self._perturbation.install()
 
     def pytest_runtest_setup(self, item: Any) -> None:
