@@ -31,7 +31,6 @@ class ShardedAdamW(torch.optim.AdamW):
     ) -> None:
         self.all_parameters = list(parameters)
         self._owners = _deal(self.all_parameters)
-        self._has_state = False
         owned = [
             parameter
             for parameter, owner in zip(self.all_parameters, self._owners, strict=True)
@@ -46,26 +45,26 @@ class ShardedAdamW(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every parameter, on all ranks."""
         super().step()
-        self._has_state = True
         sent = [self._send(index, parameter) for index, parameter in enumerate(self.all_parameters)]
         for work in sent:
             if work is not None:
                 work.wait()
 
     def whole_state(self, index: int) -> dict[str, Tensor]:
-        """State of parameter `index`, from its owner. Empty before the first step."""
-        if not self._has_state:
-            return {}
+        """State of parameter `index`, from its owner. Empty before the first step that moves it."""
         parameter = self.all_parameters[index]
-        values = self.state.get(parameter) or {
+        values = self.state.get(parameter, {})
+        has_state = torch.tensor(bool(values), dtype=torch.uint8, device=parameter.device)
+        self._send_now(index, has_state)
+        if not has_state:
+            return {}
+        values = values or {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.empty_like(parameter, requires_grad=False),
             "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
         }
         for name in sorted(values):
-            work = self._send(index, values[name])
-            if work is not None:
-                work.wait()
+            self._send_now(index, values[name])
         return values
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -74,7 +73,6 @@ class ShardedAdamW(torch.optim.AdamW):
         mine = [places[id(parameter)] for parameter in self.param_groups[0]["params"]]
         [group] = state_dict["param_groups"]
         found = state_dict["state"]
-        self._has_state = bool(found)
         super().load_state_dict(
             {
                 "state": {
@@ -83,6 +81,11 @@ class ShardedAdamW(torch.optim.AdamW):
                 "param_groups": [{**group, "params": list(range(len(mine)))}],
             }
         )
+
+    def _send_now(self, index: int, tensor: Tensor) -> None:
+        work = self._send(index, tensor)
+        if work is not None:
+            work.wait()
 
     def _send(self, index: int, tensor: Tensor) -> dist.Work | None:
         """Begins to send a tensor from the owner of parameter `index` to those that hold the parameter too."""

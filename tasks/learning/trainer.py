@@ -153,18 +153,14 @@ class RLTrainer:
         return self._published
 
     def save(self) -> Path:
-        """Writes a step checkpoint from which an equal trainer continues. Returns its directory.
-
-        One rank's is every rank's, so a trainer with another number of ranks can continue from it too.
+        """Writes a step checkpoint from which an equal trainer continues, with any number of ranks. Returns its
+        directory.
         """
         own = self._own
         state = StepState(
             step=self.step, weight_version=self.weight_version, reference_step=own.reference_step
         )
-        if self.config.parallel_layout.is_cut:
-            self._ranks.run(own, TrainerRank.gather_state, self._nothing)
-        else:
-            own.gather_state()
+        self._ranks.run(own, TrainerRank.gather_state, self._nothing)
         return own.save(state)
 
     def export_weights(self) -> dict[str, torch.Tensor]:

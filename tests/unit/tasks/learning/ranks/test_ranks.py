@@ -227,7 +227,8 @@ def test_report_of_many_ranks_is_that_of_one(histories, world_size: int) -> None
     # the first step is computed at the same weights: all but the sum over ranks has the same bits
     assert many[0].model_dump(exclude=free) == one[0].model_dump(exclude=free)
     assert 0 < one[0].replaced_routes_ratio < 1
-    assert one[0].reference_k1_nats != 0
+    # the first reference is what sampled, on some processors to the bit; the third step has a fresh one
+    assert abs(one[-1].reference_k1_nats) > 1e-6
     for left, right in zip(many, one, strict=True):
         rounded = pytest.approx(
             {k: v for k, v in right.metrics().items() if k not in free}, rel=1e-3, abs=1e-5
