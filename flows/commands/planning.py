@@ -182,7 +182,7 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
             "gradients",
             "optimiser",
         ),
-        title="a rank of each stage, as this version holds it: fp32, not sharded over data parallelism",
+        title="a rank of each stage, as this version holds it: fp32; AdamW's state is shared out over data parallelism",
     )
     for one in found.stages:
         sizes = (one.weight_bytes, one.gradient_bytes, one.optimizer_bytes)
