@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 _CHANGED_COPIES = 3
 _PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
-_DRAWS = 2  # for one in which other arguments tell the broken state from the original
+_DRAWS = 2  # at most, until other arguments tell the broken state from the original
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
 _MOST_INSTANCES = 12  # of one parametrized test
 _TEST_SECONDS = 0.5
@@ -72,7 +72,7 @@ class DrawnTests:
     chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
 
     def has_unseen(self, tests: Iterable[str]) -> bool:
-        """Whether one of the tests gives the function arguments that no test gives it, and no others."""
+        """Whether one of the tests is of a copy in which every call with plain arguments gets other ones."""
         return any(self.perturbed.get(test.partition("::")[0]) == 1.0 for test in tests)
 
 

@@ -153,12 +153,18 @@ def test_wrong_entry_is_a_config_error(tmp_path: Path, entry: str) -> None:
         run_child(entry, CountRequest(steps=1), CountResult, directory=tmp_path)
 
 
-def test_killed_supervisor_the_next_one_attaches_to_the_same_child(tmp_path: Path) -> None:
-    work, release = tmp_path / "work", tmp_path / "release"
+def _start_and_kill_supervisor(work: Path, release: Path) -> int:
+    """Process id of the child that it leaves."""
     supervisor = _start_supervisor(work, 3, release)
     child_pid = _pid(work)
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()
+    return child_pid
+
+
+def test_killed_supervisor_the_next_one_attaches_to_the_same_child(tmp_path: Path) -> None:
+    work, release = tmp_path / "work", tmp_path / "release"
+    child_pid = _start_and_kill_supervisor(work, release)
     assert is_running(child_pid)
 
     threading.Timer(0.3, release.touch).start()
@@ -179,10 +185,7 @@ def _release_with_failure(release: Path) -> None:
 def test_a_child_of_a_killed_supervisor_that_fails_is_started_again(tmp_path: Path) -> None:
     """It may fail of what killed its supervisor, such as a rank that is gone."""
     work, release = tmp_path / "work", tmp_path / "release"
-    supervisor = _start_supervisor(work, 3, release)
-    child_pid = _pid(work)
-    supervisor.send_signal(signal.SIGKILL)
-    supervisor.wait()
+    child_pid = _start_and_kill_supervisor(work, release)
 
     threading.Timer(0.3, _release_with_failure, [release]).start()
     result = _count(work, CountRequest(steps=3, release_file=str(release), grandchild=True))
