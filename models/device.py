@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.fp32_products import choose_fp32_products
-from ostinato.models.megatron_versions import lead_megatron_to
 
 # meta: shapes without values, for dry runs, in groups that talk to nobody
 DeviceKind = Literal["cpu", "cuda", "meta"]
@@ -65,6 +64,9 @@ def use_device(device: torch.device) -> None:
     """Makes `device` the one that this process trains on. On any but a GPU, those of the machine are hidden
     from this process.
     """
+    # Engines read this module too, and importing Megatron takes 4 s.
+    from ostinato.models.megatron_versions import lead_megatron_to  # noqa: PLC0415
+
     global _device
     _device = device
     cuda: Any = torch.cuda

@@ -1,11 +1,14 @@
-"""Process groups of a rank: torch's and Megatron's, opened and closed together."""
+"""Process groups of a rank: torch's and Megatron's, opened and closed together.
+
+Importing Megatron takes 4 s of a processor, so it is left to processes that open groups: those that only start
+ranks read this module too.
+"""
 
 import socket
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "fake" too
@@ -33,6 +36,8 @@ def open_process_groups(
     `layout` None: data parallel only.
     `kind` None: the device of groups that are open, else the CPU.
     """
+    from megatron.core import parallel_state  # noqa: PLC0415 - see the head of this file
+
     if not dist.is_initialized():
         kind = kind or "cpu"
         use_device(rank_device(kind, rank))
@@ -110,6 +115,8 @@ def _meet(meeting: Store | str, rank: int, world_size: int) -> Any:
 
 def close_process_groups() -> None:
     """Closes what `open_process_groups` opened."""
+    from megatron.core import parallel_state  # noqa: PLC0415
+
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():

@@ -24,6 +24,7 @@ from ostinato.tasks.evaluation.statistics import (
 )
 from ostinato.tasks.records import Metric, Problem, Record, Trajectory
 
+LOCATING_FILE = "locating.jsonl"  # rows, beside those of the attempts
 RATES = ("solved", "shown", "located")
 
 

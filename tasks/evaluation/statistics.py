@@ -11,8 +11,8 @@ from math import comb, sqrt
 from typing import Any
 
 import numpy as np
+import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field
-from scipy import stats
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.tools.names import RUN_TERMINAL
@@ -120,7 +120,7 @@ def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metri
     if len(values) == 1:
         return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
     error = float(values.std(ddof=1)) / sqrt(len(values))
-    half = error * float(stats.t.ppf(0.5 + confidence / 2, df=len(values) - 1))
+    half = error * float(scipy.stats.t.ppf(0.5 + confidence / 2, df=len(values) - 1))
     return Metric(
         mean=mean, low=mean - half, high=mean + half, confidence=confidence, count=len(values)
     )
@@ -151,7 +151,7 @@ def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tu
         raise ValueError(
             f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0"
         )
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = float(scipy.stats.norm.ppf(0.5 + confidence / 2))
     centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -210,7 +210,7 @@ def paired_difference(
         p_value = 1.0 if mean == 0 else float(2.0 ** (1 - len(shared)))
     else:
         draws = np.random.default_rng(seed)
-        interval = stats.bootstrap(
+        interval = scipy.stats.bootstrap(
             (differences,),
             np.mean,
             n_resamples=resamples,
@@ -221,7 +221,7 @@ def paired_difference(
         ).confidence_interval
         low, high = float(interval.low), float(interval.high)
         p_value = float(
-            stats.permutation_test(
+            scipy.stats.permutation_test(
                 (differences,),
                 np.mean,
                 permutation_type="samples",

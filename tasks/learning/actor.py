@@ -27,7 +27,6 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Record, Sample
 
 Given = ParamSpec("Given")
@@ -71,6 +70,9 @@ class TrainerActor:
         """Takes up the newest step checkpoint and puts its weights on the chain."""
         torch.set_num_threads(1)
         self._chain_id = request.chain_id
+        # The run's own process reads this module too, and importing Megatron takes 4 s.
+        from ostinato.tasks.learning.trainer import RLTrainer  # noqa: PLC0415
+
         self._trainer = RLTrainer(request, objects, room)
 
     def status(self) -> TrainerStatus:

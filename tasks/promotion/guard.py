@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field
-from scipy import stats
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.serving.gateway.signals import Signal
@@ -173,7 +173,7 @@ def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
     """What shows that sessions were not dealt out by the share. Empty: nothing."""
     sessions = {(seen.arm, seen.session_id) for seen in observations}
     of_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
-    p_value = stats.binomtest(of_candidate, len(sessions), share).pvalue
+    p_value = scipy.stats.binomtest(of_candidate, len(sessions), share).pvalue
     if p_value >= _MISMATCH_P:
         return ""
     return (
@@ -237,7 +237,9 @@ def _proportion(
     """Fisher's exact test: right at any size, a little cautious at small ones."""
     seen = sum(candidate)
     # the candidate's share of all successes, had they been dealt out blindly
-    dealt = stats.hypergeom(len(control) + len(candidate), sum(control) + seen, len(candidate))
+    dealt = scipy.stats.hypergeom(
+        len(control) + len(candidate), sum(control) + seen, len(candidate)
+    )
     p_value = dealt.cdf(seen) if worse == "less" else dealt.sf(seen - 1)
     return ArmMeasure(
         name=name,
@@ -264,7 +266,7 @@ def _latency(
     if len(before) and len(after):
         medians = (float(np.median(before)), float(np.median(after)))
         if medians[1] > config.latency_growth * medians[0]:
-            p_value = float(stats.mannwhitneyu(after, before, alternative="greater").pvalue)
+            p_value = float(scipy.stats.mannwhitneyu(after, before, alternative="greater").pvalue)
     return ArmMeasure(
         name="latency_seconds",
         control=medians[0],

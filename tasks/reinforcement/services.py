@@ -23,7 +23,8 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
-from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.infra.serving.engine.fleet import EngineFleet
+from ostinato.infra.serving.engine.mailbox_replica import start_replicas
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.config import DecodingConfig, EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec

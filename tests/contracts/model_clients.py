@@ -10,8 +10,9 @@ from typing import Protocol
 import pytest
 from torch import Tensor
 
-from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.engine.start import start_engine
+from ostinato.infra.serving.engine.states import SwapReport
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation, TokenStream
 from tests.fakes.small_spec import make_spec

@@ -10,7 +10,8 @@ import pytest
 from ostinato.infra.platform.cluster.actors import end_actor
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.engine.fleet import EngineFleet, start_replicas
+from ostinato.infra.serving.engine.fleet import EngineFleet
+from ostinato.infra.serving.engine.mailbox_replica import start_replicas
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig

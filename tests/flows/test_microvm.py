@@ -16,7 +16,7 @@ from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
-from ostinato.tasks.checkpoint_evaluation.run import run_shard
+from ostinato.tasks.checkpoint_evaluation.shard import run_shard
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.grading.config import GradingConfig

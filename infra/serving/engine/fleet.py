@@ -1,13 +1,11 @@
 """Several engine replicas as one `ModelClient`.
 
-`EngineFleet` (client side: routing, error translation, health, updates of all replicas) and
-`start_replicas` (making the actors). Any number of processes
-may each hold a fleet over the same actors. A request whose replica died raises EngineError and is
-not repeated here: who asked knows whether a repeat is safe.
+`EngineFleet` is the client side: routing, error translation, health, updates of all replicas. Any number
+of processes may each hold one over the same actors, which `mailbox_replica` starts. A request whose replica
+died raises EngineError and is not repeated here: who asked knows whether a repeat is safe.
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,59 +16,22 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.cluster.actors import get_or_create_actor, live_nodes
 from ostinato.infra.platform.cluster.stage_status import ReplicaStanding
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, hear, observe
-from ostinato.infra.serving.engine.local import SwapReport
-from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
+from ostinato.infra.serving.engine.mailbox import Mailbox
 from ostinato.infra.serving.engine.router import STEAL_MARGIN_TOKENS, RequestRouter
-from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.models.decode.engine import EngineConfig
+from ostinato.infra.serving.engine.states import ReplicaState, SwapReport
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
 
-_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
-_RESTARTS = 5
 _PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
 _LOOK_SECONDS = 0.02  # whoever finds no serving replica looks again after it
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
-
-
-def start_replicas(
-    spec: ModelSpec,
-    config: EngineConfig,
-    replica_ids: list[str],
-    *,
-    num_cpus: float = 1.0,
-    chain: tuple[ObjectStore, str] | None = None,
-) -> dict[str, ActorHandle]:
-    """Starts (or finds) one actor per id, on the machines of the cluster in turn. They serve after `EngineFleet.follow`.
-
-    A replica whose process dies is started again without weights; with `chain` it then applies that
-    chain's newest version by itself.
-    """
-    return {
-        replica_id: get_or_create_actor(
-            MailboxReplica,
-            replica_id,
-            replica_id,
-            spec,
-            config,
-            chain,
-            num_cpus=num_cpus,
-            max_restarts=_RESTARTS,
-            max_concurrency=_MAX_CONCURRENCY,
-            on_node=node,
-            is_movable=True,
-        )
-        for replica_id, node in zip(replica_ids, itertools.cycle(live_nodes()), strict=False)
-    }
 
 
 class EngineFleet:

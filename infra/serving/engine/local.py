@@ -12,7 +12,6 @@ needs it unblocked puts the engine in a process of its own (`EngineReplica`).
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.states import SwapReport
 from ostinato.infra.serving.engine.stream import EngineStream
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
@@ -31,15 +31,6 @@ _logger = logging.getLogger(__name__)
 # Turns of the loop between two steps, so that a caller several hops away from its next request is
 # not held up one step a hop.
 _LOOP_TURNS_PER_STEP = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SwapReport:
-    """One weight swap."""
-
-    version: int
-    prepare_seconds: float  # checking and fusing, beside decoding
-    pause_seconds: float  # between two steps
 
 
 class LocalEngine:

@@ -20,9 +20,9 @@ from torch import Tensor
 from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.local import LocalEngine, SwapReport
+from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.engine.start import start_engine
-from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.engine.states import ReplicaState, SwapReport
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig

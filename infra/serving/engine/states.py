@@ -1,8 +1,9 @@
-"""What a replica may be, and which requests it may take.
+"""What a replica may be, which requests it may take, and what it reports of new weights.
 
 It decides nothing by itself: `health` has the transitions.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -15,3 +16,12 @@ class ReplicaState(StrEnum):
     STALE = "stale"  # an update failed: refuses requests until a verified one is applied
     DEAD = "dead"  # its process is gone, or was silent for too long
     RESTARTING = "restarting"  # a new process stands in its place, without verified weights
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """One weight swap."""
+
+    version: int
+    prepare_seconds: float  # checking and fusing, beside decoding
+    pause_seconds: float  # between two steps

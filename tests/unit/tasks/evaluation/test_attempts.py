@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError, GradingError
-from ostinato.tasks.checkpoint_evaluation.run import shard_of
+from ostinato.tasks.checkpoint_evaluation.plan import shard_of
 from ostinato.tasks.evaluation.attempts import (
     TRAJECTORIES_FILE,
     draw_problems,

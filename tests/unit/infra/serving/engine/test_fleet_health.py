@@ -12,7 +12,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.health import HealthEvent
-from ostinato.infra.serving.engine.mailbox import MailboxReplica
+from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
 from ostinato.infra.serving.engine.states import ReplicaState
 from ostinato.infra.serving.weights import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.engine.mailbox import Mailbox, MailboxReplica
+from ostinato.infra.serving.engine.mailbox import Mailbox
+from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
