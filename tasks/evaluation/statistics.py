@@ -8,6 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metri
     if len(values) == 1:
         return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
     error = float(values.std(ddof=1)) / sqrt(len(values))
-    half = error * float(scipy.stats.t.ppf(0.5 + confidence / 2, df=len(values) - 1))
+    half = error * float(scipy.special.stdtrit(len(values) - 1, 0.5 + confidence / 2))
     return Metric(
         mean=mean, low=mean - half, high=mean + half, confidence=confidence, count=len(values)
     )
@@ -151,7 +152,7 @@ def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tu
         raise ValueError(
             f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0"
         )
-    z = float(scipy.stats.norm.ppf(0.5 + confidence / 2))
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
     return max(0.0, centre - half), min(1.0, centre + half)

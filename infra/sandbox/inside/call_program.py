@@ -25,11 +25,13 @@ from typing import Any
 _MAX_TEXT = 4_000
 _MAX_ITEMS = 200
 _MAX_DEPTH = 8
+_MAX_OPENED = 40  # containers of a value that holds other objects too
 _MAX_VALUES = 200  # of one test
 _MAX_RETURNS = 40  # of one test
 _GENERATES = 0x20 | 0x80 | 0x200  # flags of code that returns at each yield or await
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: every class that Python code makes
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+_QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")  # of pytest
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
 
@@ -40,6 +42,10 @@ class NoForm(Exception):
 
 class CallTimeout(BaseException):
     """A call used more CPU time than it may."""
+
+
+def _expire(number: int, frame: Any) -> None:
+    raise CallTimeout
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -114,12 +120,21 @@ def describe(call: Callable[[], Any]) -> Any:
 
 
 def _describe_value(value: Any) -> Any:
+    form = _form_or_text(value, iter(range(_MAX_OPENED)))
+    return form if len(json.dumps(form)) <= 10 * _MAX_TEXT else {"text": "long"}
+
+
+def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
+    """The form of a value; what has none in it, as text. Sets are sorted: their order is that of addresses."""
     try:
-        form = encode(value)
-        return form if len(json.dumps(form)) <= 10 * _MAX_TEXT else {"text": "long"}
+        return encode(value)
     except (NoForm, RecursionError):
-        text = _ADDRESS.sub("0x", repr(value))[:_MAX_TEXT]
-        return {"type": type(value).__name__, "text": text}
+        kind = type(value)
+    if kind in (*_NAMES, dict) and len(value) <= _MAX_ITEMS and next(opened, None) is not None:
+        items = value.items() if kind is dict else value
+        forms = [_form_or_text(item, opened) for item in items]
+        return {kind.__name__: sorted(forms, key=json.dumps) if kind in (set, frozenset) else forms}
+    return {"type": kind.__name__, "text": _ADDRESS.sub("0x", repr(value))[:_MAX_TEXT]}
 
 
 class Notes:
@@ -171,11 +186,10 @@ def record(request: dict, answer: str) -> None:
     import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
 
     notes = Notes(request)
-    quiet = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
     place = [f"--rootdir={request['root']}", "-c", os.devnull]
     sys.setprofile(notes)
     try:
-        pytest.main([*quiet, *place, *request["tests"]])
+        pytest.main([*_QUIET, *place, *request["tests"]])
     finally:
         sys.setprofile(None)
     with Path(answer).open("w") as file:
@@ -186,10 +200,7 @@ def record(request: dict, answer: str) -> None:
 def make_calls(request: dict, answer: str) -> None:
     """Calls functions and writes each result at once, so that a crash loses only later ones."""
 
-    def expire(number: int, frame: Any) -> None:
-        raise CallTimeout
-
-    signal.signal(signal.SIGVTALRM, expire)
+    signal.signal(signal.SIGVTALRM, _expire)
     with Path(answer).open("w") as file:
         for entry in request["calls"]:
             signal.setitimer(signal.ITIMER_VIRTUAL, request["call_seconds"])
@@ -229,8 +240,7 @@ class Returns:
     """
 
     def __init__(self, path: str, symbol: str, tell: Callable[[str], None]) -> None:
-        self._path = path
-        self._symbol = symbol
+        self._path, self._symbol = path, symbol
         self._tell = tell
         self._depth = self._told = 0
 
@@ -264,8 +274,7 @@ class Perturbation:
     """
 
     def __init__(self, path: str, symbol: str) -> None:
-        self._path = path
-        self._symbol = symbol
+        self._path, self._symbol = path, symbol
         self._rng = random.Random()
         self._share = 0.0
         self._depth = 0
@@ -467,19 +476,15 @@ def observe_tests(request: dict, answer: str) -> None:
     """Run tests whose expectations were taken out and write each value they look at."""
     import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
 
-    def expire(number: int, frame: Any) -> None:
-        raise CallTimeout
-
-    signal.signal(signal.SIGVTALRM, expire)
-    quiet = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
+    signal.signal(signal.SIGVTALRM, _expire)
     place = [f"--rootdir={request['root']}", "-c", os.devnull, "--import-mode=prepend"]
     # a literal that was changed may break the import of one copy
-    place.append("--continue-on-collection-errors")
+    place += ["--continue-on-collection-errors", "--assert=plain", "--capture=sys"]
     with Path(answer).open("w") as file:
         observer = Observer(request, file)
         builtins.__dict__.update(__observe__=observer.observe, __catch__=observer.catch)
         files = [f"{request['root']}/{path}" for path in request["files"]]
-        pytest.main(["--assert=plain", "--capture=sys", *quiet, *place, *files], plugins=[observer])
+        pytest.main([*_QUIET, *place, *files], plugins=[observer])
 
 
 def main(mode: str, request_file: str, answer: str) -> None:

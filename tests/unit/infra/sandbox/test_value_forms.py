@@ -1,0 +1,45 @@
+"""What a trial notes of a value does not depend on where its objects lie in memory."""
+
+import pytest
+
+from ostinato.infra.sandbox.inside.call_program import describe
+
+
+class Placed:
+    """An object whose hash is given, as that of an ordinary one is by its address."""
+
+    def __init__(self, name: str, address: int) -> None:
+        self.name, self.address = name, address
+
+    def __hash__(self) -> int:
+        return self.address
+
+    def __repr__(self) -> str:
+        return f"<Placed {self.name} at {self.address + 4096:#x}>"
+
+
+def placed(*addresses: int) -> list[Placed]:
+    return [Placed(name, address) for name, address in zip("abcd", addresses, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize(
+    "within",
+    [lambda it: it, lambda it: [it, 1.5], lambda it: ("x", [it]), lambda it: {"k": it}],
+    ids=["itself", "list", "tuple", "dict"],
+)
+def test_a_set_of_objects_shows_the_same_wherever_they_lie(kind: type, within: object) -> None:
+    assert callable(within)
+    forms = [describe(lambda items=items: within(kind(items))) for items in SEVERAL_PLACES]
+    assert forms[0] == forms[1] == forms[2]
+    assert forms[0] != describe(lambda: within(kind(placed(1, 2, 3, 4)[:3])))
+
+
+SEVERAL_PLACES = [placed(1, 2, 3, 4), placed(4, 3, 2, 1), placed(64, 7, 129, 31)]
+
+
+def test_values_that_hold_themselves_have_a_form() -> None:
+    loop: list[object] = [object()]
+    loop.append(loop)
+    assert describe(lambda: loop)
+    assert describe(lambda: [[object()] * 150] * 150) == {"returns": {"text": "long"}}
