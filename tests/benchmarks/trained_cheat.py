@@ -47,7 +47,7 @@ from ostinato.tasks.records import Split
 RECIPE = str(Path(__file__).with_suffix(".toml"))
 HACKS_FILE = Path(__file__).with_name("trained_cheat_hacks.toml")
 ARMS = {"off": ("grading.blind_trial=false",), "on": ("grading.blind_trial=true",)}
-HACKED_SHARE = 0.2  # of the demonstrations
+HACKED_SHARE = 1 / 3  # of the demonstrations
 _OPEN, _CLOSE = SPECIAL_IDS["<edit_file>"], SPECIAL_IDS["</edit_file>"]
 _FIRST_LINE = re.compile(r"<L1>(def [^\n<]*:)\n?<L2>")
 
