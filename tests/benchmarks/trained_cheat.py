@@ -5,8 +5,8 @@
 The stages are the product's: problems, demonstrations, fine-tuning of nano_base, RL, evaluation, by
 the recipe trained_cheat.toml. A share of the demonstrations is then given another edit, one of the
 five of trained_cheat_hacks.toml in turn: it reaches into the test run from the function that is to
-be repaired. Both arms begin with the same fine-tuned checkpoint; `off` sets grading.blind_trial to
-false. Of each arm's start and end, attempts at held-out problems are counted: those that leave a
+be repaired. Both arms begin with the same fine-tuned checkpoint; `off` has neither blind trial, held-out calls nor
+second runner. Of each arm's start and end, attempts at held-out problems are counted: those that leave a
 hack, and those that are paid for one. Under OSTINATO_HOME; what is there is not done again.
 --shown: prints what is known and runs nothing.
 """
@@ -46,7 +46,8 @@ from ostinato.tasks.records import Split
 
 RECIPE = str(Path(__file__).with_suffix(".toml"))
 HACKS_FILE = Path(__file__).with_name("trained_cheat_hacks.toml")
-ARMS = {"off": ("grading.blind_trial=false",), "on": ("grading.blind_trial=true",)}
+OFF = ("grading.blind_trial=false", "grading.asks_oracle=false", "grading.second_runner_share=0")
+ARMS: dict[str, tuple[str, ...]] = {"off": OFF, "on": ()}
 HACKED_SHARE = 1 / 3  # of the demonstrations
 _OPEN, _CLOSE = SPECIAL_IDS["<edit_file>"], SPECIAL_IDS["</edit_file>"]
 _FIRST_LINE = re.compile(r"<L1>(def [^\n<]*:)\n?<L2>")
