@@ -76,7 +76,9 @@ async def run_plainly(
             if result.timed_out:
                 outcomes.update(dict.fromkeys(mine, TestOutcome.TIMEOUT))
                 continue
-            seen, doubled = _read_outcomes(result.output.decode(errors="replace"))
+            output = result.output.decode(errors="replace")
+            seen, doubled = _read_outcomes(output)
+            seen |= dict.fromkeys(_failed_in_part(mine, output), TestOutcome.FAILED)
             violations += [f"duplicate result of {test}" for test in doubled]
             violations += _check_canaries(wanted, seen)
             for test in mine:
@@ -118,6 +120,14 @@ def _read_outcomes(output: str) -> tuple[dict[str, TestOutcome], list[str]]:
             outcome = outcome if seen[test] is TestOutcome.PASSED else seen[test]
         seen[test] = outcome
     return seen, doubled
+
+
+def _failed_in_part(tests: Sequence[str], output: str) -> list[str]:
+    """Tests of which a subtest failed. The line of one tells its values before the test's id, and pytest says
+    of a unittest's test itself that it passed.
+    """
+    lines = [f"{line} - " for line in output.splitlines() if line.startswith("SUBFAILED")]
+    return [test for test in tests if any(f" {test} - " in line for line in lines)]
 
 
 def _check_canaries(wanted: Mapping[str, bool], seen: Mapping[str, TestOutcome]) -> list[str]:

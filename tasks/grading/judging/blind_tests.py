@@ -21,6 +21,13 @@ _COMPARING: dict[str, type[ast.cmpop]] = {
     "assertLessEqual": ast.LtE, "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE,
     "assertIn": ast.In, "assertNotIn": ast.NotIn,
 }  # fmt: skip
+# unittest.mock's: the arguments are the expectation; shown is what the fake was called with
+_CALLS_OF_FAKE = frozenset(
+    {f"assert_{name}" for name in (
+        "called", "called_once", "called_with", "called_once_with", "any_call", "has_calls", "not_called",
+        "awaited", "awaited_once", "awaited_with", "awaited_once_with", "any_await", "has_awaits", "not_awaited",
+    )}
+)  # fmt: skip
 _COMPARISONS = frozenset(
     {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
 )
@@ -154,13 +161,16 @@ class _Blind(ast.NodeTransformer):
         return _show(_operands(node.test, self._with_literals))
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        name = _called_name(node.value)
-        if isinstance(node.value, ast.Call) and name.startswith("assert") and name not in _RAISING:
-            return _show(_compared(name, node.value.args, self._with_literals))
-        if isinstance(node.value, ast.Call) and name in _RAISING and len(node.value.args) > 1:
-            function, arguments = node.value.args[1], node.value.args[2:]
-            keywords = [item for item in node.value.keywords if item.arg != "match"]
-            body = ast.Expr(ast.Call(function, arguments, keywords))
+        call, name = node.value, _called_name(node.value)
+        if not isinstance(call, ast.Call):
+            return node
+        if name in _CALLS_OF_FAKE and isinstance(call.func, ast.Attribute):
+            return _show([ast.Attribute(call.func.value, "mock_calls", ast.Load())])
+        if name.startswith("assert") and name not in _RAISING:
+            return _show(_compared(name, call.args, self._with_literals))
+        if name in _RAISING and len(call.args) > 1:
+            keywords = [item for item in call.keywords if item.arg != "match"]
+            body = ast.Expr(ast.Call(call.args[1], call.args[2:], keywords))
             return ast.With(items=[ast.withitem(_call("__catch__", []))], body=[body])
         return node
 

@@ -1,5 +1,7 @@
 """What a trial notes of a value does not depend on where its objects lie in memory."""
 
+from collections.abc import Callable
+
 import pytest
 
 from ostinato.infra.sandbox.inside.call_program import describe
@@ -28,8 +30,9 @@ def placed(*addresses: int) -> list[Placed]:
     [lambda it: it, lambda it: [it, 1.5], lambda it: ("x", [it]), lambda it: {"k": it}],
     ids=["itself", "list", "tuple", "dict"],
 )
-def test_a_set_of_objects_shows_the_same_wherever_they_lie(kind: type, within: object) -> None:
-    assert callable(within)
+def test_a_set_of_objects_shows_the_same_wherever_they_lie(
+    kind: type, within: Callable[[object], object]
+) -> None:
     forms = [describe(lambda items=items: within(kind(items))) for items in SEVERAL_PLACES]
     assert forms[0] == forms[1] == forms[2]
     assert forms[0] != describe(lambda: within(kind(placed(1, 2, 3, 4)[:3])))

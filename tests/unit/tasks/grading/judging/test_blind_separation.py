@@ -7,6 +7,7 @@ from pathlib import Path
 from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, prepare_trial
 from ostinato.tasks.records import LineEdit
+from tests.fakes.one_line_problem import PATH as PATH_OF_CODE
 from tests.fakes.one_line_problem import make_one_line_problem
 from tests.unit.tasks.grading.conftest import PATH
 
@@ -71,6 +72,42 @@ def test_a_test_that_a_class_of_the_same_file_brings_is_run(
     trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
     assert trial.separates
     assert {test.partition("::")[2] for test in trial.wanted} == {"TestOne::test_inherited#0"}
+
+
+FAKED = """from unittest.mock import Mock, patch
+
+from pkg import code
+
+
+def test_calls():
+    with patch.object(code, "load") as fake:
+        code.f("auto")
+        fake.assert_called_once_with("best")
+    other = Mock()
+    other.assert_not_called()
+"""
+
+
+def test_what_a_fake_was_called_with_is_shown_in_place_of_its_assertion(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source='def load(name):\n    return 1\n\n\ndef f(name):\n    name = "best" if name == "auto" else name\n    load(name)\n',
+        tests=FAKED,
+        symbol="f",
+        line='    name = "best" if name == "auto" else name',
+        broken='    name = "best" if name != "auto" else name',
+        failing="test_calls",
+    )
+    text = take_expectations_out(FAKED.encode(), frozenset({"test_calls"})).decode()
+    assert "'best'" not in text
+    assert "assert" not in text
+    trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
+    assert trial.separates
+    right = repository.files[PATH_OF_CODE] + b"\n# right\n"
+    trials = BlindTrials(random.Random(2))
+    assert not runner.run(trials.find_difference(problem, {PATH_OF_CODE: right}, repository))
 
 
 def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_shows(
