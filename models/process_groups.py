@@ -1,7 +1,7 @@
 """Process groups of a rank: torch's and Megatron's, opened and closed together.
 
-Importing Megatron takes 4 s of a processor, so it is left to processes that open groups: those that only start
-ranks read this module too.
+Megatron, whose import takes 4 s of processor time, is imported inside the functions: processes that only start
+ranks import this module too.
 """
 
 import socket

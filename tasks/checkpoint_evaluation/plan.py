@@ -31,5 +31,6 @@ def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[
 
 
 def tell_progress(workspace: Workspace, done: float, total: int, solved: float) -> None:
+    """Shows attempts done of `total`, and the solve rate so far. At least one is done."""
     message = f"attempts, solve rate {solved / done:.2f}"
     workspace.progress.update(done, total, message, **{SOLVED: solved})
