@@ -69,6 +69,17 @@ async def test_a_restarted_replica_starts_at_the_newest_version_not_at_the_first
     assert (await generate(replica)).weight_versions_T.tolist() == [2] * 8
 
 
+async def test_a_restarted_replica_is_updated_before_anybody_asks_it_to_recover(
+    objects: ObjectStore, publisher: ChainPublisher
+) -> None:
+    """Who publishes may be the only one that talks to it: the others wait for the update."""
+    publisher.publish(0, random_weights(TINY))
+    publisher.publish(1, random_weights(TINY, seed=1))
+    replica = EngineReplica("replica-0", TINY, EngineConfig(slots=4), (objects, "chain"))
+    await replica.update_to(1)
+    assert (await generate(replica)).weight_versions_T.tolist() == [1] * 8
+
+
 async def test_a_failed_apply_raises_and_nothing_is_served_until_a_sound_one(
     objects: ObjectStore, publisher: ChainPublisher, tmp_path: Path
 ) -> None:
