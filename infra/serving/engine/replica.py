@@ -45,13 +45,14 @@ class EngineReplica:
         config: EngineConfig,
         chain: tuple[ObjectStore, str] | None = None,
     ) -> None:
+        """`chain`: the one it follows from the start, also when Ray starts it again."""
         self.replica_id = replica_id
         self._spec = spec
         self._config = config
         self._state = ReplicaState.STARTING
         self._reason = "no weights were applied yet"
         self._chain = chain
-        self._subscriber: ChainSubscriber | None = None
+        self._subscriber = None if chain is None else ChainSubscriber(*chain, reader_id=replica_id)
         self._engine: LocalEngine | VllmEngine | None = None
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
