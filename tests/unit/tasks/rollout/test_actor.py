@@ -12,8 +12,9 @@ import pytest
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
+from ostinato.tasks.rollout.actor import RolloutActor, RolloutFleet, start_workers
 from ostinato.tasks.rollout.records import AttemptRequest
+from tests.fakes.direct_actor import DirectActor
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 pytest_plugins = ["tests.fakes.ray_here"]
@@ -73,3 +74,15 @@ async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path:
         again = await fleet.attempt(ticket("p1", 0))
     assert again.outcome is Outcome.FINISHED
     await fleet.close()
+
+
+async def test_an_attempt_that_was_not_delivered_ends_as_lost(tmp_path: Path) -> None:
+    """The process came back before the next collecting call, so that none of these failed."""
+    actor = RolloutActor(functools.partial(ScriptedWorker, tmp_path))
+    handle = DirectActor(actor, lost=("submit",))
+    fleet = RolloutFleet({"worker0": handle}, time.time)  # type: ignore[dict-item]
+    await fleet.open()
+    lost = await fleet.attempt(ticket("p0", 0))
+    assert lost.outcome is Outcome.SANDBOX_FAILED
+    assert "worker0" in lost.reason
+    assert (await fleet.attempt(ticket("p0", 1))).outcome is Outcome.FINISHED

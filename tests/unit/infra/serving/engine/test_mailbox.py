@@ -1,11 +1,10 @@
 """Batched requests and answers, both ends in one process: the actor's calls are made directly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.mailbox import Mailbox
@@ -13,26 +12,10 @@ from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
+from tests.fakes.direct_actor import DirectActor
 from tests.fakes.tiny_model import TINY, random_weights
 
 pytestmark = pytest.mark.asyncio
-
-
-class DirectActor:
-    """An actor handle whose remote calls run in this loop."""
-
-    def __init__(self, replica: MailboxReplica) -> None:
-        self._replica = replica
-
-    def __getattr__(self, name: str) -> Any:
-        method: Callable[..., Awaitable[Any]] = getattr(self._replica, name)
-
-        class Method:
-            @staticmethod
-            def remote(*arguments: object) -> "asyncio.Future[Any]":
-                return asyncio.ensure_future(method(*arguments))
-
-        return Method
 
 
 def request(index: int, tokens: int = 12) -> GenerateRequest:
@@ -85,4 +68,15 @@ async def test_a_replica_that_does_not_serve_says_so(tmp_path: Path) -> None:
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="starting: no weights"):
         await mailbox.generate(request(0))
+    await mailbox.close()
+
+
+async def test_a_request_that_was_not_delivered_fails_and_the_next_one_is_answered(
+    tmp_path: Path,
+) -> None:
+    replica, _ = await make_pair(tmp_path)
+    mailbox = Mailbox("replica", DirectActor(replica, lost=("post",)))  # type: ignore[arg-type]
+    with pytest.raises(ActorUnavailableError):
+        await mailbox.generate(request(0))
+    assert (await mailbox.generate(request(1))).request_id == "r1"
     await mailbox.close()
