@@ -5,17 +5,18 @@ sandbox_failed and Ray starts it again.
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, live_nodes
-from ostinato.infra.platform.cluster.mailbox import Flush, Outbox
+from ostinato.infra.platform.cluster.mailbox import Deliveries, Flush, Outbox
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ClusterError, OstinatoError
 from ostinato.infra.platform.telemetry import fields
@@ -113,6 +114,7 @@ class RolloutFleet:
             name: {} for name in workers
         }
         self._flush = Flush(self._send)
+        self._deliveries = Deliveries()
         self._pumps: list[asyncio.Task[None]] = []
         self._failure: str | None = None
 
@@ -165,7 +167,9 @@ class RolloutFleet:
     def _send(self) -> None:
         for name, requests in self._outbox.items():
             if requests:
-                self._workers[name].submit.remote(requests)
+                call = self._workers[name].submit.remote(requests)
+                names = [request.trajectory_id for request in requests]
+                self._deliveries.watch(call, functools.partial(self._fail_attempts, name, names))
                 self._outbox[name] = []
 
     async def _pump(self, name: str) -> None:
@@ -175,7 +179,7 @@ class RolloutFleet:
                 finished = await _await(self._workers[name].collect.remote())
             except RayActorError as error:
                 deaths += 1
-                self._fail_attempts(name, f"rollout worker {name} died: {type(error).__name__}")
+                self._fail_attempts(name, list(self._waiting[name]), error)
                 logger.error(
                     "worker died %s", fields(worker=name, deaths=deaths, error=repr(error))
                 )
@@ -199,11 +203,12 @@ class RolloutFleet:
             elif data is not None:
                 known[1].set_result(trajectory_from_bytes(data))
 
-    def _fail_attempts(self, name: str, reason: str) -> None:
-        lost, self._waiting[name] = self._waiting[name], {}
-        for request, future in lost.values():
-            if not future.done():
-                future.set_result(lost_trajectory(request, reason, self._clock()))
+    def _fail_attempts(self, name: str, trajectory_ids: Sequence[str], error: RayError) -> None:
+        reason = f"rollout worker {name} died: {type(error).__name__}"
+        for trajectory_id in trajectory_ids:
+            known = self._waiting[name].pop(trajectory_id, None)
+            if known is not None and not known[1].done():
+                known[1].set_result(lost_trajectory(known[0], reason, self._clock()))
 
     def _give_up(self, reason: str) -> None:
         self._failure = reason

@@ -4,7 +4,9 @@ together, and answers are handed out together.
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from ray.exceptions import RayError
 
 COLLECT_SECONDS = 5.0  # an empty answer after this long shows that who is asked lives
 
@@ -52,3 +54,25 @@ class Flush:
     def _run(self) -> None:
         self._is_planned = False
         self._send()
+
+
+class Deliveries:
+    """Calls whose answer says only that they arrived."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Future[Any]] = set()
+
+    def watch(self, call: Any, on_lost: Callable[[RayError], None]) -> None:
+        """Calls `on_lost` with Ray's error when the call fails, as one does while its actor is being started again."""
+        delivery = asyncio.ensure_future(call)
+        self._under_way.add(delivery)
+
+        def end(done: asyncio.Future[Any]) -> None:
+            self._under_way.discard(done)
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, RayError):
+                on_lost(error)
+            elif error is not None:
+                raise error
+
+        delivery.add_done_callback(end)

@@ -7,13 +7,14 @@ request 0.3 ms. It routes nothing: the fleet does.
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from ostinato.infra.platform.cluster.mailbox import COLLECT_SECONDS, Flush
+from ostinato.infra.platform.cluster.mailbox import COLLECT_SECONDS, Deliveries, Flush
 from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 
@@ -44,6 +45,7 @@ class Mailbox:
         self._ended_sessions: list[str] = []
         self._cancelled: list[str] = []
         self._flush = Flush(self._send, GATHER_SECONDS)
+        self._deliveries = Deliveries()
         self._pump: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -80,7 +82,9 @@ class Mailbox:
         requests, self._requests = self._requests, []
         ended, self._ended_sessions = self._ended_sessions, []
         cancelled, self._cancelled = self._cancelled, []
-        self._actor.post.remote(self._client_id, requests, ended, cancelled)
+        call = self._actor.post.remote(self._client_id, requests, ended, cancelled)
+        names = [request.request_id for request in requests]
+        self._deliveries.watch(call, partial(self._fail, names))
 
     async def _collect(self) -> None:
         """Delivers answers while any request waits."""
@@ -88,7 +92,7 @@ class Mailbox:
             try:
                 answers = await self._next_answers()
             except (RayError, EngineError) as error:
-                self._fail_all(error)
+                self._fail(list(self._waiting), error)
                 return
             for request_id, generation, error in answers:
                 future = self._waiting.get(request_id)
@@ -116,7 +120,8 @@ class Mailbox:
                     f"wanted a word every {COLLECT_SECONDS:.0f} s"
                 )
 
-    def _fail_all(self, error: Exception) -> None:
-        for future in self._waiting.values():
-            if not future.done():
+    def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
+        for request_id in request_ids:
+            future = self._waiting.get(request_id)
+            if future is not None and not future.done():
                 future.set_exception(error)
