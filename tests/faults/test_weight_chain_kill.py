@@ -71,7 +71,7 @@ def test_publisher_killed_before_each_operation_leaves_a_sound_chain(tmp_path: P
         is_done = run_in_process(partial(publish_up_to_last, directory, operation_number))
         newest = check_chain(directory)
         assert newest >= 0
-        assert run_in_process(partial(publish_up_to_last, directory, 10**9))
+        publish_up_to_last(directory, 10**9)
         assert check_chain(directory) == LAST
         assert same_bits(follower.fetch(LAST), weights_of(LAST))
         shutil.rmtree(directory)

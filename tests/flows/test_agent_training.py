@@ -1,5 +1,8 @@
-"""The whole chain at miniature size: every stage real, run once, and nothing of it twice."""
+"""The whole chain at miniature size on an S3 server and PostgreSQL: every stage real, nothing of it twice, and a
+changed loss builds again what depends on it and nothing else.
+"""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,38 +16,97 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
+from tests.fakes.project_copy import ProjectCopy
+from tests.fakes.storage import remote_storage
+
+OVERRIDES = (
+    "reinforcement.evaluation.every_steps=2",
+    "reinforcement.evaluation.problems=2",
+    "reinforcement.evaluation.attempts_per_problem=2",
+    "mtp.after_phase=bulk",
+    "learning.trains_drafts=true",
+)
+KINDS = {
+    "problems",
+    "corpus",
+    "pretrained",
+    "drafted",
+    "speculation",
+    "reinforced",
+    "scorecard",
+    "candidate",
+}
+AFTER_RL = {"reinforced", "scorecard", "candidate", "cycle", "traffic"}
+AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL")
+
+
+@pytest.fixture
+def remote_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home whose objects and ledger are on servers."""
+    with remote_storage(home.name) as told:
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        for name in AWS_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        yield home
+
+
+def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
+    remote_home: Path,
+) -> None:
+    context = StageContext.open("miniature")
+    context.objects.put_bytes("key", b"value")
+    assert context.objects.list() == ["key"]
+    assert context.ledger.promotions.history("tests") == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Path) -> None:
-    options = RunOptions(
-        overrides=(
-            "reinforcement.evaluation.every_steps=2",
-            "reinforcement.evaluation.problems=2",
-            "reinforcement.evaluation.attempts_per_problem=2",
-            "mtp.after_phase=bulk",
-            "learning.trains_drafts=true",
-        )
-    )
+@pytest.mark.timeout(1_500)
+def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_rl(
+    prefect_server: None, remote_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = RunOptions(overrides=OVERRIDES)
     page = Path(agent_training("miniature", options=options))
     assert "unseen mutations" in page.read_text()
     context = StageContext.open("miniature", None, options)
-    kinds = {
-        "problems",
-        "corpus",
-        "pretrained",
-        "drafted",
-        "speculation",
-        "reinforced",
-        "scorecard",
-        "candidate",
-    }
-    made = {row.kind for kind in kinds for row in context.ledger.artifacts.list(kind)}
-    assert made == kinds
+    check_artifacts(context)
+    assert not (remote_home / "objects").exists()
+    assert not (remote_home / "ledger.db").exists()
+    check_evaluation_points(context)
+    check_draft_layers(context)
+    finished = times_of_results(remote_home)
+
+    project = ProjectCopy(tmp_path_factory.mktemp("project"), remote_home)
+    with project.changed("tasks/learning/objective.py", "total=-(", "total=+("):
+        settings = [word for override in OVERRIDES for word in ("--set", override)]
+        assert set(project.built_by_demo(*settings)) == AFTER_RL
+    both = times_of_results(remote_home)
+    assert both.items() > finished.items()
+
+    again = Path(agent_training("miniature", options=options))
+    assert again == page
+    assert times_of_results(remote_home) == both
+
+
+def times_of_results(home: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+
+
+def check_artifacts(context: StageContext) -> None:
+    """All are in the ledger and the store, the weights' chain too, and the cycle has promoted and closed."""
+    for kind in KINDS:
+        rows = context.ledger.artifacts.list(kind)
+        assert rows, kind
+        for row in rows:
+            assert context.objects.exists(f"{row.object_prefix}/artifact.json")
+    assert any("chain" in key for key in context.objects.list())
     assert context.ledger.promotions.current("tests") is not None
     [cycle] = context.ledger.cycles.history("tests")
     assert cycle.closed_at is not None
+
+
+def check_evaluation_points(context: StageContext) -> None:
+    """RL was evaluated under way, and the run's page has a picture of it."""
     [reinforced] = context.ledger.artifacts.list("reinforced")
     ref = context.artifacts.get(f"reinforced/{reinforced.name}@{reinforced.version}")
     points = chain.result_of(context, ref, ReinforcementResult).evaluations
@@ -54,14 +116,6 @@ def test_agent_training_run_again_repeats_nothing(prefect_server: None, home: Pa
         artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["image"]))
     )
     assert any("reinforcement-evaluation" in (picture.key or "") for picture in pictures)
-    check_draft_layers(context)
-    finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
-
-    again = Path(agent_training("miniature", options=options))
-
-    assert again == page
-    unchanged = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
-    assert unchanged == finished
 
 
 def check_draft_layers(context: StageContext) -> None:
