@@ -11,12 +11,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
     model_serializer,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import core_schema
 
 from ostinato.flows.recipe import Recipe, recipe_names
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
@@ -33,7 +34,7 @@ class Described:
     text: str
 
     def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
+        self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return handler(core) | {"description": self.text}
 
@@ -110,3 +111,50 @@ if typing.TYPE_CHECKING:
     RecipeChanges = Changes
 else:
     RecipeChanges = _changes_of(Recipe)
+
+
+@dataclass(frozen=True)
+class InOnePiece:
+    """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form five
+    times for each flow that is deployed, and pydantic would walk through all 70 tables of a recipe each time.
+    """
+
+    model: type[BaseModel]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.model.model_validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value, info: value.model_dump(mode=info.mode), info_arg=True
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return dict(_schema_of(self.model))
+
+
+@functools.cache
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    return _without_references(schema, schema.pop("$defs", {}))
+
+
+def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with each definition in the place of its reference."""
+    if isinstance(schema, list):
+        return [_without_references(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    beside = {
+        name: _without_references(value, definitions)
+        for name, value in schema.items()
+        if name != "$ref"
+    }
+    if "$ref" not in schema:
+        return beside
+    target = definitions[schema["$ref"].rpartition("/")[2]]
+    return _without_references(target, definitions) | beside

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.flows.stages.forms import Described, RecipeChanges
+from ostinato.flows.stages.forms import Described, InOnePiece, RecipeChanges
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
@@ -121,5 +121,6 @@ class RunOptions(Record):
 
 
 Options = Annotated[
-    RunOptions | None, Described("overridden settings, stages to keep or to build again.")
+    Annotated[RunOptions, InOnePiece(RunOptions)] | None,
+    Described("overridden settings, stages to keep or to build again."),
 ]
