@@ -115,7 +115,7 @@ else:
 
 @dataclass(frozen=True)
 class InOnePiece:
-    """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form five
+    """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form six
     times for each flow that is deployed, and pydantic would walk through all 70 tables of a recipe each time.
     """
 
