@@ -16,7 +16,7 @@ import pytest
 
 from ostinato.infra.serving.gateway.server import raise_open_files
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[2]  # programs of tests are imported from it
 NUM_STREAMS = 1_000
