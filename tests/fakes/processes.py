@@ -1,10 +1,12 @@
-"""Processes that may end while a test looks at them."""
+"""Processes that may end while a test looks at them, and what a test starts as the installed command."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
 
 
 def command_line(process: psutil.Process) -> str:

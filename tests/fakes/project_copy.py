@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ostinato
-
-COMMAND = "from ostinato.flows.cli import main; main()"
+from tests.fakes.processes import COMMAND
 
 
 class ProjectCopy:

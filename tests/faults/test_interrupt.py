@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.processes import command_line, of_home, wait_for_end
+from tests.fakes.processes import COMMAND, command_line, of_home, wait_for_end
 
-COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
 # Pretraining that no moment of a test outlives.
 RECIPE = """
 extends = "miniature"

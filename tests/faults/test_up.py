@@ -15,8 +15,7 @@ from ostinato.flows.operating.up import UpState, running_up
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.prefect_here import PrefectHere, open_api, run_python, wait_until
-from tests.fakes.processes import of_home, wait_for_end
-from tests.faults.test_interrupt import COMMAND
+from tests.fakes.processes import COMMAND, of_home, wait_for_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from tests.fakes.processes import COMMAND
 
-COMMAND = "from ostinato.flows.cli import main; main()"
 NAMES = ("clamp", "spread", "middle", "rising", "counted", "pairs", "gaps", "share")
 MODULE = '''
 def NAME(numbers, low=0, high=9):

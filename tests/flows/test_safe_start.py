@@ -10,6 +10,7 @@ import pytest
 from ostinato.flows.chat.command import key_for
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.tenants import local_tenants
+from tests.fakes.processes import COMMAND
 
 LOOK_ALIKES = (
     "models/__init__.py",
@@ -22,7 +23,6 @@ LOOK_ALIKES = (
     "sitecustomize.py",
     "usercustomize.py",
 )
-COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
 
 
 @pytest.fixture
