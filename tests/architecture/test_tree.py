@@ -146,6 +146,12 @@ def test_no_other_distribution_supplies_our_names(package: str) -> None:
         ("ostinato.tasks.graded_worker", ("torch", "megatron", "scipy.stats")),
         ("ostinato.models.decode.compiled.native", ("megatron",)),
         ("ostinato.tasks.reinforcement.run", ("megatron",)),
+        # Megatron-core decorates with torch.compile, whose compiler a CPU never calls
+        ("ostinato.tasks.pretraining.run", ("torch._dynamo", "torch._inductor")),
+        ("ostinato.tasks.mtp.run", ("torch._dynamo", "torch._inductor")),
+        ("ostinato.tasks.learning.actor", ("torch._dynamo", "torch._inductor")),
+        ("ostinato.tasks.corpus.run", ("torch._dynamo", "torch._inductor")),
+        ("ostinato.tasks.realtime.cycle_training", ("torch._dynamo", "torch._inductor")),
     ],
 )
 def test_import_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A copy of the source tree in which a test may change code, and the command run from it."""
+"""The miniature demo as a user runs it, and a copy of the source tree in which a test may change code."""
 
 import os
 import shutil
@@ -13,15 +13,46 @@ import ostinato
 from tests.fakes.processes import COMMAND
 
 
+class MiniatureDemo:
+    """`ostinato demo --recipe miniature` of one installation, in the home that the environment names."""
+
+    def __init__(self, home: Path, folder: Path, python: str = sys.executable) -> None:
+        """`folder` is where it is called; it leaves nothing there."""
+        self._home = home
+        self._folder = folder
+        self._python = python
+
+    def built(self, *options: str, **environment: str) -> Counter[str]:
+        """Kinds of what a run built, counted by run directories."""
+        before = self._run_directories()
+        done = subprocess.run(
+            [self._python, "-P", "-c", COMMAND, "demo", "--recipe", "miniature", *options],
+            cwd=self._folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        assert not list(self._folder.iterdir())
+        return Counter(name.split("-")[0] for name in self._run_directories() - before)
+
+    def _run_directories(self) -> set[str]:
+        return {path.name for path in self._home.glob("runs/*/*")}
+
+
 class ProjectCopy:
     """A copy of the source tree whose command runs in the home that the environment names."""
 
     def __init__(self, root: Path, home: Path) -> None:
         self.package = root / "ostinato"
-        self._home = home
         # what numba compiled goes along: its key is the time of the source, which a copy keeps
         ignored = shutil.ignore_patterns("*.pyc")
         shutil.copytree(Path(ostinato.__file__).parent, self.package, ignore=ignored)
+        elsewhere = root / "elsewhere"
+        elsewhere.mkdir()
+        self._demo = MiniatureDemo(home, elsewhere)
 
     @contextmanager
     def changed(self, path: str, old: str, new: str) -> Iterator[None]:
@@ -35,21 +66,4 @@ class ProjectCopy:
 
     def built_by_demo(self, *options: str) -> Counter[str]:
         """Kinds of what a run of the miniature chain built, counted by run directories."""
-        before = self._run_directories()
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", COMMAND, "demo", "--recipe", "miniature", *options],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(self.package.parent),
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return Counter(name.split("-")[0] for name in self._run_directories() - before)
-
-    def _run_directories(self) -> set[str]:
-        return {path.name for path in self._home.glob("runs/*/*")}
+        return self._demo.built(*options, PYTHONPATH=str(self.package.parent))

@@ -1,24 +1,29 @@
-"""The whole chain at miniature size on an S3 server and PostgreSQL: every stage real, nothing of it twice, and a
-changed loss builds again what depends on it and nothing else.
+"""The installed command's whole chain at miniature size on an S3 server and PostgreSQL: every stage real, nothing of
+it twice, and a changed loss builds again what depends on it and nothing else.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 
-from ostinato.flows.agent_training import agent_training
+from ostinato.flows.operating.local_prefect import prefect_environment, server_service
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
+from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
-from tests.fakes.project_copy import ProjectCopy
+from tests.fakes.prefect_here import open_api
+from tests.fakes.project_copy import MiniatureDemo, ProjectCopy
 from tests.fakes.storage import remote_storage
 
+PYTHON = "OSTINATO_TEST_PYTHON"  # of an environment that holds the wheel; `.ci/wheel` sets it
 OVERRIDES = (
     "reinforcement.evaluation.every_steps=2",
     "reinforcement.evaluation.problems=2",
@@ -60,31 +65,43 @@ def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
     assert context.ledger.promotions.history("tests") == []
 
 
-@pytest.mark.slow
+@pytest.fixture
+def prefect(remote_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A Prefect server that the home's commands find, and its API."""
+    port = find_free_port()
+    monkeypatch.setenv("OSTINATO_PREFECT_PORT", str(port))
+    settings = Settings(home=remote_home)
+    with ServiceGroup() as services, open_api(f"http://127.0.0.1:{port}/api/") as api:
+        services.start(server_service(settings, port, prefect_environment(settings, port)))
+        yield api
+
+
+@pytest.mark.chain
 @pytest.mark.timeout(1_500)
 def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_rl(
-    prefect_server: None, remote_home: Path, tmp_path_factory: pytest.TempPathFactory
+    remote_home: Path, prefect: httpx.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    options = RunOptions(overrides=OVERRIDES)
-    page = Path(agent_training("miniature", options=options))
+    settings = [word for override in OVERRIDES for word in ("--set", override)]
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    installed = MiniatureDemo(remote_home, elsewhere, os.environ.get(PYTHON, sys.executable))
+    assert installed.built(*settings).keys() >= KINDS
+    [page] = remote_home.glob("reports/*/report.html")
     assert "unseen mutations" in page.read_text()
-    context = StageContext.open("miniature", None, options)
+    context = StageContext.open("miniature", None, RunOptions(overrides=OVERRIDES))
     check_artifacts(context)
     assert not (remote_home / "objects").exists()
     assert not (remote_home / "ledger.db").exists()
-    check_evaluation_points(context)
+    check_evaluation_points(context, prefect)
     check_draft_layers(context)
     finished = times_of_results(remote_home)
 
     project = ProjectCopy(tmp_path_factory.mktemp("project"), remote_home)
     with project.changed("tasks/learning/objective.py", "total=-(", "total=+("):
-        settings = [word for override in OVERRIDES for word in ("--set", override)]
         assert set(project.built_by_demo(*settings)) == AFTER_RL
     both = times_of_results(remote_home)
     assert both.items() > finished.items()
 
-    again = Path(agent_training("miniature", options=options))
-    assert again == page
+    assert not installed.built(*settings)
     assert times_of_results(remote_home) == both
 
 
@@ -105,17 +122,16 @@ def check_artifacts(context: StageContext) -> None:
     assert cycle.closed_at is not None
 
 
-def check_evaluation_points(context: StageContext) -> None:
+def check_evaluation_points(context: StageContext, prefect: httpx.Client) -> None:
     """RL was evaluated under way, and the run's page has a picture of it."""
     [reinforced] = context.ledger.artifacts.list("reinforced")
     ref = context.artifacts.get(f"reinforced/{reinforced.name}@{reinforced.version}")
     points = chain.result_of(context, ref, ReinforcementResult).evaluations
     assert [point.step for point in points] == [0, 2]
     assert points[0].average is not None
-    pictures = get_client(sync_client=True).read_artifacts(
-        artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["image"]))
-    )
-    assert any("reinforcement-evaluation" in (picture.key or "") for picture in pictures)
+    wanted = {"artifacts": {"type": {"any_": ["image"]}}}
+    pictures = prefect.post("artifacts/filter", json=wanted).raise_for_status().json()
+    assert any("reinforcement-evaluation" in (picture["key"] or "") for picture in pictures)
 
 
 def check_draft_layers(context: StageContext) -> None:
