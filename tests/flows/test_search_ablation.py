@@ -87,7 +87,7 @@ global_batch_tokens = 6144
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_search_ablation_compares_both_arms_and_repeats_nothing(
     prefect_server: None, home: Path, tmp_path: Path
