@@ -30,7 +30,7 @@ PLUGIN_GROUPS = (
     "ostinato.rewards",
     "ostinato.dialects",
 )
-# import name -> distribution, of packages whose version changes what a stage computes
+# import name -> distribution, of packages whose version changes what a stage computes (torch's fixes Triton's)
 COMPUTING_PACKAGES = {
     "torch": "torch",
     "megatron": "megatron-core",
@@ -41,7 +41,6 @@ COMPUTING_PACKAGES = {
     "tokenizers": "tokenizers",
     "tree_sitter": "tree-sitter",
     "tree_sitter_python": "tree-sitter-python",
-    "triton": "triton",
     "transformer_engine": "transformer-engine",
     "transformers": "transformers",
     "vllm": "vllm",

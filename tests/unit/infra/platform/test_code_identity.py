@@ -1,10 +1,17 @@
 """Identity of code: import graph, what counts as a change, and what does not."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
+from ostinato.infra.platform.code_identity import (
+    COMPUTING_PACKAGES,
+    SourceTree,
+    changed_files,
+    installed_tree,
+)
 from ostinato.infra.platform.errors import ConfigError
 
 MODULES = {
@@ -123,3 +130,14 @@ def test_closures_of_the_project_load_no_torch_and_know_its_version() -> None:
     code = installed_tree().code_of(["ostinato.tasks.pretraining.run:main"])
 
     assert {"torch", "megatron-core", "models/training/optimizer.py"} <= code.keys()
+
+
+def test_packages_of_developers_alone_are_no_part_of_it() -> None:
+    """An installed wheel continues what the checkout that it was built from began."""
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    extras = {
+        extra: {re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in requirements}
+        for extra, requirements in project["optional-dependencies"].items()
+    }
+    of_users = set().union(*(names for extra, names in extras.items() if extra != "dev"))
+    assert not (extras["dev"] - of_users) & set(COMPUTING_PACKAGES.values())
