@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,13 @@ from ostinato.infra.serving.engine.mailbox_replica import start_replicas
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.config import DecodingConfig, EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.graded_worker import WorkerSetup, build_fleet_worker
+from ostinato.tasks.fleet_worker import build_fleet_worker
+from ostinato.tasks.graded_worker import WorkerSetup
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig, TrainerRequest
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
-from ostinato.tasks.rollout.actor import RolloutFleet, start_workers
+from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
 from ostinato.tasks.training_device import training_device
 
@@ -99,7 +100,7 @@ async def open_services(
     workers = RolloutFleet(
         start_workers(
             [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
-            functools.partial(build_fleet_worker, _worker_setup(request), tuple(replicas)),
+            _worker_builder(request, _worker_setup(request), replicas),
         ),
         time.time,
     )
@@ -188,9 +189,16 @@ def _evaluation_services(
     if not replicas:
         return None
     setup = _setup(request, request.harness, request.engine_slots)
-    build = functools.partial(build_fleet_worker, setup, tuple(replicas))
+    build = _worker_builder(request, setup, replicas)
     workers = start_workers([f"{request.run_id}.evaluation-worker"], build)
     return EvaluationServices(EngineFleet(replicas), RolloutFleet(workers, time.time))
+
+
+def _worker_builder(
+    request: ReinforcementRequest, setup: WorkerSetup, replica_names: Iterable[str]
+) -> BuildWorker:
+    names, boxes = tuple(replica_names), _boxes_name(request)
+    return functools.partial(build_fleet_worker, setup, names, boxes)
 
 
 def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
@@ -213,5 +221,4 @@ def _setup(
         search_directory=request.search_directory,
         concurrent_trajectories=concurrent_trajectories,
         sandbox=request.rollout.sandbox,
-        fleet_name=_boxes_name(request),
     )

@@ -141,7 +141,7 @@ def test_no_other_distribution_supplies_our_names(package: str) -> None:
         ("ostinato.models.decode.protocol", ("torch", "ray", "prefect", "megatron")),
         # who coordinates, rolls out or decodes starts without what only trainers need
         ("ostinato.tasks.checkpoint_evaluation.run", ("torch", "ray", "megatron", "scipy.stats")),
-        ("ostinato.tasks.checkpoint_evaluation.shard", ("megatron", "scipy.stats")),
+        ("ostinato.tasks.checkpoint_evaluation.shard", ("megatron", "ray", "s3fs", "scipy.stats")),
         ("ostinato.tasks.rollout.actor", ("torch", "megatron", "scipy.stats")),
         ("ostinato.tasks.graded_worker", ("torch", "megatron", "scipy.stats")),
         ("ostinato.models.decode.compiled.native", ("megatron",)),
