@@ -88,12 +88,21 @@ def run(
             help="for sft: .jsonl or .parquet of conversations", dir_okay=False, exists=True
         ),
     ] = None,
+    ships: Annotated[
+        bool,
+        typer.Option(
+            "--ship", help="for problem-verification: puts a new set beside the code, for a commit"
+        ),
+    ] = False,
 ) -> None:
     """Runs one flow of the chain and what it needs."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
         raise typer.BadParameter("--data FILE goes with sft, and sft with --data FILE")
-    parameters = None if data is None else {"data": str(data.resolve())}
+    if ships and name != "problem_verification":
+        raise typer.BadParameter("--ship goes with problem-verification")
+    parameters = {} if data is None else {"data": str(data.resolve())}
+    parameters |= {"ships": True} if ships else {}
     launch_flow(name, recipe, seed, make_options(settings, keep, rebuild), parameters)
 
 

@@ -11,6 +11,7 @@ from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting.control_rows import read_rows, show_controls
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
+from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -18,7 +19,7 @@ from ostinato.tasks.evaluation.controls import ControlReport, compare_with_contr
 from ostinato.tasks.records import Split
 
 
-@flow(name="controls")
+@flow(name="controls", flow_run_name=run_name)
 def controls(
     recipe: RecipeName = "nano", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:

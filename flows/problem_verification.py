@@ -1,41 +1,74 @@
-"""Flow: a recipe's problems built anew and compared with the set that ships for them."""
+"""Flow: a recipe's problems built anew and compared with the set that is used."""
+
+import hashlib
+from typing import Annotated
 
 from prefect import flow
+from pydantic import Field
 
 from ostinato.flows.reporting import showing
 from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import RecipeName, Seed
+from ostinato.flows.stages.forms import Described, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.problems.config import ProblemsResult
-from ostinato.tasks.problems.shipped import compare_with_shipped, find_set, ship_set
+from ostinato.tasks.problems.shipped import (
+    SETS,
+    compare_with_shipped,
+    find_set,
+    ship_set,
+    shipped_checksum,
+)
+
+Ships = Annotated[
+    Annotated[bool, Field(title="Ships")],
+    Described("puts the set into tasks/problems/sets for a commit, where none is for the recipe."),
+]
 
 
 @flow(name="problem-verification", flow_run_name=run_name)
 def problem_verification(
-    recipe: RecipeName = "problems_16", seed: Seed = None, options: Options = None
+    recipe: RecipeName = "problems_16",
+    seed: Seed = None,
+    options: Options = None,
+    ships: Ships = False,
 ) -> ArtifactRef:
-    """Proves the recipe's problems again: equal bytes, or ProblemError. Where no set ships for the
-    recipe, the one just built is put into tasks/problems/sets for a commit.
+    """Proves the recipe's problems again: equal bytes, or ProblemError. They are compared with the set that
+    ships for the recipe, or else with the one that was built before.
     """
     context = StageContext.open(recipe, seed, options)
+    config = context.recipe.problems
+    if ships and (checksum := shipped_checksum(config)) is not None:
+        raise ConfigError(
+            f"recipe {recipe}: {SETS} holds a set for it already, sha256 {checksum}; remove its two files to put "
+            "another in its place"
+        )
+    wanted, name = _set_in_use(context)
     problems = chain.build_proven_problems(context, use_shipped=False)
     showing.show_problems(context, problems)
-    directory, config = context.directory_of(problems), context.recipe.problems
-    shipped = find_set(config)
-    if shipped is None:
+    directory = context.directory_of(problems)
+    lines = (directory / PROBLEMS_FILE).read_bytes()
+    differences = compare_with_shipped(lines, wanted)
+    if differences:
+        raise ProblemError(f"recipe {recipe}, compared with {name}: " + "\n".join(differences))
+    say(f"equal to {name}, byte for byte: sha256 {hashlib.sha256(lines).hexdigest()}")
+    if ships:
         result = chain.result_of(context, problems, ProblemsResult)
         result = result.model_copy(update={"directory": str(directory)})
         card = ship_set(context.recipe.name, config, result)
-        say(f"tasks/problems/sets now holds {context.recipe.name}: sha256 {card.sha256}")
-        return problems
-    differences = compare_with_shipped((directory / PROBLEMS_FILE).read_bytes(), shipped[1])
-    if differences:
-        raise ProblemError(f"recipe {recipe}: " + "\n".join(differences))
-    say(f"equal to the shipped set, byte for byte: sha256 {shipped[0].sha256}")
+        say(f"{SETS} now holds {context.recipe.name}: sha256 {card.sha256}")
     return problems
+
+
+def _set_in_use(context: StageContext) -> tuple[bytes, str]:
+    """Lines of the set that the recipe's stages take, and what it is called."""
+    shipped = find_set(context.recipe.problems)
+    if shipped is not None:
+        return shipped[1], "the shipped set"
+    built = chain.build_proven_problems(context)
+    return (context.directory_of(built) / PROBLEMS_FILE).read_bytes(), str(built)

@@ -45,6 +45,7 @@ from ostinato.tasks.problems.config import (
     ProblemsRequest,
     ProblemsResult,
 )
+from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
@@ -101,10 +102,7 @@ def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactR
 
 
 def build_proven_problems(context: StageContext, *, use_shipped: bool = True) -> ArtifactRef:
-    """Packages and git repositories -> proven problems.
-
-    `use_shipped`: whether a set that ships for this configuration is taken as it is.
-    """
+    """Packages and git repositories -> proven problems. `use_shipped`: a set that ships is taken as it is."""
     recipe = context.recipe
     selection = recipe.selection if use_shipped else ProblemSelection()
     request = ProblemsRequest(
@@ -119,8 +117,8 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
         result, summary = _run("problems", request, ProblemsResult, directory)
         return Path(result.directory), {**summary, SOURCES: _sources(recipe.problems)}
 
-    is_whole = selection == ProblemSelection()
-    identity = recipe.problems if is_whole else {"config": recipe.problems, "selection": selection}
+    shipped = shipped_checksum(recipe.problems) if use_shipped else None
+    identity = {"config": recipe.problems, "selection": selection, "shipped": shipped}
     return context.ensure(kind, identity, (), build)
 
 

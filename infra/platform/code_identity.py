@@ -50,8 +50,8 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:\w+)?")
 _FILE_NAME = re.compile(r"[\w.*?/-]{2,}")
 _NAME = re.compile(r"[\w.*?/:-]{2,}")
 _LONGEST_NAME = 80
-_LOCATING = {"__file__", "files", "PackageLoader"}
-_CACHE_SALT = b"1 %d.%d " % sys.version_info[:2]  # bytecode belongs to a version of Python
+_LOCATING = {"importlib.resources.files", "jinja2.PackageLoader"}  # imported, or the name __file__
+_CACHE_SALT = b"2 %d.%d " % sys.version_info[:2]  # bytecode belongs to a version of Python
 _PROSE_SUFFIXES = {".md", ".pyc"}
 
 
@@ -197,7 +197,7 @@ def read_facts(content: bytes) -> ModuleFacts:
         hashlib.sha256(_canonical(code)).hexdigest()[:12],
         imported,
         strings,
-        bool(_LOCATING & set(_names(code))),
+        "__file__" in _names(code) or not _LOCATING.isdisjoint(imported),
     )
 
 

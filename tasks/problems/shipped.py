@@ -9,13 +9,15 @@ from pathlib import Path
 import zstandard
 from pydantic import Field
 
+import ostinato
 from ostinato.infra.platform.artifacts import fingerprint
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 
-SETS = Path(__file__).parent / "sets"
+# named from the root, so that no stage's code is all sets: its identity holds the checksum of its own
+SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
 _LEVEL = 19
 MAX_BYTES = 256 << 20  # the lines of a set
 
@@ -30,17 +32,31 @@ class SetCard(Record):
 
 def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[SetCard, bytes] | None:
     """Card and problems of the set that ships for a configuration, or None."""
+    path = _find_card(config, folder)
+    if path is None:
+        return None
+    card, packed = _read_card(path), path.with_suffix(".jsonl.zst")
+    lines = decompress(packed)
+    found = hashlib.sha256(lines).hexdigest()
+    if found != card.sha256:
+        raise ProblemError(f"{packed} has sha256 {found}, wanted {card.sha256}; restore it")
+    return card, lines
+
+
+def shipped_checksum(config: ProblemsConfig, folder: Path = SETS) -> str | None:
+    """SHA-256 of the set that ships for a configuration, as its card says."""
+    path = _find_card(config, folder)
+    return None if path is None else _read_card(path).sha256
+
+
+def _find_card(config: ProblemsConfig, folder: Path) -> Path | None:
     wanted = fingerprint(config)
-    for path in sorted(folder.glob("*.json")):
-        card = SetCard.model_validate_json(path.read_bytes())
-        if card.config == wanted:
-            packed = path.with_suffix(".jsonl.zst")
-            lines = decompress(packed)
-            found = hashlib.sha256(lines).hexdigest()
-            if found != card.sha256:
-                raise ProblemError(f"{packed} has sha256 {found}, wanted {card.sha256}; restore it")
-            return card, lines
-    return None
+    paths = sorted(folder.glob("*.json"))
+    return next((path for path in paths if _read_card(path).config == wanted), None)
+
+
+def _read_card(path: Path) -> SetCard:
+    return SetCard.model_validate_json(path.read_bytes())
 
 
 def decompress(packed: Path) -> bytes:

@@ -43,6 +43,13 @@ def test_deployments_name_flows_that_exist_with_their_parameters() -> None:
         assert set(item["parameters"]) <= set(flow.parameters.properties)
 
 
+def test_runs_of_every_flow_have_names_of_ours() -> None:
+    """Prefect names the others after animals."""
+    entrypoints = {item["entrypoint"].rpartition(".") for item in deployments()}
+    flows = [getattr(import_module(module), name) for module, _, name in sorted(entrypoints)]
+    assert [flow.name for flow in flows if flow.flow_run_name is None] == []
+
+
 @pytest.mark.parametrize("entrypoint", sorted({item["entrypoint"] for item in deployments()}))
 def test_form_of_a_flow_describes_every_parameter(entrypoint: str) -> None:
     module, _, name = entrypoint.rpartition(".")

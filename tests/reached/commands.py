@@ -52,9 +52,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run", "sft", "--recipe", "miniature", "--data", "told.jsonl"),
     ("run", "sft", "--recipe", "miniature", "--data", "told.jsonl", "--set", "pretraining.lora.rank=4"),
     ("export", "pretrained/miniature-sft@2", "adapter", "--adapter"),
-    ("run", "continued-pretraining", *MINIATURE, "--set", "pretraining.layout.tensor=2"),
     ("run", "reinforcement", *MINIATURE, "--set", "learning.world_size=2", "--set", "rollout.boxes=fleet",
-     "--set", "learning.hint_coefficient=0.1", "--set", "learning.entropy_floor_nats=9.0"),
+     "--set", "learning.objective.hint_coefficient=0.1", "--set", "learning.objective.entropy_floor_nats=9.0"),
     ("problems", "from", "shop", "--problems", "20", "--commits", "20"),
     ("problems", "export", "problems/shop@1", "tasks", "--format", "harbor", "--limit", "4"),
     ("problems", "from", "tasks", "--as", "again"),
@@ -66,6 +65,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run", "controls", *MINIATURE),
     ("run", "realtime-cycle", *MINIATURE, "--set", "cycle.canary.share=0.5"),
     ("cycle", "show", "--recipe", "miniature", "--line", "tests"),
+    # last, as what follows from it is out of date then; without --rebuild the layout changes nothing
+    ("run", "continued-pretraining", *MINIATURE, "--rebuild", "pretraining", "--set", "pretraining.layout.tensor=2"),
 )  # fmt: skip
 # the chain of an imported model, last: it takes as long as all others together
 IMPORTED: tuple[tuple[str, ...], ...] = (

@@ -141,3 +141,10 @@ def test_packages_of_developers_alone_are_no_part_of_it() -> None:
     }
     of_users = set().union(*(names for extra, names in extras.items() if extra != "dev"))
     assert not (extras["dev"] - of_users) & set(COMPUTING_PACKAGES.values())
+
+
+def test_sets_that_ship_for_other_recipes_are_no_part_of_it() -> None:
+    """Their own checksum is (`build_proven_problems`): a new set builds nothing of other recipes again."""
+    code = installed_tree().code_of(("ostinato.tasks.problems.run:main",))
+    assert "tasks/problems/shipped.py" in code
+    assert not [name for name in code if "problems_16" in name]

@@ -24,6 +24,7 @@ from ostinato.tasks.problems.shipped import (
     compare_with_shipped,
     find_set,
     ship_set,
+    shipped_checksum,
 )
 from ostinato.tasks.records import FunctionOracle, Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
@@ -161,6 +162,7 @@ def test_a_shipped_set_is_taken_as_it_is_and_only_for_its_configuration(built, t
     found = find_set(CONFIG, tmp_path / "sets")
     lines = (source / "run" / "problems" / "problems.jsonl").read_bytes()
     assert found == (card, lines)
+    assert shipped_checksum(CONFIG, tmp_path / "sets") == card.sha256
     assert compare_with_shipped(lines, lines) == []
     assert "1 of" in compare_with_shipped(lines.partition(b"\n")[2], lines)[0]
     assert find_set(CONFIG.model_copy(update={"seed": 1}), tmp_path / "sets") is None

@@ -1,0 +1,75 @@
+"""The verification flow for real on two small packages, for which no set ships."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ostinato.flows.cli import app
+from ostinato.flows.problem_verification import problem_verification
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.shipped import SETS
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+
+RECIPE = """
+extends = "miniature"
+name = "small"
+
+[problems.sizes]
+demonstration = 6
+train = 0
+held_out = 4
+held_out_function = 0
+user = 0
+
+[[problems.repositories]]
+name = "wordkit"
+version = "1.0"
+package_paths = ["wordkit"]
+test_paths = ["tests"]
+mutated_paths = ["wordkit/counting.py", "wordkit/shaping.py"]
+split = "demonstration"
+
+[[problems.repositories]]
+name = "ledgerkit"
+version = "2.1"
+package_paths = ["ledgerkit"]
+test_paths = ["ledgerkit/tests"]
+mutated_paths = ["ledgerkit/money.py"]
+split = "held_out"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    for source in (WORDKIT, LEDGERKIT):
+        write_archive(source, home / "cache" / "archives")
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE)
+    shipped = sorted(SETS.iterdir())
+
+    again = problem_verification(str(recipe))
+
+    context = StageContext.open(str(recipe))
+    first = context.artifacts.get("problems/small@1")
+    assert again != first
+    proven, used = (context.directory_of(ref) / PROBLEMS_FILE for ref in (again, first))
+    assert proven.read_bytes() == used.read_bytes()
+    assert sorted(SETS.iterdir()) == shipped
+
+
+def test_a_second_set_for_a_recipe_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match="holds a set for it already"):
+        problem_verification.fn("problems_16", ships=True)
+
+
+def test_shipping_goes_with_verification_alone(home: Path) -> None:
+    found = CliRunner().invoke(app, ["run", "sft", "--data", __file__, "--ship"])
+    assert found.exit_code == 2
+    assert "--ship goes with problem-verification" in found.output
+    assert not (home / "prefect").exists()
