@@ -104,7 +104,7 @@ def use_services(environment: dict[str, str], home: Path, address: str) -> None:
         run((*chat, "--checkpoint", CHECKPOINT), environment)
         if shutil.which("qemu-system-x86_64"):
             run((*chat, "--checkpoint", CHECKPOINT, "--sandbox", "microvm"), environment)
-    endpoint = ("--endpoint", f"{address}/v1", "--model", "tests", "--key-env", "REACHED_KEY")
+    endpoint = ("--endpoint", f"{address}/v1", "--model", "ostinato", "--key-env", "REACHED_KEY")
     run(
         ("evaluate", "--recipe", "miniature", *endpoint),
         environment | {"REACHED_KEY": keys["local"]},
