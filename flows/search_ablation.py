@@ -4,6 +4,7 @@ from prefect import flow
 
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
+from ostinato.flows.recipe import SEARCH_ARMS
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import ablation_chain, chain
 from ostinato.flows.stages.forms import RecipeName, Seed
@@ -25,11 +26,11 @@ def search_ablation(
         seed: overrides the recipes' seed.
     """
     context = StageContext.open(recipe, seed, options)
+    arms = {name: ablation_chain.open_arm(context, recipe, name) for name in SEARCH_ARMS}
     problems = problem_building(recipe, seed, options=context.options)
     start = continued_pretraining(recipe, seed, problems, options=context.options)
     rows: dict[str, ArtifactRef] = {}
-    for name in ablation_chain.ARMS:
-        arm = ablation_chain.open_arm(context, recipe, name)
+    for name, arm in arms.items():
         checkpoint = chain.pretrain(arm, chain.build_corpus(arm, problems), start)
         rows[name] = ablation_chain.evaluate_arm(arm, problems, checkpoint)
     comparison = ablation_chain.compare(context, rows)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe, load_recipe
 from ostinato.flows.reporting.console import say
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
@@ -60,7 +60,9 @@ def launch_flow(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )
     # a mistake in it stops here, before anything starts
-    load_recipe(recipe, seed=seed, overrides=options.overrides)
+    arms = SEARCH_ARMS if flow == "search_ablation" else ()
+    for needed in (recipe, *(arm_recipe(recipe, arm) for arm in arms)):
+        load_recipe(needed, seed=seed, overrides=options.overrides)
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.stage import StageContext
@@ -12,16 +13,13 @@ from ostinato.tasks.checkpoint_evaluation.records import EvaluationResult
 from ostinato.tasks.evaluation.locating import LocatingRow, compare_arms
 from ostinato.tasks.records import Split
 
-ARMS = ("with", "without")
 ROWS_FILE = "locating.json"
 COMPARISON_FILE = "comparison.json"
 
 
 def open_arm(context: StageContext, recipe: str, arm: str) -> StageContext:
-    """Context of one arm of `recipe`: the recipe called the same with _ARM, under the same seed."""
-    stem = recipe.removesuffix(".toml")
-    name = f"{stem}_{arm}" + recipe.removeprefix(stem)
-    return StageContext.open(name, context.recipe.seed, context.options)
+    """Context of one arm of `recipe`, under the same seed."""
+    return StageContext.open(arm_recipe(recipe, arm), context.recipe.seed, context.options)
 
 
 def evaluate_arm(arm: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
@@ -53,12 +51,12 @@ def compare(context: StageContext, rows: Mapping[str, ArtifactRef]) -> ArtifactR
     confidence = context.recipe.evaluation.confidence
 
     def build(directory: Path) -> tuple[Path, dict]:
-        first, second = (_read_rows(context, rows[name]) for name in ARMS)
+        first, second = (_read_rows(context, rows[name]) for name in SEARCH_ARMS)
         found = compare_arms(first, second, confidence=confidence).model_dump(mode="json")
         text = json.dumps(found, indent=1)
         return chain.one_file(directory, COMPARISON_FILE, text), {chain.SUMMARY: found}
 
-    parents = tuple(rows[name] for name in ARMS)
+    parents = tuple(rows[name] for name in SEARCH_ARMS)
     return context.ensure("comparison", {"confidence": confidence}, parents, build)
 
 

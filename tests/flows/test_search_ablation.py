@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ostinato.flows.cli import app
 from ostinato.flows.search_ablation import search_ablation
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 
@@ -114,3 +117,12 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
     assert search_ablation(str(shared)) == comparison
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def test_recipe_without_arms_is_refused_before_anything_starts(home: Path) -> None:
+    found = CliRunner().invoke(app, ["run", "search-ablation", "--recipe", "miniature"])
+    assert "recipe 'miniature_with' not found" in str(found.exception)
+    assert not (home / "prefect").exists()
+    with pytest.raises(ConfigError, match="miniature_with"):
+        search_ablation.fn("miniature")
+    assert not (home / "runs").exists()
