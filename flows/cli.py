@@ -409,11 +409,15 @@ def gc(
         str | None,
         typer.Option(help="whose `[retention]` removes checkpoints from the object store too"),
     ] = None,
+    overrides: SetOption = None,
 ) -> None:
     """Removes working files of published stages and local copies of artifacts. With --recipe old checkpoints too."""
+    if overrides and recipe is None:
+        raise typer.BadParameter("--set goes with --recipe")
+    loaded = None if recipe is None else load_recipe(recipe, overrides=overrides or ())
     settings = load_settings()
     store = load_entry(RETENTION)(settings)
-    expired = [] if recipe is None else store.find(load_recipe(recipe))
+    expired = [] if loaded is None else store.find(loaded)
     found = garbage.find_garbage(settings, older_than_days)
     console = Console()
     removed = [f"{one.title}: {one.why}" for one in expired]

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ostinato.flows.commands.launching import SetOption
+from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.settings import load_settings
 
@@ -40,6 +42,7 @@ def certify(
     recipe: Annotated[
         str, typer.Option(help="whose harness and engine the checkpoint is measured with")
     ] = "nano",
+    settings: SetOption = None,
     report: Annotated[
         Path | None, typer.Option(help="folder for certificate.json and certificate.html")
     ] = None,
@@ -63,7 +66,7 @@ def certify(
             options,
             checkpoint=checkpoint,
             attempts=attempts,
-            recipe=recipe,
+            recipe=load_recipe(recipe, overrides=settings or ()),
             directory=report,
             at_a_time=at_a_time,
         )

@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.recipe import Recipe
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.pages import render
 from ostinato.flows.stages.checkpoints import checkpoint_named
-from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
@@ -49,13 +49,14 @@ def certify(
     *,
     checkpoint: str | None,
     attempts: int,
-    recipe: str,
+    recipe: Recipe,
     directory: Path | None,
     at_a_time: int,
 ) -> SignedCertificate:
     """Checks a set, writes certificate.json and certificate.html, names each problem with a finding."""
     work = settings.home / "certificates" / hashlib.sha256(problems.encode()).hexdigest()[:16]
     drawn = _open_set(settings, problems, work, options)
+    measured = None if checkpoint is None else _find_checkpoint(settings, recipe, checkpoint)
     say(f"{drawn.name}: {len(drawn.problems)} of {drawn.num_problems} problems")
     with _bar() as bar:
         task = bar.add_task("checked", total=len(drawn.problems))
@@ -70,8 +71,8 @@ def certify(
 
         reports = check_set(drawn, work, options, show, at_a_time)
     difficulty = None
-    if checkpoint is not None:
-        difficulty = _measure(settings, drawn, work, checkpoint, attempts, recipe, options)
+    if measured is not None:
+        difficulty = _measure(settings, drawn, work, measured, attempts, recipe, options)
     signed = sign(make_certificate(drawn, options, reports, difficulty, time.time()), settings.home)
     target = directory or work
     target.mkdir(parents=True, exist_ok=True)
@@ -142,36 +143,37 @@ def _open_set(settings: Settings, problems: str, work: Path, options: CertifyOpt
     return draw_set(str(ref), artifacts.local_copy(ref, settings.home), options)
 
 
+def _find_checkpoint(settings: Settings, recipe: Recipe, name: str) -> ArtifactRef:
+    ledger = open_ledger(settings)
+    return checkpoint_named(recipe, ledger, open_artifacts(settings, ledger), name)
+
+
 def _measure(
     settings: Settings,
     drawn: DrawnSet,
     work: Path,
-    checkpoint: str,
+    checkpoint: ArtifactRef,
     attempts: int,
-    recipe: str,
+    recipe: Recipe,
     options: CertifyOptions,
 ) -> Difficulty:
     """Attempts of a checkpoint at the checked problems, through training's harness and engine."""
-    loaded = load_recipe(recipe)
-    ledger = open_ledger(settings)
-    artifacts = open_artifacts(settings, ledger)
-    ref = checkpoint_named(loaded, ledger, artifacts, checkpoint)
     request = EvaluationRequest(
-        checkpoint_directory=str(artifacts.local_copy(ref, settings.home)),
-        checkpoint_name=str(ref),
+        checkpoint_directory=str(open_artifacts(settings).local_copy(checkpoint, settings.home)),
+        checkpoint_name=str(checkpoint),
         problems_directory=str(write_set(drawn, work / "set")),
         suite="certificate",
         config=EvaluationConfig(
             problems=len(drawn.problems), attempts_per_problem=attempts, seed=options.seed
         ),
-        harness=loaded.harness,
-        grading=loaded.grading,
-        sandbox=loaded.rollout.sandbox,
-        engine_slots=loaded.reinforcement.engine_slots,
-        decoding=loaded.decoding,
+        harness=recipe.harness,
+        grading=recipe.grading,
+        sandbox=recipe.rollout.sandbox,
+        engine_slots=recipe.reinforcement.engine_slots,
+        decoding=recipe.decoding,
         processes=settings.cpu_limit,
     )
-    name = f"evaluation-{drawn.sha256[:12]}-{ref.fingerprint}-{attempts}-{options.seed}"
+    name = f"evaluation-{drawn.sha256[:12]}-{checkpoint.fingerprint}-{attempts}-{options.seed}"
     with _bar() as bar:
         task = bar.add_task("attempts", total=None)
         card = run_child(
@@ -183,7 +185,7 @@ def _measure(
             settings=settings,
         ).scorecard
     return Difficulty(
-        checkpoint=str(ref),
+        checkpoint=str(checkpoint),
         attempts_per_problem=attempts,
         solve_rate=card.average.mean,
         low=card.average.low,

@@ -28,3 +28,17 @@ def test_a_checkpoint_tells_the_difficulty_of_the_problems_it_was_tried_on(
     assert list(difficulty["solved"].values()) == [0.0]
     known = CliRunner().invoke(app, ["certify", str(written), "--verify"])
     assert "signature holds" in known.output
+
+
+def test_a_wrong_recipe_or_checkpoint_is_refused_before_a_problem_is_tried(
+    home: Path, tmp_path: Path
+) -> None:
+    problems = make_problem_set(tmp_path / "set")
+    for wrong, said in (
+        (["--recipe", "nosuch"], "recipe 'nosuch' not found"),
+        (["--set", "harness.max_turn=3"], "harness.max_turn: unknown key"),
+        (["--checkpoint", "candidate/nosuch@1"], "candidate/nosuch@1"),
+    ):
+        done = CliRunner().invoke(app, ["certify", str(problems), *wrong])
+        assert said in str(done.exception), done.output
+        assert not list((home / "certificates").glob("*/*.jsonl"))

@@ -75,6 +75,18 @@ def stored(context: StageContext) -> set[str]:
     return found
 
 
+def test_a_setting_of_one_run_keeps_more(context: StageContext) -> None:
+    assert len(stored(context)) == 8
+    gc(context, "--set", "retention.checkpoints_per_line=99", "--set", "retention.days=99.0")
+    assert len(stored(context)) == 8
+
+
+def test_settings_want_a_recipe(context: StageContext) -> None:
+    answer = CliRunner().invoke(app, ["gc", "--set", "retention.days=1.0"])
+    assert answer.exit_code == 2
+    assert "--set goes with --recipe" in answer.output
+
+
 # recipe and the number of the delete at which the process is killed
 GC_KILLED_AT_DELETE = """
 import os, signal, sys
