@@ -118,7 +118,9 @@ def build_proven_problems(context: StageContext, *, use_shipped: bool = True) ->
         return Path(result.directory), {**summary, SOURCES: _sources(recipe.problems)}
 
     shipped = shipped_checksum(recipe.problems) if use_shipped else None
-    identity = {"config": recipe.problems, "selection": selection, "shipped": shipped}
+    others = {"selection": selection} if selection != ProblemSelection() else {}
+    others |= {"shipped": shipped} if shipped is not None else {}
+    identity = {"config": recipe.problems, **others} if others else recipe.problems
     return context.ensure(kind, identity, (), build)
 
 
