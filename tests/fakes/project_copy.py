@@ -1,11 +1,11 @@
-"""The miniature demo as a user runs it, and a copy of the source tree in which a test may change code."""
+"""The command of an installation, and a copy of the source tree in which a test may change code."""
 
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,22 +13,28 @@ import ostinato
 from tests.fakes.processes import COMMAND
 
 
-class MiniatureDemo:
-    """`ostinato demo --recipe miniature` of one installation, in the home that the environment names."""
+class Installation:
+    """The `ostinato` command of one installation, in the home that the environment names."""
 
-    def __init__(self, home: Path, folder: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        home: Path,
+        folder: Path,
+        command: Sequence[str] = (sys.executable, "-P", "-c", COMMAND),
+        **environment: str,
+    ) -> None:
         """`folder` is where it is called; it leaves nothing there."""
         self._home = home
         self._folder = folder
-        self._python = python
+        self._command = command
+        self._environment = environment
 
-    def built(self, *options: str, **environment: str) -> Counter[str]:
-        """Kinds of what a run built, counted by run directories."""
-        before = self._run_directories()
+    def run(self, *arguments: str) -> None:
+        """Runs the command to its end; AssertionError with what it said when it fails."""
         done = subprocess.run(
-            [self._python, "-P", "-c", COMMAND, "demo", "--recipe", "miniature", *options],
+            [*self._command, *arguments],
             cwd=self._folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -36,14 +42,19 @@ class MiniatureDemo:
         )
         assert done.returncode == 0, done.stdout
         assert not list(self._folder.iterdir())
+
+    def built_by_demo(self, *options: str) -> Counter[str]:
+        """Kinds of what a run of the miniature chain built, counted by run directories."""
+        before = self._run_directories()
+        self.run("demo", "--recipe", "miniature", *options)
         return Counter(name.split("-")[0] for name in self._run_directories() - before)
 
     def _run_directories(self) -> set[str]:
         return {path.name for path in self._home.glob("runs/*/*")}
 
 
-class ProjectCopy:
-    """A copy of the source tree whose command runs in the home that the environment names."""
+class ProjectCopy(Installation):
+    """A copy of the source tree, and its command."""
 
     def __init__(self, root: Path, home: Path) -> None:
         self.package = root / "ostinato"
@@ -52,7 +63,7 @@ class ProjectCopy:
         shutil.copytree(Path(ostinato.__file__).parent, self.package, ignore=ignored)
         elsewhere = root / "elsewhere"
         elsewhere.mkdir()
-        self._demo = MiniatureDemo(home, elsewhere)
+        super().__init__(home, elsewhere, PYTHONPATH=str(root))
 
     @contextmanager
     def changed(self, path: str, old: str, new: str) -> Iterator[None]:
@@ -63,7 +74,3 @@ class ProjectCopy:
         file.write_text(text.replace(old, new))
         yield
         file.write_text(text)
-
-    def built_by_demo(self, *options: str) -> Counter[str]:
-        """Kinds of what a run of the miniature chain built, counted by run directories."""
-        return self._demo.built(*options, PYTHONPATH=str(self.package.parent))

@@ -20,10 +20,10 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 from tests.fakes.prefect_here import open_api
-from tests.fakes.project_copy import MiniatureDemo, ProjectCopy
+from tests.fakes.project_copy import Installation, ProjectCopy
 from tests.fakes.storage import remote_storage
 
-PYTHON = "OSTINATO_TEST_PYTHON"  # of an environment that holds the wheel; `.ci/wheel` sets it
+INSTALLED = "OSTINATO_TEST_COMMAND"  # what a wheel installed; `.ci/wheel` sets it
 OVERRIDES = (
     "reinforcement.evaluation.every_steps=2",
     "reinforcement.evaluation.problems=2",
@@ -83,8 +83,9 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
 ) -> None:
     settings = [word for override in OVERRIDES for word in ("--set", override)]
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    installed = MiniatureDemo(remote_home, elsewhere, os.environ.get(PYTHON, sys.executable))
-    assert installed.built(*settings).keys() >= KINDS
+    command = os.environ.get(INSTALLED, str(Path(sys.executable).with_name("ostinato")))
+    installed = Installation(remote_home, elsewhere, [command])
+    assert installed.built_by_demo(*settings).keys() >= KINDS
     [page] = remote_home.glob("reports/*/report.html")
     assert "unseen mutations" in page.read_text()
     context = StageContext.open("miniature", None, RunOptions(overrides=OVERRIDES))
@@ -101,7 +102,7 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
     both = times_of_results(remote_home)
     assert both.items() > finished.items()
 
-    assert not installed.built(*settings)
+    assert not installed.built_by_demo(*settings)
     assert times_of_results(remote_home) == both
 
 

@@ -10,8 +10,9 @@ from ostinato.flows.problem_verification import problem_verification
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
-from ostinato.tasks.problems.shipped import SETS
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+from ostinato.tasks.problems.shipped import SETS, find_set
+from tests.fakes.project_copy import ProjectCopy
+from tests.fakes.repositories import LEDGERKIT, TWO_PACKAGES, WORDKIT, write_archive
 
 RECIPE = """
 extends = "miniature"
@@ -23,22 +24,6 @@ train = 0
 held_out = 4
 held_out_function = 0
 user = 0
-
-[[problems.repositories]]
-name = "wordkit"
-version = "1.0"
-package_paths = ["wordkit"]
-test_paths = ["tests"]
-mutated_paths = ["wordkit/counting.py", "wordkit/shaping.py"]
-split = "demonstration"
-
-[[problems.repositories]]
-name = "ledgerkit"
-version = "2.1"
-package_paths = ["ledgerkit"]
-test_paths = ["ledgerkit/tests"]
-mutated_paths = ["ledgerkit/money.py"]
-split = "held_out"
 """
 
 
@@ -50,7 +35,7 @@ def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
     for source in (WORDKIT, LEDGERKIT):
         write_archive(source, home / "cache" / "archives")
     recipe = tmp_path / "small.toml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(RECIPE + TWO_PACKAGES)
     shipped = sorted(SETS.iterdir())
 
     again = problem_verification(str(recipe))
@@ -60,6 +45,13 @@ def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
     assert again != first
     proven, used = (context.directory_of(ref) / PROBLEMS_FILE for ref in (again, first))
     assert proven.read_bytes() == used.read_bytes()
+    assert sorted(SETS.iterdir()) == shipped
+
+    project = ProjectCopy(tmp_path / "project", home)
+    project.run("run", "problem-verification", "--recipe", str(recipe), "--ship")
+    found = find_set(context.recipe.problems, project.package / "tasks/problems/sets")
+    assert found is not None
+    assert found[1] == proven.read_bytes()
     assert sorted(SETS.iterdir()) == shipped
 
 

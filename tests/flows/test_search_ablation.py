@@ -11,7 +11,7 @@ from ostinato.flows.stages import chain
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+from tests.fakes.repositories import LEDGERKIT, TWO_PACKAGES, WORDKIT, write_archive
 
 SHARED = """
 extends = "miniature"
@@ -23,22 +23,6 @@ train = 0
 held_out = 4
 held_out_function = 0
 user = 0
-
-[[problems.repositories]]
-name = "wordkit"
-version = "1.0"
-package_paths = ["wordkit"]
-test_paths = ["tests"]
-mutated_paths = ["wordkit/counting.py", "wordkit/shaping.py"]
-split = "demonstration"
-
-[[problems.repositories]]
-name = "ledgerkit"
-version = "2.1"
-package_paths = ["ledgerkit"]
-test_paths = ["ledgerkit/tests"]
-mutated_paths = ["ledgerkit/money.py"]
-split = "held_out"
 
 [corpus]
 sources = [{ kind = "package", name = "rich" }]
@@ -98,7 +82,7 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
     for source in (WORDKIT, LEDGERKIT):
         write_archive(source, home / "cache" / "archives")
     shared = tmp_path / "tiny_search.toml"
-    shared.write_text(SHARED)
+    shared.write_text(SHARED + TWO_PACKAGES)
     for arm, way, tool, ranks in (
         ("with", "search", "codebase_search", "encoder"),
         ("without", "grep", "grep", "words"),

@@ -66,6 +66,26 @@ def cover_everything(sources: Sources) -> Baseline:
     )
 
 
+# tables of a recipe: the one demonstrates, the other is held out
+TWO_PACKAGES = """
+[[problems.repositories]]
+name = "wordkit"
+version = "1.0"
+package_paths = ["wordkit"]
+test_paths = ["tests"]
+mutated_paths = ["wordkit/counting.py", "wordkit/shaping.py"]
+split = "demonstration"
+
+[[problems.repositories]]
+name = "ledgerkit"
+version = "2.1"
+package_paths = ["ledgerkit"]
+test_paths = ["ledgerkit/tests"]
+mutated_paths = ["ledgerkit/money.py"]
+split = "held_out"
+"""
+
+
 def write_archive(
     source: RepositorySource, cache: Path, named: RepositorySource | None = None
 ) -> Path:
