@@ -30,6 +30,7 @@ from ostinato.flows.commands.launching import (
 from ostinato.flows.commands.problem_sets.commands import problem_sets
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.deploy_commands import deploy, deploy_files
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import is_reference, load_recipe, recipe_names
 from ostinato.flows.recipe_text import describe_recipe
@@ -302,12 +303,14 @@ def export_command(
 @app.command()
 def up(
     recipe: RecipeOption = "nano",
+    settings: SetOption = None,
     line: Annotated[
         str | None, typer.Option(help="serving line of the gateway; the recipe's when absent")
     ] = None,
 ) -> None:
     """Starts Prefect server, worker, deployments and gateway, and keeps them running. Ctrl-C ends all of it."""
-    machine.up(load_settings(), recipe, line, Console())
+    choice = RecipeChoice(name=recipe, overrides=tuple(settings or ()))
+    machine.up(load_settings(), choice, line, Console())
 
 
 @app.command()

@@ -2,12 +2,12 @@
 
 from prefect import flow
 
-from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import CHAMPION, line_of
 from ostinato.flows.stages.forms import CheckpointName, RecipeName
 from ostinato.flows.stages.naming import run_name
+from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.promotion.serving_line import PromotionReport
@@ -19,6 +19,7 @@ def rollback(
     line: str = "",
     checkpoint: CheckpointName = CHAMPION,
     reason: str = "by hand",
+    options: Options = None,
 ) -> PromotionReport:
     """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed. Nothing
     changes when the checkpoint serves nobody.
@@ -29,7 +30,7 @@ def rollback(
         checkpoint: champion, or kind/name@version that must go if it is champion.
         reason: kept in the line's history.
     """
-    name = line or line_of(load_recipe(recipe))
+    name = line or line_of((options or RunOptions()).recipe_of(recipe))
     ledger = open_ledger(load_settings())
     report = realtime.roll_back(
         ledger, name, None if checkpoint == CHAMPION else checkpoint, reason

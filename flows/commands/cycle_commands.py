@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import live_owners
@@ -33,11 +34,12 @@ _STAGES = ("candidate-*", "traffic-*")
 def show(
     recipe: RecipeOption = "nano",
     line: LineOption = None,
+    settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
 ) -> None:
     """Cycles of the line, oldest first: window, checkpoint it began with, outcome."""
     with _ledger(load_settings()) as ledger:
-        rows = ledger.cycles.history(_line(recipe, line))
+        rows = ledger.cycles.history(_line(recipe, line, settings))
     if as_json:
         typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
         return
@@ -53,15 +55,19 @@ def show(
 
 
 @cycles.command("skip")
-def skip(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
+def skip(
+    recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
+) -> None:
     """Ends the open cycle: its interactions are never trained on, the next cycle begins after them."""
-    _end(_line(recipe, line), "skipped")
+    _end(_line(recipe, line, settings), "skipped")
 
 
 @cycles.command("close")
-def close(recipe: RecipeOption = "nano", line: LineOption = None) -> None:
+def close(
+    recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
+) -> None:
     """Ends the open cycle with the outcome it came to: promoted, refused, or skipped when nothing was decided."""
-    _end(_line(recipe, line), None)
+    _end(_line(recipe, line, settings), None)
 
 
 @cycles.command("roll-back")
@@ -69,9 +75,10 @@ def roll_back(
     reason: Annotated[str, typer.Option(help="kept in the line's history")],
     recipe: RecipeOption = "nano",
     line: LineOption = None,
+    overrides: SetOption = None,
 ) -> None:
     """Takes the champion from users: the one before it serves again, within seconds."""
-    name = _line(recipe, line)
+    name = _line(recipe, line, overrides)
     settings = load_settings()
     local_prefect.tell_server_here(settings)
     with _ledger(settings) as ledger:
@@ -106,8 +113,8 @@ def _require_nobody(settings: Settings, cycle: CycleRow) -> None:
                 )
 
 
-def _line(recipe: str, line: str | None) -> str:
-    found = line or load_recipe(recipe).serving.line
+def _line(recipe: str, line: str | None, overrides: list[str] | None) -> str:
+    found = line or load_recipe(recipe, overrides=overrides or ()).serving.line
     if found is None:
         raise ConfigError(f"recipe {recipe!r} has no serving line, wanted --line NAME")
     return found

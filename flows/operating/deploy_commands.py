@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ostinato.flows.commands.launching import RecipeOption
+from ostinato.flows.commands.launching import RecipeOption, SetOption
 from ostinato.flows.operating.local_prefect import WORK_POOL, PoolType, deploy_elsewhere
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.reporting.console import say
 from ostinato.infra.deploy import copy_files
 from ostinato.infra.platform.errors import ConfigError, boundary
@@ -16,6 +16,7 @@ from ostinato.infra.platform.settings import load_settings
 
 def deploy(
     recipe: RecipeOption = "nano",
+    settings: SetOption = None,
     pool: Annotated[
         PoolType, typer.Option(help="what a flow run gets: a process, a container or a job")
     ] = PoolType.PROCESS,
@@ -24,9 +25,10 @@ def deploy(
     ] = None,
 ) -> None:
     """Deploys to the Prefect server of PREFECT_API_URL: work pool, queues, deployments, automations."""
-    load_recipe(recipe)
-    url = deploy_elsewhere(load_settings(), recipe, pool, image)
-    typer.echo(f"deployed recipe {recipe} to {url}")
+    choice = RecipeChoice(name=recipe, overrides=tuple(settings or ()))
+    choice.load()
+    url = deploy_elsewhere(load_settings(), choice, pool, image)
+    typer.echo(f"deployed recipe {choice} to {url}")
     typer.echo(f"a worker for it: prefect worker start --pool {WORK_POOL}")
 
 

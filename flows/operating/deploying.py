@@ -33,6 +33,7 @@ from ostinato.flows.operating.local_prefect import (
     PoolType,
     deployments,
 )
+from ostinato.flows.operating.recipe_choice import RecipeChoice, add_choice, choice_of
 from ostinato.infra.deploy import FOLDER
 
 QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
@@ -46,13 +47,13 @@ _HEARTBEATS_MISSED = timedelta(seconds=90)  # three of those that prefect.yaml a
 def main() -> None:
     """Deploys everything for one recipe."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.operating.deploying")
-    parser.add_argument("--recipe", default="nano")
+    add_choice(parser)
     parser.add_argument("--pool", type=PoolType, default=PoolType.PROCESS)
     parser.add_argument("--image")
     given = parser.parse_args()
     with get_client(sync_client=True) as client:
         make_pool(client, given.pool, given.image)
-        _deploy_all(given.recipe)
+        _deploy_all(choice_of(given))
         prune_deployments(client)
         make_automations(client)
 
@@ -181,13 +182,16 @@ def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
         )
 
 
-def _deploy_all(recipe: str) -> None:
-    """`prefect deploy --all`, with the recipe in place of the one that prefect.yaml names."""
+def _deploy_all(recipe: RecipeChoice) -> None:
+    """`prefect deploy --all`, with the recipe in place of the one that prefect.yaml names; its changes
+    stand in the form of each deployment.
+    """
+    changed = {"options": {"overrides": [*recipe.overrides]}} if recipe.overrides else {}
     text = (REPOSITORY / "prefect.yaml").read_text()
     document = yaml.safe_load(text)
     for item in document["deployments"]:
         if item["parameters"].get("recipe") == document["definitions"]["chain"]["recipe"]:
-            item["parameters"] = {**item["parameters"], "recipe": recipe}
+            item["parameters"] = {**item["parameters"], "recipe": recipe.name, **changed}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prefect.yaml"
         file.write_text(yaml.safe_dump(document, sort_keys=False))

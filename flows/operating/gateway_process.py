@@ -6,8 +6,10 @@ import logging
 import sys
 import time
 
+from ostinato.flows.operating.recipe_choice import add_choice, choice_of
 from ostinato.flows.reporting.console import print_error
 from ostinato.flows.stages import realtime
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import OstinatoError
@@ -21,12 +23,13 @@ WAIT_SECONDS = 5.0  # between two looks for a first checkpoint
 def main() -> None:
     """Serves until interrupted. Waits for a first checkpoint. Exit code 2 when the port is busy."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.operating.gateway_process")
-    parser.add_argument("--recipe", default="nano")
+    add_choice(parser)
     parser.add_argument("--line", help="serving line; the recipe's when absent")
     options = parser.parse_args()
     configure_logging()
     try:
-        context = StageContext.open(options.recipe)
+        choice = choice_of(options)
+        context = StageContext.open(choice.name, options=RunOptions(overrides=choice.overrides))
         line = realtime.serving_line(context, context.recipe.served_line(options.line)).name
         while context.ledger.promotions.current(line) is None:
             logger.info("line=%s waits_for=a checkpoint that passed its gate", line)

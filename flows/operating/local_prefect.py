@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 import ostinato
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.infra.platform.cluster.services import (
     Service,
     ServiceGroup,
@@ -153,13 +154,18 @@ def has_lost_all(url: str) -> bool:
 
 def deploy(
     environment: Mapping[str, str],
-    recipe: str,
+    recipe: RecipeChoice,
     pool: PoolType = PoolType.PROCESS,
     image: str | None = None,
 ) -> None:
     """Deploys a recipe to the server of the environment. ClusterError when that fails."""
-    command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying", "--recipe", recipe]
-    command += ["--pool", pool.value, *([] if image is None else ["--image", image])]
+    command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying"]
+    command += [
+        *recipe.arguments(),
+        "--pool",
+        pool.value,
+        *([] if image is None else ["--image", image]),
+    ]
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -173,7 +179,9 @@ def deploy(
         )
 
 
-def deploy_elsewhere(settings: Settings, recipe: str, pool: PoolType, image: str | None) -> str:
+def deploy_elsewhere(
+    settings: Settings, recipe: RecipeChoice, pool: PoolType, image: str | None
+) -> str:
     """Deploys to the server that the user's environment names. Returns its address."""
     if image is not None and pool == PoolType.PROCESS:
         raise ConfigError(
@@ -215,12 +223,14 @@ def dashboard(settings: Settings, environment: dict[str, str]) -> Service:
     )
 
 
-def gateway(settings: Settings, environment: dict[str, str], recipe: str, line: str) -> Service:
+def gateway(
+    settings: Settings, environment: dict[str, str], recipe: RecipeChoice, line: str
+) -> Service:
     """The gateway of a serving line. It waits for the first checkpoint by itself."""
     module = "ostinato.flows.operating.gateway_process"
     return Service(
         name="gateway",
-        command=[sys.executable, "-P", "-m", module, "--recipe", recipe, "--line", line],
+        command=[sys.executable, "-P", "-m", module, *recipe.arguments(), "--line", line],
         log_path=settings.home / "logs" / "gateway.log",
         environment=environment,
     )

@@ -8,7 +8,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
 import psutil
@@ -16,9 +15,9 @@ from pydantic import Field
 from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
 from ostinato.flows.operating.run_names import name_waiting_runs
-from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
@@ -63,7 +62,7 @@ class UpState(Record):
     """A running `up`, as others find it. `up.json` of the home."""
 
     process: ProcessMark
-    recipe: str
+    recipe: RecipeChoice
     since: float
     services: tuple[ServiceState, ...] = ()
 
@@ -74,10 +73,10 @@ def running_up(settings: Settings) -> UpState | None:
     return state if state is not None and is_alive(state.process) else None
 
 
-def up(settings: Settings, recipe: str, line: str | None, console: Console) -> None:
+def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Console) -> None:
     """Starts everything and keeps it running until Ctrl-C. A service that dies starts again."""
-    served = load_recipe(recipe).served_line(line)
-    recipe = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
+    served = recipe.load().served_line(line)
+    recipe = recipe.with_whole_path()
     before = running_up(settings)
     if before is not None:
         _say_already_up(before, recipe, console)
@@ -142,7 +141,7 @@ def down(settings: Settings, console: Console) -> None:
 
 def _keep_running(
     settings: Settings,
-    recipe: str,
+    recipe: RecipeChoice,
     began: float,
     services: ServiceGroup,
     environment: dict[str, str],
@@ -173,7 +172,7 @@ def _keep_running(
         time.sleep(_LOOK_SECONDS)
 
 
-def _deploy_again(environment: dict[str, str], recipe: str, console: Console) -> None:
+def _deploy_again(environment: dict[str, str], recipe: RecipeChoice, console: Console) -> None:
     try:
         local_prefect.deploy(environment, recipe)
         _say(console, "deployments", "made again: the server's database was lost")
@@ -225,7 +224,9 @@ def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
     return list(processes_with(UP_VARIABLE, str(settings.home), words))
 
 
-def write_state(settings: Settings, recipe: str, began: float, services: ServiceGroup) -> None:
+def write_state(
+    settings: Settings, recipe: RecipeChoice, began: float, services: ServiceGroup
+) -> None:
     """Notes this process as the running `up`, with its services as they are."""
     states = tuple(
         ServiceState(
@@ -245,11 +246,11 @@ def write_state(settings: Settings, recipe: str, began: float, services: Service
     replace_text(settings.home / UP_FILE, state.model_dump_json(indent=1))
 
 
-def _say_already_up(state: UpState, recipe: str, console: Console) -> None:
+def _say_already_up(state: UpState, recipe: RecipeChoice, console: Console) -> None:
     if state.recipe != recipe:
         raise ConfigError(
-            f"`ostinato up` runs as process {state.process.pid} with recipe {state.recipe!r}, "
-            f"wanted {recipe!r}; `ostinato down` ends it"
+            f"`ostinato up` runs as process {state.process.pid} with recipe {state.recipe}, "
+            f"wanted {recipe}; `ostinato down` ends it"
         )
     _say(console, "already up", f"process {state.process.pid}; `ostinato down` ends it")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.forms import Described, InOnePiece, RecipeChanges
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
@@ -103,6 +104,11 @@ class RunOptions(Record):
         title="Build again what is older",
         description="what `rebuild` names and is older (seconds since the epoch)",
     )
+
+    def recipe_of(self, name: str, seed: int | None = None) -> Recipe:
+        """The recipe with the changes and overrides of this run. ConfigError names the key that is wrong."""
+        changes = self.changes.model_dump(mode="json")
+        return load_recipe(name, seed=seed, overrides=self.overrides, changes=changes)
 
     @field_validator("keep", "rebuild")
     @classmethod

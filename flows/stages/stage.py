@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
 from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
@@ -57,8 +57,7 @@ class StageContext:
         built here, or has to exist.
         """
         options = options or RunOptions()
-        changes = options.changes.model_dump(mode="json")
-        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides, changes=changes)
+        loaded = options.recipe_of(recipe, seed)
         check_kind(loaded.rollout.sandbox)
         settings = load_settings()
         refuse_unknown_trackers(settings)

@@ -8,11 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ostinato.infra.sandbox.inside.call_program import decode
+from ostinato.infra.sandbox.inside.value_forms import decode
 from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
 
 CALL_ROOT = "/repo"
-_PROGRAM = "/tmp/call_program.py"
+_INSIDE = Path(__file__).parent / "inside"
+_PROGRAM = ("call_program.py", "trial_observer.py", "perturbation.py", "value_forms.py")
+_PLACE = "/tmp/call_program"
+# the repository may be called as this project is: what was imported from here is forgotten
+_START = f"""import sys
+sys.path.insert(0, "{_PLACE}")
+from ostinato.infra.sandbox.inside.call_program import main
+sys.path.remove("{_PLACE}")
+for name in [name for name in sys.modules if name.partition(".")[0] == "ostinato"]:
+    del sys.modules[name]
+main(*sys.argv[1:])"""
 _REQUEST = "/tmp/request.json"
 _ANSWER = "/tmp/answer.jsonl"
 _START_SECONDS = 20.0
@@ -59,11 +69,13 @@ async def run_call_program(
     hash_seed: int = 0,
 ) -> tuple[list[dict[str, Any]], ExecResult]:
     """Answer of the program to one request, and how it ended."""
-    program = Path(__file__).parent / "inside" / "call_program.py"
-    await sandbox.write(_PROGRAM, program.read_bytes())
+    await sandbox.write(f"{_PLACE}/ostinato/__init__.py", b"")
+    for name in _PROGRAM:
+        place = f"{_PLACE}/ostinato/infra/sandbox/inside/{name}"
+        await sandbox.write(place, (_INSIDE / name).read_bytes())
     await sandbox.write(_REQUEST, json.dumps(request).encode())
     await sandbox.write(_ANSWER, b"")
-    command = f"PYTHONHASHSEED={hash_seed} python3 -P {_PROGRAM} {mode} {_REQUEST} {_ANSWER}"
+    command = f"PYTHONHASHSEED={hash_seed} python3 -P -c '{_START}' {mode} {_REQUEST} {_ANSWER}"
     done = await sandbox.exec(command, timeout_seconds)
     answer = await sandbox.read(_ANSWER)
     lines = [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")]

@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 
@@ -121,7 +122,7 @@ def prefect_here(home: Path, **environment: str) -> Iterator[PrefectHere]:
         open_api(f"http://127.0.0.1:{port}/api/") as api,
     ):
         services.start(local_prefect.server_service(settings, port, told))
-        local_prefect.deploy(told, "nano")
+        local_prefect.deploy(told, RecipeChoice(name="nano"))
         services.start(local_prefect.worker(settings, told))
         yield PrefectHere(settings, port, told, services, api)
 

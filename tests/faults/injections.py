@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 from pydantic import SecretStr
 
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.rows import Thresholds
 from ostinato.flows.operating.up import write_state
 from ostinato.infra.platform.cluster.child import live_owners, run_child
@@ -137,7 +138,7 @@ def dead_service(scene: Scene) -> Iterator[None]:
         services.running[0].process.wait()
         services.mend(time.time())
         scene.since = time.time()
-        write_state(scene.settings, "nano", time.time(), services)
+        write_state(scene.settings, RecipeChoice(name="nano"), time.time(), services)
         yield
 
 

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy('auto-resume'))"
 RECIPE = 'extends = "miniature"\nname = "mine"\n'
+CHANGE = "seed=7"
 STEPS = 4
 
 
@@ -31,6 +32,7 @@ class Machine:
         """`recipe` is the name of a shipped one. One without a serving line is written when absent."""
         self.home = home
         self.recipe = recipe or str(home / "mine.toml")
+        self.choice = ("--recipe", self.recipe, "--set", CHANGE)
         if not recipe:
             Path(self.recipe).write_text(RECIPE)
         self.settings = Settings(
@@ -54,7 +56,7 @@ class Machine:
 
     def up(self) -> tuple[subprocess.Popen[str], str]:
         """A running `ostinato up`, and what it said until it was ready."""
-        process = self.start("up", "--recipe", self.recipe)
+        process = self.start("up", *self.choice)
         said = ""
         assert process.stdout is not None
         while "Ctrl-C ends" not in said:
@@ -97,7 +99,10 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
             machine.settings, machine.settings.prefect_port, told, ServiceGroup(), api
         )
         cycle = here.deployment("realtime-cycle/every-5-hours")
-        assert cycle["parameters"]["recipe"] == machine.recipe
+        assert cycle["parameters"] == {
+            "recipe": machine.recipe,
+            "options": {"overrides": [CHANGE]},
+        }
 
         work, release = tmp_path / "work", tmp_path / "release"
         run_id = here.start(counting, directory=str(work), steps=STEPS, release_file=str(release))
@@ -116,7 +121,7 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
         wait_until("its end", lambda: here.state(run_id)["type"] == "COMPLETED", 240)
         assert steps_of(work) == [str(step) for step in range(STEPS)]  # one child, never a second
 
-        again = machine.start("up", "--recipe", machine.recipe)
+        again = machine.start("up", *machine.choice)
         assert "already up" in again.communicate(timeout=240)[0]
 
         last = here.start(

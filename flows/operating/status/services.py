@@ -40,7 +40,9 @@ class RunningUp:
                 StatusRow(part="up", state="stands still", fault=Fault.DEAD_SERVICE, cause=cause)
             ]
         return [
-            StatusRow(part="up", state="up", since=self.state.since, progress=self.state.recipe)
+            StatusRow(
+                part="up", state="up", since=self.state.since, progress=str(self.state.recipe)
+            )
         ]
 
     def service(self, name: str) -> ServiceState | None:

@@ -40,6 +40,7 @@ _SECONDS = 60.0
 _KEPT_TRIALS = 256
 _BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
 _TOLERANCE = 1e-9
+_TOO_LONG: dict[str, object] = {"ended": "CallTimeout"}
 
 _NOT_JUDGED = (
     "no blind trial tells this problem's broken state from the original, so no pass is believed"
@@ -145,11 +146,13 @@ async def prepare_trial(
 async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await _observe(sandbox, drawn, hash_seed=0)
-        drawn = replace(drawn, chosen=tuple(first))
+        ended = tuple(test for test, values in first.items() if _TOO_LONG not in values)
+        drawn = replace(drawn, chosen=ended or tuple(first))
         # other hashes and other luck: what they decide differs
         second = await _observe(sandbox, drawn, hash_seed=1)
     wanted = {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
-    return Trial(drawn, wanted, separates=True)
+    telling = tuple(test for test, values in wanted.items() if values)
+    return Trial(replace(drawn, chosen=telling or drawn.chosen), wanted, separates=True)
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
@@ -162,7 +165,7 @@ def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[objec
     kept: list[object] = []
     for one, two in pairs:
         if isinstance(one, dict) and one.get("ended"):
-            return [] if one["ended"] == "CallTimeout" else kept
+            return [] if one == _TOO_LONG else kept
         kept.append(one if one == two and volatile.isdisjoint(_types_in(one)) else None)
     return kept
 
@@ -198,7 +201,7 @@ async def _find_different(
 ) -> list[str]:
     """Tests in which a change does not show all that the original shows."""
     async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-        seen = await _observe(sandbox, trial.drawn, hash_seed=0, slack=_SLACK)
+        seen = await _observe(sandbox, trial.drawn, hash_seed=0, of_original=False)
     return [test for test, wanted in trial.wanted.items() if not agrees(seen.get(test, []), wanted)]
 
 
@@ -315,8 +318,12 @@ def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
 
 
 async def _observe(
-    sandbox: Sandbox, drawn: DrawnTests, *, hash_seed: int, slack: float = 1.0
+    sandbox: Sandbox, drawn: DrawnTests, *, hash_seed: int, of_original: bool = True
 ) -> Values:
+    """What the tests show. In others than the original no test runs whose file had one that took too long:
+    that one tells it from the original already.
+    """
+    slack = 1.0 if of_original else _SLACK
     request = {
         "root": CALL_ROOT,
         "files": sorted({test.partition("::")[0] for test in drawn.tests}),
@@ -327,6 +334,7 @@ async def _observe(
         "luck": drawn.order + hash_seed,  # of the module random
         "most": _MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
+        "gives_up": not of_original,
         "function": drawn.function,
         "perturbed": drawn.perturbed,
     }

@@ -17,7 +17,7 @@ from ostinato.infra.sandbox.function_calls import (
     make_calls,
     run_call_program,
 )
-from ostinato.infra.sandbox.inside.call_program import decode
+from ostinato.infra.sandbox.inside.value_forms import decode
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.definitions import Definition

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ostinato.infra.sandbox.inside.call_program import describe
+from ostinato.infra.sandbox.inside.value_forms import describe
 
 
 class Placed:

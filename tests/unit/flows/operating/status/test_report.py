@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.up import UP_FILE, ServiceState, UpState
@@ -156,7 +157,7 @@ def test_ranks_of_an_earlier_attempt_are_not_missed(tmp_path: Path) -> None:
 def test_a_killed_up_and_a_gateway_without_a_checkpoint(tmp_path: Path) -> None:
     own = mark_process(os.getpid())
     gateway = ServiceState(name="gateway", process=own, since=7.0)
-    running = UpState(process=own, recipe="nano", since=3.0, services=(gateway,))
+    running = UpState(process=own, recipe=RecipeChoice(name="nano"), since=3.0, services=(gateway,))
     replace_text(tmp_path / UP_FILE, running.model_dump_json())
     rows = rows_of(tmp_path)
     assert (rows["up"].state, rows["up"].since) == ("up", 3.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.sandbox.inside.call_program import Perturbation, vary_value
+from ostinato.infra.sandbox.inside.perturbation import Perturbation, vary_value
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import make_one_line_problem
 

@@ -1,0 +1,177 @@
+"""Values that tests without expectations look at, written down as the tests run. Runs in boxes, with pytest."""
+
+import contextlib
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ostinato.infra.sandbox.inside.perturbation import Perturbation
+from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text, kind_of
+
+_MAX_VALUES = 200  # of one test
+_MAX_RETURNS = 40  # of one test
+_GENERATES = 0x20 | 0x80 | 0x200  # flags of code that returns at each yield or await
+
+
+class Returns:
+    """Tells what kind of value each outermost call of one function returns, through the interpreter's
+    profile hook.
+    """
+
+    def __init__(self, path: str, symbol: str, tell: Callable[[str], None]) -> None:
+        self._path, self._symbol = path, symbol
+        self._tell = tell
+        self._depth = self._told = 0
+
+    def begin(self) -> None:
+        """A test begins."""
+        self._depth = self._told = 0
+        sys.setprofile(self)
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        """The profile hook."""
+        code = frame.f_code
+        if code.co_qualname != self._symbol or code.co_filename != self._path:
+            return
+        if code.co_flags & _GENERATES:
+            return
+        if event == "call":
+            self._depth += 1
+        elif event == "return":
+            self._depth -= 1
+            if self._depth == 0 and self._told < _MAX_RETURNS:
+                self._told += 1
+                self._tell(kind_of(argument))
+
+
+class Observer:
+    """A pytest plugin, and what tests whose expectations were taken out call with their values."""
+
+    def __init__(self, request: dict, file: Any) -> None:
+        self._request = request
+        self._file = file
+        self._test = ""
+        self._room = _MAX_VALUES
+        self._has_failed = False
+        self._given_up: set[str] = set()  # files
+        self._returns: Returns | None = None
+        self._perturbation: Perturbation | None = None
+        if request["function"] is not None:
+            path, symbol = request["function"]
+            place = f"{request['root']}/{path}"
+            self._perturbation = Perturbation(place, symbol)
+            self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
+
+    def observe(self, *values: Any) -> None:
+        """Write values down."""
+        self._note("values", [describe_text(value) for value in values])
+
+    @contextlib.contextmanager
+    def catch(self, with_text: bool = False) -> Iterator[Any]:
+        """Note the type of the exception that a block ends in, perhaps its text, and go on."""
+        caught = Caught()
+        try:
+            yield caught
+        except Exception as error:  # noqa: BLE001 - code under test raises anything
+            caught.value = caught.exception = error
+            caught.type = type(error)
+        shown = [caught.type.__name__] if caught.type else []
+        if shown and with_text:
+            shown.append(describe_text(str(caught.value)))
+        self._note("caught", shown)
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        """Keep the tests wanted, of a parametrized one a few, in an order drawn by the host. Where the host
+        names those of an earlier run, exactly them: ids that count the cases of a set are chance.
+        """
+        rng = random.Random(self._request["order"])
+        chosen = frozenset(self._request["chosen"])
+        by_name: dict[str, list] = {}
+        for item in items:
+            by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = []
+        for name in sorted(by_name.keys() & set(self._request["tests"])):
+            # by parameters: those of a set come in an order that addresses decide
+            found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
+            for position, item in found:
+                item.observed_name = f"{name}#{position}"
+            named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
+            others = [pair for pair in found if pair not in named]
+            most = max(0, self._request["most"] - len(named))
+            drawn = [*named, *rng.sample(others, min(len(others), most))]
+            if chosen:
+                drawn = [pair for pair in found if pair[1].observed_name in chosen]
+            kept += [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
+        rng.shuffle(kept)
+        items[:] = kept
+        if self._perturbation is not None:  # all modules are imported
+            self._perturbation.install()
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        """A test begins, unless another of its file took too long."""
+        self._test, self._room = item.observed_name, _MAX_VALUES
+        self._has_failed = False
+        file = self._test.partition("::")[0]
+        if file in self._given_up:
+            raise TimeoutError
+        random.seed(f"{self._request['luck']} {self._test}")
+        self._arm()
+        if self._perturbation is not None:
+            share = self._request["perturbed"].get(file, 0.0)
+            self._perturbation.begin(f"{self._request['order']} {self._test}", share)
+        if self._returns is not None:
+            self._returns.begin()
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        """A part of a test ended: setup, a subtest, the test itself, teardown."""
+        if call.excinfo is None:
+            return
+        self._has_failed = True
+        self._add("ended", call.excinfo.type.__name__)
+        if call.excinfo.type is CallTimeout:
+            item.failfast = True  # else unittest goes on with the next subtest
+            self._arm()
+            if self._request["gives_up"]:
+                self._given_up.add(self._test.partition("::")[0])
+
+    def pytest_runtest_teardown(self) -> None:
+        """A test ended, with all its subtests."""
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        sys.setprofile(None)
+        if not self._has_failed:
+            self._add("ended", "")
+
+    def _arm(self) -> None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
+
+    def _add(self, kind: str, content: Any) -> None:
+        """Notes what takes no room from the values of a test."""
+        self._room += 1
+        self._note(kind, content)
+
+    def _note(self, kind: str, content: Any) -> None:
+        if self._room > 0:
+            self._room -= 1
+            self._file.write(json.dumps({"test": self._test, kind: content}) + "\n")
+            self._file.flush()
+
+
+def _show_parameters(item: Any) -> str:
+    """The parameters of an instance of a test as text."""
+    held = vars(item).get("callspec")
+    return "" if held is None else json.dumps([describe_text(it) for it in held.params.values()])
+
+
+class Caught:
+    """Stands for the exception information of pytest.raises and of assertRaises."""
+
+    value: Any = None
+    exception: Any = None
+    type: Any = None
+
+    def match(self, *_: Any) -> bool:
+        """Whatever the text is."""
+        return True

@@ -1,0 +1,77 @@
+"""Tests that do not end cost a blind trial seconds: subtests too have a limit, and one per file is enough."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_trial import LIMITS, _observe, prepare_trial
+from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import make_one_line_problem
+
+NUM_SUBTESTS = 5
+TESTS = f"""import unittest
+
+from pkg.code import f
+
+
+class TestF(unittest.TestCase):
+    def test_small(self):
+        for number in range({NUM_SUBTESTS}):
+            with self.subTest(number=number):
+                self.assertEqual(f(number), number + 1)
+
+    def test_large(self):
+        for number in range(1000, 1000 + {NUM_SUBTESTS}):
+            with self.subTest(number=number):
+                self.assertEqual(f(number), number + 1)
+"""
+FAILING = ("TestF::test_small", "TestF::test_large")
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> tuple[PreparedRepository, Problem]:
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        source="def f(number):\n    while False:\n        pass\n    return number + 1\n",
+        tests=TESTS,
+        symbol="f",
+        line="    while False:",
+        broken="    while True:",
+        failing=FAILING[0],
+    )
+    path = problem.fail_to_pass[0].partition("::")[0]
+    tests = tuple(f"{path}::{name}" for name in FAILING)
+    return repository, problem.model_copy(update={"fail_to_pass": tests})
+
+
+@pytest.mark.timeout(90)  # a subtest without a limit takes three minutes
+def test_a_change_whose_subtests_never_end_is_told_from_the_original_soon(
+    runner: asyncio.Runner, endless: tuple[PreparedRepository, Problem]
+) -> None:
+    repository, problem = endless
+    trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
+    assert trial.separates
+    for values in trial.wanted.values():  # noted in each subtest, not in the first alone
+        returns = [value for value in values if isinstance(value, dict) and "returned" in value]
+        assert len(returns) > 1
+
+    broken = repository.keep_editable(problem.break_files(repository.files))
+
+    async def observe_broken() -> dict[str, list[object]]:
+        async with open_box(repository, {**broken, **trial.drawn.files}, LIMITS) as sandbox:
+            return await _observe(sandbox, trial.drawn, hash_seed=0, of_original=False)
+
+    ends = Counter(
+        (test.partition("::")[0], value["ended"])
+        for test, values in runner.run(observe_broken()).items()
+        for value in values
+        if isinstance(value, dict) and "ended" in value
+    )
+    files = {test.partition("::")[0] for test in trial.drawn.tests}
+    # the first of a file takes too long, and the other does not begin
+    assert ends == {(file, end): 1 for file in files for end in ("CallTimeout", "TimeoutError")}
