@@ -134,7 +134,7 @@ class Observer:
         if call.excinfo.type is CallTimeout:
             item.failfast = True  # else unittest goes on with the next subtest
             self._arm()
-            if self._request["gives_up"]:
+            if self._test in self._request["timely"]:
                 self._given_up.add(self._test.partition("::")[0])
 
     def pytest_runtest_teardown(self) -> None:

@@ -148,11 +148,10 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
         first = await _observe(sandbox, drawn, hash_seed=0)
         ended = tuple(test for test, values in first.items() if _TOO_LONG not in values)
         drawn = replace(drawn, chosen=ended or tuple(first))
-        # other hashes and other luck: what they decide differs
+        # other hashes, other luck, and what changes will run after: what they decide differs
         second = await _observe(sandbox, drawn, hash_seed=1)
     wanted = {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
-    telling = tuple(test for test, values in wanted.items() if values)
-    return Trial(replace(drawn, chosen=telling or drawn.chosen), wanted, separates=True)
+    return Trial(drawn, wanted, separates=True)
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
@@ -201,7 +200,7 @@ async def _find_different(
 ) -> list[str]:
     """Tests in which a change does not show all that the original shows."""
     async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-        seen = await _observe(sandbox, trial.drawn, hash_seed=0, of_original=False)
+        seen = await _observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
     return [test for test, wanted in trial.wanted.items() if not agrees(seen.get(test, []), wanted)]
 
 
@@ -318,12 +317,17 @@ def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
 
 
 async def _observe(
-    sandbox: Sandbox, drawn: DrawnTests, *, hash_seed: int, of_original: bool = True
+    sandbox: Sandbox,
+    drawn: DrawnTests,
+    *,
+    hash_seed: int,
+    wanted: Mapping[str, Sequence[object]] | None = None,
 ) -> Values:
-    """What the tests show. In others than the original no test runs whose file had one that took too long:
-    that one tells it from the original already.
+    """What the tests show; `wanted`: what they show in the original, None for the original itself. Where
+    a test of another takes too long that shows something there, the rest of its file does not run: it
+    is told from the original already.
     """
-    slack = 1.0 if of_original else _SLACK
+    slack = 1.0 if wanted is None else _SLACK
     request = {
         "root": CALL_ROOT,
         "files": sorted({test.partition("::")[0] for test in drawn.tests}),
@@ -334,7 +338,7 @@ async def _observe(
         "luck": drawn.order + hash_seed,  # of the module random
         "most": _MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
-        "gives_up": not of_original,
+        "timely": [test for test, values in (wanted or {}).items() if values],
         "function": drawn.function,
         "perturbed": drawn.perturbed,
     }

@@ -64,7 +64,7 @@ def test_a_change_whose_subtests_never_end_is_told_from_the_original_soon(
 
     async def observe_broken() -> dict[str, list[object]]:
         async with open_box(repository, {**broken, **trial.drawn.files}, LIMITS) as sandbox:
-            return await _observe(sandbox, trial.drawn, hash_seed=0, of_original=False)
+            return await _observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
 
     ends = Counter(
         (test.partition("::")[0], value["ended"])
