@@ -184,6 +184,11 @@ class ValidityRules(Record):
         description="a mutation whose tests pass with a constant in place of the function is not "
         "published either; deletions never are",
     )
+    drops_repeated_lines: bool = Field(
+        default=True,
+        description="a change whose right line stands in a comment, in a text, or with both its neighbours in "
+        "another file is not taken",
+    )
 
 
 class OracleConfig(Record):

@@ -1,12 +1,16 @@
 """A planted answer is found wherever it lies; a clean deletion has none."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
 from ostinato.tasks.problems.breaking.deletions import DeletionMaker
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.problems.proving.leaks import Leak, LeakCheck
+from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.selection import Sources
+from ostinato.tasks.records import LineEdit
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"
@@ -72,3 +76,33 @@ def make_draft(plan):
         blocks=plan.blocks(),
         touched=(),
     ).draft("x")
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"),
+    [
+        ({"kit/b.py": b"def g(x):\n    if x:\n        return x * factor + 1\n"}, set()),
+        ({"kit/b.py": b"# was: return x*factor + 1\n"}, {"kit/b.py"}),
+        ({"docs/notes.txt": b"g gives `return x * factor + 1`"}, {"docs/notes.txt"}),
+        (
+            {
+                "kit/b.py": b"def h(x):\n  factor = load_factor()\n  return x * factor + 1\nTAIL = 1\n"
+            },
+            {"kit/b.py"},
+        ),
+    ],
+)
+def test_a_changed_line_that_stands_elsewhere_is_found(
+    other: dict[str, bytes], wanted: set[str]
+) -> None:
+    text = b"def f(x):\n    factor = load_factor()\n    return x * factor + 1\nTAIL = 1\n"
+    files = {"kit/a.py": text, **other}
+    edit = LineEdit(
+        path="kit/a.py",
+        line_number=3,
+        gold_text="    return x * factor + 1",
+        broken_text="    return x * factor - 1",
+    )
+    problem = make_draft(LinePlan(files)).model_copy(update={"edits": (edit,)})
+    repository = SimpleNamespace(files=files)
+    assert {leak.path for leak in RepeatedLines(repository).find(problem)} == wanted
