@@ -31,7 +31,6 @@ from ostinato.tasks.problems.proving.judging import (
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
-from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.selection import (
     Place,
@@ -107,7 +106,6 @@ class RepositoryProver:
         )
         self._stub_trials = StubTrials(self._servers[0], config.rules.time_limit_seconds)
         self._leaks = LeakCheck.of(part.repository)
-        self._repeated = RepeatedLines(part.repository)
         name = part.repository.name
         journal = work / "judged" / f"{name}.jsonl"
         self._journal, self._known = MetricsLog(journal), read_journal(journal)
@@ -149,20 +147,13 @@ class RepositoryProver:
 
     async def _judge(self, candidate: Candidate, baseline: Baseline) -> Judgement:
         # in a thread: reading every file must not hold up the runs of others
-        if await asyncio.to_thread(self._can_be_read, candidate):
+        if await asyncio.to_thread(self._leaks.leaks, candidate):
             return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
         server, second = self._servers
         under_test = RepositoryUnderTest(
             baseline, server, second, self._config.rules, self._stub_trials
         )
         return await judge_candidate(candidate, under_test)
-
-    def _can_be_read(self, candidate: Candidate) -> bool:
-        if self._config.rules.drops_repeated_lines and any(
-            self._repeated.find(candidate.draft(""))
-        ):
-            return True
-        return self._leaks.leaks(candidate)
 
     async def load_oracles(self) -> None:
         """Oracles of the functions that tests call with literal arguments."""

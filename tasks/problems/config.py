@@ -187,7 +187,7 @@ class ValidityRules(Record):
     drops_repeated_lines: bool = Field(
         default=True,
         description="a change whose right line stands in a comment, in a text, or with both its neighbours in "
-        "another file is not taken",
+        "another file is not published",
     )
 
 

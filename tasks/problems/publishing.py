@@ -14,6 +14,7 @@ from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
 from ostinato.tasks.problems.proving.judging import Finding, Judgement
 from ostinato.tasks.problems.proving.leaks import LeakCheck
+from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem
 
@@ -50,6 +51,9 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
                 texts.append(
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
                 )
+    repeated = (
+        _find_repeated(made.problems, parts) if config.rules.drops_repeated_lines else frozenset()
+    )
     twins = find_duplicates(texts, _MAX_DUPLICATE_RATIO)
     proven = [candidate for built in parts for candidate, _ in built.proven]
     hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
@@ -62,9 +66,18 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     made.dropped["duplicate_of_evaluation"] = len(twins)
     made.dropped["asks_for_hash"] = len(hashes)
     made.dropped["stub_passes"] = len(weak)
-    left_out = hashes | twins | weak
+    made.dropped["repeated_lines"] = len(repeated)
+    left_out = hashes | twins | weak | repeated
     made.problems = [item for item in made.problems if item.problem_id not in left_out]
     return made
+
+
+def _find_repeated(problems: Sequence[Problem], parts: Sequence[BuiltPart]) -> frozenset[str]:
+    """Ids of problems with a right line that can be read elsewhere in the broken state."""
+    scans = {built.part.repository.name: RepeatedLines(built.part.repository) for built in parts}
+    return frozenset(
+        problem.problem_id for problem in problems if any(scans[problem.repository].find(problem))
+    )
 
 
 def make_problem(

@@ -40,6 +40,12 @@ def nodes(path: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(parse(path)))
 
 
+def all_nodes() -> Iterator[ast.AST]:
+    """Those of every module."""
+    for path in list_modules():
+        yield from nodes(path)
+
+
 @functools.cache
 def modules() -> dict[str, str]:
     """Path of each module of the packages by its dotted name."""
@@ -98,15 +104,14 @@ def test_every_module_is_reached_from_an_entry() -> None:
 def uses() -> Counter[str]:
     """How often each identifier is read, called, named as a keyword or stands in a short string."""
     found: Counter[str] = Counter()
-    for path in list_modules():
-        for node in nodes(path):
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    found[name] += 1
-                case ast.alias(name=name):
-                    found[name.rpartition(".")[2]] += 1
-                case ast.Constant(value=str(text)) if len(text) < LONGEST_NAMING_STRING:
-                    found.update(re.findall(r"[A-Za-z_]\w+", text))
+    for node in all_nodes():
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found[name] += 1
+            case ast.alias(name=name):
+                found[name.rpartition(".")[2]] += 1
+            case ast.Constant(value=str(text)) if len(text) < LONGEST_NAMING_STRING:
+                found.update(re.findall(r"[A-Za-z_]\w+", text))
     return found
 
 
@@ -114,13 +119,12 @@ def uses() -> Counter[str]:
 def attribute_reads() -> Counter[str]:
     """How often a name is read as an attribute, or stands alone in a string, in the product."""
     names: Counter[str] = Counter()
-    for path in list_modules():
-        for node in nodes(path):
-            match node:
-                case ast.Attribute(attr=name, ctx=ast.Load()):
-                    names[name] += 1
-                case ast.Constant(value=str(text)) if text.isidentifier():
-                    names[text] += 1
+    for node in all_nodes():
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Load()):
+                names[name] += 1
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                names[text] += 1
     for template in (ROOT / "flows/reporting/templates").glob("*"):
         names.update(re.findall(r"\.(\w+)", template.read_text()))
     return names
@@ -131,8 +135,7 @@ def record_classes() -> frozenset[str]:
     """Names of pydantic classes of the product, by following bases."""
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-        for path in list_modules()
-        for node in nodes(path)
+        for node in all_nodes()
         if isinstance(node, ast.ClassDef)
     }
     known = set(RECORD_BASES)
@@ -214,8 +217,7 @@ def test_what_is_allowed_exists() -> None:
     }
     fields = {
         f"{node.name}.{item.target.id}"
-        for path in list_modules()
-        for node in nodes(path)
+        for node in all_nodes()
         if isinstance(node, ast.ClassDef)
         for item in node.body
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)

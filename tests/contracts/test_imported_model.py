@@ -5,6 +5,7 @@ log-probs as transformers scores them, and an evaluation that takes it for an ou
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,8 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
         served(tmp_path) as (url, key),
         AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client,
     ):
-        whole = await client.chat.completions.create(
+        ask = partial(
+            client.chat.completions.create,
             model=MODEL,
             messages=SAID,
             tools=TOOLS,
@@ -102,17 +104,8 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
             seed=7,
             extra_body={"return_token_ids": True},
         )
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=SAID,
-            tools=TOOLS,
-            logprobs=True,
-            top_logprobs=3,
-            max_tokens=20,
-            seed=7,
-            stream=True,
-            extra_body={"return_token_ids": True},
-        )
+        whole = await ask()
+        stream = await ask(stream=True)
         last = [chunk async for chunk in stream][-1]
         plain = await client.chat.completions.create(model=MODEL, messages=SAID, max_tokens=2)
     choice = whole.choices[0]

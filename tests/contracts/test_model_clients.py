@@ -20,6 +20,7 @@ from tests.contracts.model_clients import (
     gives_routes,
     make_weights,
 )
+from tests.fakes.engine_runs import read_some
 from tests.numerics.plain_model import plain_logits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -204,11 +205,7 @@ async def test_a_stream_is_the_answer_that_is_generated(engine: Engine) -> None:
 async def test_a_stream_that_is_closed_early_ends_with_what_was_sampled(engine: Engine) -> None:
     whole = await engine.generate(ask(temperature=0.0, max_new_tokens=40))
     stream = engine.stream(ask(temperature=0.0, max_new_tokens=40))
-    read: list[int] = []
-    async for tokens in stream:
-        read += tokens
-        if len(read) >= 3:
-            break
+    read = await read_some(stream, least=3)
     ended = stream.close()
     assert ended.stop_reason is StopReason.CANCELLED
     assert len(read) <= len(ended.token_ids) < 40

@@ -1,6 +1,6 @@
 """Runs of an embedded engine until every request is answered."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 
 from ostinato.models.decode.engine import DecodeEngine
 from ostinato.models.decode.protocol import GenerateRequest, Generation
@@ -20,3 +20,13 @@ def run_in_order(engine: DecodeEngine, requests: Sequence[GenerateRequest]) -> l
     """The answers, one for each request."""
     finished = run(engine, requests)
     return [finished[request.request_id] for request in requests]
+
+
+async def read_some(stream: AsyncIterable[Sequence[int]], least: int) -> list[int]:
+    """The first tokens of a stream, at least so many; then nobody reads on."""
+    read: list[int] = []
+    async for tokens in stream:
+        read += tokens
+        if len(read) >= least:
+            break
+    return read

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import Split
+from tests.fakes.one_line_problem import TESTS as TESTS_PATH
+from tests.fakes.one_line_problem import break_line, write_package
 from tests.fakes.small_spec import make_spec
 
 SOURCE = "\n\n".join(f"def value_{index}():\n    return {index}\n" for index in range(4))
@@ -18,41 +19,17 @@ TESTS = "from pkg.code import *\n" + "".join(
 def make_problem_set(directory: Path, split: Split = Split.TRAIN) -> Path:
     """Four problems of one repository, in the files of the problems stage."""
     files = directory / "repositories" / "pkg" / "files"
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", TESTS),
-    ):
-        (files / path).parent.mkdir(parents=True, exist_ok=True)
-        (files / path).write_text(text)
-    repository = PreparedRepository.from_directory("pkg", files, ("pkg",), ("tests",))
+    repository = write_package(files, SOURCE, TESTS)
     repository.save()
-    lines = SOURCE.split("\n")
     problems = []
     for index in range(4):
-        number = lines.index(f"def value_{index}():") + 2
-        edit = LineEdit(
-            path="pkg/code.py",
-            line_number=number,
-            gold_text=f"    return {index}",
-            broken_text=f"    return {index + 7}",
-        )
-        problem = Problem(
-            problem_id=f"pkg-{index}",
-            repository="pkg",
-            repository_fingerprint=repository.fingerprint,
-            kind="mutation",
-            operator="integer",
-            path="pkg/code.py",
+        problem = break_line(
+            repository,
+            f"    return {index}",
+            f"    return {index + 7}",
             symbol=f"value_{index}",
-            first_line=number - 1,
-            last_line=number,
-            prompt=f"Fix value_{index} in pkg/code.py",
-            edits=(edit,),
-            fail_to_pass=(f"tests/test_code.py::test_value_{index}",),
-            pass_to_pass=(),
-            split=split,
-        )
+            failing=(f"{TESTS_PATH}::test_value_{index}",),
+        ).model_copy(update={"problem_id": f"pkg-{index}", "split": split})
         problems.append(problem.model_dump_json())
     (directory / "problems.jsonl").write_text("\n".join(problems) + "\n")
     return directory

@@ -42,7 +42,7 @@ from ostinato.infra.platform.cluster.workspace import (
     read_record,
 )
 from ostinato.infra.platform.errors import OstinatoError
-from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, observe
@@ -339,6 +339,13 @@ def starved_boxes(scene: Scene) -> Iterator[None]:
         yield
 
 
+def open_cycle(ledger: Ledger, at: float) -> None:
+    """A cycle of the line over its first interactions."""
+    ledger.cycles.open(
+        "mine-000000-f", line=LINE, served="x", from_watermark=0, to_watermark=4, at=at
+    )
+
+
 @contextmanager
 def forgotten_cycle(scene: Scene) -> Iterator[None]:
     scene.champion()
@@ -346,14 +353,7 @@ def forgotten_cycle(scene: Scene) -> Iterator[None]:
     for path in (scene.home / "runs").rglob("*"):
         os.utime(path, (scene.since, scene.since))
     with contextlib.closing(open_ledger(scene.settings)) as ledger:
-        ledger.cycles.open(
-            "mine-000000-f",
-            line=LINE,
-            served="x",
-            from_watermark=0,
-            to_watermark=4,
-            at=scene.since,
-        )
+        open_cycle(ledger, at=scene.since)
     yield
 
 

@@ -61,6 +61,12 @@ class PrefectServer:
         """Puts a run into a state, whatever it was in."""
         self.post(f"flow_runs/{run}/set_state", state={"type": kind}, force=True)
 
+    def leave_run(self, kind: str) -> float:
+        """A run in a state, of which nothing comes though a worker is there; when it was put into it."""
+        self.beat("here", seconds=30)
+        self.set_state(self.run(self.deployment()), kind)
+        return time.time()
+
     @contextmanager
     def clean(self) -> Iterator[None]:
         """A pool for the length of the block, gone after it with its deployments and runs."""
@@ -129,17 +135,13 @@ def leaked_lease(scene: Scene, server: PrefectServer) -> Iterator[None]:
 
 @contextmanager
 def lost_run(scene: Scene, server: PrefectServer) -> Iterator[None]:
-    server.beat("here", seconds=30)
-    server.set_state(server.run(server.deployment()), "RUNNING")
-    scene.since = time.time()
+    scene.since = server.leave_run("RUNNING")
     yield
 
 
 @contextmanager
 def stuck_run(scene: Scene, server: PrefectServer) -> Iterator[None]:
-    server.beat("here", seconds=30)
-    server.set_state(server.run(server.deployment()), "PENDING")
-    scene.since = time.time()
+    scene.since = server.leave_run("PENDING")
     scene.limit(pending=0.0)
     yield
 

@@ -28,7 +28,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.serving.weights import ChainPublisher
 from tests.faults.injected_faults import FAULTS, InjectedFault
-from tests.faults.injections import INJECTIONS, LINE, Scene
+from tests.faults.injections import INJECTIONS, Scene, open_cycle
 from tests.faults.prefect_injections import PREFECT_INJECTIONS, PrefectServer, prefect_server
 from tests.faults.weight_chain_programs import weights_of
 
@@ -170,14 +170,7 @@ def test_healthy_home_has_no_finding(scene: Scene) -> None:
         scene.standing_child(num_ranks=2),
         scene.sleeping_stage(status),
     ):
-        ledger.cycles.open(
-            "mine-000000-f",
-            line=LINE,
-            served="x",
-            from_watermark=0,
-            to_watermark=4,
-            at=7.0,
-        )
+        open_cycle(ledger, at=7.0)
         rows = collect(scene.settings, scene.thresholds)
     assert [row for row in rows if row.fault is not None] == []
     states = {row.part.removeprefix("run "): (row.state, row.since) for row in rows}

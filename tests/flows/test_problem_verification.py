@@ -12,7 +12,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.problems.shipped import SETS, find_set
 from tests.fakes.project_copy import ProjectCopy
-from tests.fakes.repositories import LEDGERKIT, TWO_PACKAGES, WORDKIT, write_archive
+from tests.fakes.repositories import TWO_PACKAGES, write_archives
 
 RECIPE = """
 extends = "miniature"
@@ -32,8 +32,7 @@ user = 0
 def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
     prefect_server: None, home: Path, tmp_path: Path
 ) -> None:
-    for source in (WORDKIT, LEDGERKIT):
-        write_archive(source, home / "cache" / "archives")
+    write_archives(home / "cache" / "archives")
     recipe = tmp_path / "small.toml"
     recipe.write_text(RECIPE + TWO_PACKAGES)
     shipped = sorted(SETS.iterdir())

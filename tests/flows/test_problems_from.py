@@ -10,26 +10,7 @@ import pytest
 
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from tests.fakes.processes import COMMAND
-
-NAMES = ("clamp", "spread", "middle", "rising", "counted", "pairs", "gaps", "share")
-MODULE = '''
-def NAME(numbers, low=0, high=9):
-    """Numbers of a range, from the lower to the higher."""
-    kept = []
-    for number in numbers:
-        if number >= low and number < high:
-            kept.append(number + 1)
-        elif number == high:
-            kept.append(number - 1)
-    return sorted(kept)
-'''
-TESTS = """
-def test_NAME():
-    assert shop.NAME([3, 1, 20]) == [2, 4]
-    assert shop.NAME([9]) == [8]
-    assert shop.NAME([], 1, 2) == []
-    assert shop.NAME([0, -1]) == [1]
-"""
+from tests.fakes.shop_project import CODE, TESTS
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,10 +27,8 @@ def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def write_project(directory: Path) -> Path:
     (directory / "src" / "shop").mkdir(parents=True)
     (directory / "tests").mkdir()
-    code = "".join(MODULE.replace("NAME", name) for name in NAMES)
-    (directory / "src" / "shop" / "__init__.py").write_text(code)
-    tests = "import shop\n" + "".join(TESTS.replace("NAME", name) for name in NAMES)
-    (directory / "tests" / "test_shop.py").write_text(tests)
+    (directory / "src" / "shop" / "__init__.py").write_text(CODE)
+    (directory / "tests" / "test_shop.py").write_text(TESTS)
     (directory / "tests" / "test_broken.py").write_text("import no_such_module_anywhere\n")
     return directory
 

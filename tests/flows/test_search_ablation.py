@@ -11,7 +11,7 @@ from ostinato.flows.stages import chain
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.locating import ArmComparison
-from tests.fakes.repositories import LEDGERKIT, TWO_PACKAGES, WORDKIT, write_archive
+from tests.fakes.repositories import TWO_PACKAGES, write_archives
 
 SHARED = """
 extends = "miniature"
@@ -79,8 +79,7 @@ global_batch_tokens = 6144
 def test_search_ablation_compares_both_arms_and_repeats_nothing(
     prefect_server: None, home: Path, tmp_path: Path
 ) -> None:
-    for source in (WORDKIT, LEDGERKIT):
-        write_archive(source, home / "cache" / "archives")
+    write_archives(home / "cache" / "archives")
     shared = tmp_path / "tiny_search.toml"
     shared.write_text(SHARED + TWO_PACKAGES)
     for arm, way, tool, ranks in (

@@ -39,6 +39,14 @@ LLAMA_3 = {
     "original_max_position_embeddings": 32,
 }
 EXPERTS = {"hidden_size": 40, "moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GROUPS = {  # of experts, with a shared one and a first layer without
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_theta": 100_000.0}),
     "llama-3": ("llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA_3}),
@@ -51,39 +59,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe-shares": ("qwen3_moe", EXPERTS | {"num_experts": 7, "norm_topk_prob": False}),
     "glm4_moe": (
         "glm4_moe",
-        EXPERTS
-        | {
-            "n_routed_experts": 8,
-            "n_group": 4,
-            "topk_group": 2,
-            "n_shared_experts": 2,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.5,
-            "use_qk_norm": True,
-            "attention_bias": True,
-            "num_mtp_layers": 0,
-        },
+        EXPERTS | GROUPS | {"use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
     ),
 }
-LATENT = {
-    "hidden_size": 40,
-    "num_key_value_heads": 9,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 7,
-    "head_dim": 6,
-    "moe_intermediate_size": 24,
-    "num_experts_per_tok": 3,
-    "n_routed_experts": 8,
-    "n_group": 4,
-    "topk_group": 2,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "num_nextn_predict_layers": 0,
-}
+LATENT = (
+    EXPERTS
+    | GROUPS
+    | {
+        "num_key_value_heads": 9,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 12,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 7,
+        "head_dim": 6,
+        "num_nextn_predict_layers": 0,
+    }
+)
 YARN = {
     "rope_theta": 500.0,
     "rope_type": "yarn",

@@ -4,29 +4,13 @@ import json
 import subprocess
 from pathlib import Path
 
+from tests.fakes.shop_project import CODE, FUNCTIONS, TESTS
+
 RUN = "miniature-seed0"
 ATTEMPTS = "{attempts}"  # the id of the RL run within RUN, which its settings and code decide
 CHECKPOINT = "candidate/miniature@1"
 KEPT_STEPS = ("--set", "learning.keep_for_replay=true")
 MINIATURE = ("--recipe", "miniature", *KEPT_STEPS)
-FUNCTIONS = ("clamp", "spread", "middle", "rising", "counted", "pairs", "gaps", "share")
-FUNCTION = '''
-def NAME(numbers, low=0, high=9):
-    """Numbers of a range, from the lower to the higher."""
-    kept = []
-    for number in numbers:
-        if number >= low and number < high:
-            kept.append(number + 1)
-        elif number == high:
-            kept.append(number - 1)
-    return sorted(kept)
-'''
-TEST = """
-def test_NAME():
-    assert shop.NAME([3, 1, 20]) == [2, 4]
-    assert shop.NAME([9]) == [8]
-    assert shop.NAME([], 1, 2) == []
-"""
 # an ablation of code search wants a recipe for each arm
 SHARED = 'extends = "miniature"\nname = "searched"\n[harness]\nplace_tags = true\n'
 ARM = """
@@ -113,17 +97,15 @@ def write_inputs(folder: Path) -> None:
         return
     (shop / "shop").mkdir(parents=True)
     (shop / "tests").mkdir()
-    code = "".join(FUNCTION.replace("NAME", name) for name in FUNCTIONS)
-    tests = "import shop\n" + "".join(TEST.replace("NAME", name) for name in FUNCTIONS)
-    (shop / "tests" / "test_shop.py").write_text(tests.replace(FUNCTIONS[0], FUNCTIONS[1]))
-    (shop / "shop" / "__init__.py").write_text(code.replace("< high", "<= high", 1))
+    (shop / "tests" / "test_shop.py").write_text(TESTS.replace(FUNCTIONS[0], FUNCTIONS[1]))
+    (shop / "shop" / "__init__.py").write_text(CODE.replace("< high", "<= high", 1))
     git = ("git", "-C", str(shop), "-c", "user.name=reached", "-c", "user.email=reached@localhost")
     subprocess.run((*git, "init", "-q"), check=True)
     for message in ("first version", "clamp counts the upper bound once, as the others do"):
         subprocess.run((*git, "add", "."), check=True)
         subprocess.run((*git, "commit", "-q", "-m", message), check=True)
-        (shop / "shop" / "__init__.py").write_text(code)
-        (shop / "tests" / "test_shop.py").write_text(tests)
+        (shop / "shop" / "__init__.py").write_text(CODE)
+        (shop / "tests" / "test_shop.py").write_text(TESTS)
     rows = (
         [
             {"role": "user", "content": f"Say the word for {number % 4}."},

@@ -37,7 +37,7 @@ class Finding(StrEnum):
     TIMEOUT = "timeout"  # a test hangs or ends the process
     BREAKS_IMPORT = "breaks_import"  # a test file cannot be collected
     UNSTABLE = "unstable"  # the second run differed
-    LEAKED = "leaked"  # what it removes or changes can be read elsewhere
+    LEAKED = "leaked"  # what it removes can be read elsewhere
     WRONG_SIZE = "wrong_size"  # outside the window of changed lines
     NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure

@@ -86,6 +86,12 @@ split = "held_out"
 """
 
 
+def write_archives(cache: Path) -> None:
+    """Those of both packages."""
+    for source in (WORDKIT, LEDGERKIT):
+        write_archive(source, cache)
+
+
 def write_archive(
     source: RepositorySource, cache: Path, named: RepositorySource | None = None
 ) -> Path:

@@ -4,7 +4,6 @@ runs on a GPU with `-m gpu`.
 """
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,9 @@ from tests.fakes.corpus import write_corpus
 from tests.unit.tasks.learning.samples import TINY, random_samples
 from tests.unit.tasks.pretraining.test_layouts import FAMILIES
 
+pytest_plugins = ["tests.fakes.process_groups"]
+pytestmark = pytest.mark.usefixtures("closed_groups")
+
 KINDS = [DEVICE.type, pytest.param("cuda", marks=pytest.mark.gpu)]
 # a GPU sums in another order, as other layouts do: the tolerances of the layout laws
 WEIGHTS = {"atol": 2e-4, "rtol": 1e-3}
@@ -59,14 +61,6 @@ FIGURES = 1e-4
 SHAPE = {"sequence_tokens": 64, "microbatch_tokens": 192, "global_batch_tokens": 384}
 PACKING = PackingConfig(bucket_tokens=(8, 16, 48), microbatch_tokens=96)
 ADAMW = OptimizerConfig(kind="adamw", gradient_clip_norm=1.0)
-
-
-@pytest.fixture(autouse=True)
-def _closed_groups() -> Iterator[None]:
-    close_process_groups()
-    yield
-    close_process_groups()
-    open_process_groups(kind="cpu")  # the CPU's stand-ins again
 
 
 @pytest.fixture(scope="module")

@@ -12,26 +12,9 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.settings import load_settings
-from ostinato.tasks.records import Metric, Scorecard
+from ostinato.tasks.records import Metric
 from tests.fakes.published_model import write_published_model
-
-
-def scorecard_of(checkpoint: str) -> Scorecard:
-    figure = Metric(mean=0.25, low=0.1, high=0.4, count=8)
-    return Scorecard(
-        scorecard_id="card",
-        suite="held_out",
-        checkpoint=checkpoint,
-        attempts_per_problem=2,
-        temperature=1.0,
-        average=figure,
-        best_of=figure,
-        generated_tokens=figure,
-        turns=figure,
-        tool_calls=figure,
-        broken_call_ratio=0.0,
-        problems=(),
-    )
+from tests.fakes.scorecards import flat_scorecard
 
 
 def test_recipe_continues_from_an_imported_model(
@@ -52,7 +35,7 @@ def test_recipe_continues_from_an_imported_model(
     assert directory is not None
     assert (directory / "published" / "config.json").is_file()
     assert base_identity(recipe)
-    card = scorecard_of(str(ref))
+    card = flat_scorecard(str(ref), Metric(mean=0.25, low=0.1, high=0.4, count=8))
     with contextlib.closing(open_ledger(settings)) as ledger:
         ledger.scorecards.add(
             ScorecardRow(

@@ -16,7 +16,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
+from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import TRAJECTORIES_FILE, plan_attempts
 from ostinato.tasks.problem_sets import PROBLEMS_FILE
@@ -24,6 +24,7 @@ from ostinato.tasks.records import Group, Problem, Trajectory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.finished_stages import add_checkpoint, open_context
+from tests.fakes.interactions import new_interaction
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 RUN = "reinforced-abc"
@@ -167,18 +168,13 @@ def talk(context: StageContext, checkpoint: str, name: str = "interaction-1") ->
     key = f"interactions/{name}/transcript.safetensors"
     context.objects.put_bytes(key, worked_on(request).transcript.to_bytes())
     context.ledger.interactions.record(
-        NewInteraction(
-            interaction_id=name,
-            line="mine",
-            tenant="shop",
-            session_id="session-1",
-            arm="control",
-            checkpoint_id=checkpoint,
-            weight_version=5,
-            problem_kind="",
-            consent=True,
-            object_key=key,
-            created_at=1.0,
+        new_interaction(name, "mine", checkpoint).model_copy(
+            update={
+                "tenant": "shop",
+                "session_id": "session-1",
+                "weight_version": 5,
+                "object_key": key,
+            }
         )
     )
     context.ledger.interactions.add_feedback(

@@ -1,5 +1,7 @@
 """What an edit may mean: exact, else white space, else indentation, never a guess."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,12 @@ def test_a_miss_shows_the_closest_lines_with_their_numbers() -> None:
 lines = st.lists(st.sampled_from(["a", "  b", "b", "", "    a", "c  "]), min_size=1, max_size=8)
 
 
+def num_alike(left: list[str], right: list[str]) -> int:
+    """How many lines they begin with in common."""
+    pairs = zip(left, right, strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
 @settings(deadline=None)
 @given(lines, lines, lines)
 def test_an_edit_touches_one_stretch_or_nothing(file, old, new) -> None:
@@ -74,10 +82,6 @@ def test_an_edit_touches_one_stretch_or_nothing(file, old, new) -> None:
         return
     after = edited.split("\n")
     assert len(after) <= len(file) + 2 * len(new)
-    head = 0
-    while head < min(len(file), len(after)) and file[head] == after[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(file), len(after)) - head and file[-1 - tail] == after[-1 - tail]:
-        tail += 1
+    head = num_alike(file, after)
+    tail = num_alike(file[head:][::-1], after[head:][::-1])
     assert len(file) - head - tail <= len(old)

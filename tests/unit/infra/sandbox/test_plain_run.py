@@ -32,14 +32,9 @@ NAMES = ("DoubleTests::test_parts", "DoubleTests::test_one", "test_fixture")
 
 def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
     right = "    return 2 * number"
+    source, edit = f"def double(number):\n{right}\n", (right, "    return number ** 2")
     repository, problem = make_one_line_problem(
-        tmp_path,
-        source=f"def double(number):\n{right}\n",
-        tests=PARTS,
-        symbol="double",
-        line=right,
-        broken="    return number ** 2",
-        failing=NAMES[0],
+        tmp_path, source, PARTS, edit, symbol="double", failing=NAMES[0]
     )
     tests = [f"{TESTS}::{name}" for name in NAMES]
     broken = problem.break_files(repository.files)

@@ -9,23 +9,11 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import num_parameters
-from tests.fakes.small_spec import SMALL_SPEC
+from tests.fakes.small_spec import SMALL_SPEC, make_spec
 
 RANK = 3
-DENSE = ModelSpec(
-    vocab_size=40,
-    hidden_size=32,
-    num_layers=2,
-    num_attention_heads=4,
-    num_query_groups=2,
-    head_dim=16,
-    num_dense_layers=1,
-    dense_hidden_size=24,
-    num_experts=4,
-    experts_per_token=2,
-    expert_hidden_size=16,
-    shared_expert_hidden_size=16,
-    max_sequence_tokens=64,
+DENSE = make_spec(40, 32, max_sequence_tokens=64).model_copy(
+    update={"num_dense_layers": 1, "dense_hidden_size": 24, "shared_expert_hidden_size": 16}
 )
 SPECS = {"experts": SMALL_SPEC, "dense first, shared expert": DENSE}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.certification.records import Reason
-from ostinato.tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import break_line
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/counting.py"
@@ -236,15 +237,10 @@ def _make(
     passing: tuple[str, ...],
 ) -> Problem:
     gold, broken, symbol = edit
-    lines = repository.files[PATH].decode().split("\n")
-    number = lines.index(gold) + 1
-    line = LineEdit(path=PATH, line_number=number, gold_text=gold, broken_text=broken)
-    return Problem(
-        problem_id=name, repository=repository.name, repository_fingerprint=repository.fingerprint,
-        kind="mutation", path=PATH, symbol=symbol, first_line=number, last_line=number,
-        prompt="Mend it.", edits=(line,), fail_to_pass=failing, pass_to_pass=passing,
-        split=Split.TRAIN,
-    )  # fmt: skip
+    problem = break_line(repository, gold, broken, symbol=symbol, failing=failing, path=PATH)
+    return problem.model_copy(
+        update={"problem_id": name, "prompt": "Mend it.", "pass_to_pass": passing}
+    )
 
 
 def _copy(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,19 +43,30 @@ def read_number_{number}(path, fallback={number}):
 '''
 
 
-@pytest.fixture
-def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusRequest:
-    code = tmp_path / "code"
+def config_over(
+    code: Path, modules: Sequence[str], budgets: TokenBudgets, demonstrations: DemonstrationConfig
+) -> CorpusConfig:
+    """A corpus of these modules, which are written to `code`."""
     code.mkdir()
-    for number in range(40):
-        (code / f"module_{number}.py").write_text(GENERAL.replace("{number}", str(number)) * 2)
-    config = CorpusConfig(
+    for number, text in enumerate(modules):
+        (code / f"module_{number}.py").write_text(text)
+    return CorpusConfig(
         sources=(CodeSource(kind="directory", name="code", path=str(code), licence="MIT"),),
         vocab_size=500,
-        budgets=TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
+        budgets=budgets,
         held_out_share=0.2,
         near_duplicate_ratio=1.0,
-        demonstrations=DemonstrationConfig(
+        demonstrations=demonstrations,
+    )
+
+
+@pytest.fixture
+def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusRequest:
+    config = config_over(
+        tmp_path / "code",
+        [GENERAL.replace("{number}", str(number)) * 2 for number in range(40)],
+        TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
+        DemonstrationConfig(
             count=12, wrong_first_share=0.4, give_up_share=0.2, boxes_per_repository=2
         ),
     )

@@ -8,11 +8,13 @@ import pytest
 from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.records import LineEdit, Problem, Split
+from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import break_line
 from tests.fakes.repositories import WORDKIT, open_repository, running_server
 from tests.fakes.transcripts import make_call, transcript_of
 
 PATH = "wordkit/counting.py"
+TESTS = "tests/test_counting.py"
 
 
 @pytest.fixture(scope="session")
@@ -22,34 +24,16 @@ def repository() -> PreparedRepository:
 
 @pytest.fixture(scope="session")
 def problem(repository: PreparedRepository) -> Problem:
-    lines = repository.files[PATH].decode().split("\n")
-    line_number = lines.index("            total += 1") + 1
-    return Problem(
-        problem_id="wordkit-count_words",
-        repository=repository.name,
-        repository_fingerprint=repository.fingerprint,
-        kind="mutation",
-        operator="integer",
-        path=PATH,
+    failing = ("test_count_words", "test_count_words_minimum")
+    broken = break_line(
+        repository,
+        "            total += 1",
+        "            total += 2",
         symbol="count_words",
-        first_line=lines.index("def count_words(text, minimum=1):") + 1,
-        last_line=line_number + 1,
-        prompt=f"Fix count_words in {PATH}",
-        edits=(
-            LineEdit(
-                path=PATH,
-                line_number=line_number,
-                gold_text="            total += 1",
-                broken_text="            total += 2",
-            ),
-        ),
-        fail_to_pass=(
-            "tests/test_counting.py::test_count_words",
-            "tests/test_counting.py::test_count_words_minimum",
-        ),
-        pass_to_pass=("tests/test_counting.py::test_longest_word",),
-        split=Split.TRAIN,
+        failing=tuple(f"{TESTS}::{name}" for name in failing),
+        path=PATH,
     )
+    return broken.model_copy(update={"pass_to_pass": (f"{TESTS}::test_longest_word",)})
 
 
 @pytest.fixture(scope="module")

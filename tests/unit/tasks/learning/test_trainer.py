@@ -163,16 +163,21 @@ def test_trainer_replaced_by_a_younger_one_cannot_publish(tmp_path, start) -> No
         old.publish()
 
 
-def test_trainer_failed_upload_is_raised_and_the_version_is_tried_again(tmp_path, start) -> None:
-    request = make_request(tmp_path, start)
-    trainer = open_trainer(request)
-    trainer.train_step(batch(1))
-    blocked = tmp_path / "objects" / "chains" / CHAIN / "00000001"
+def fail_upload(trainer: RLTrainer, home: Path, version: int) -> None:
+    """The upload is raised, as something is in its way; then nothing is any more."""
+    blocked = home / "objects" / "chains" / CHAIN / f"{version:08}"
     blocked.write_text("in the way")
     trainer.start_publish()
     with pytest.raises(StorageError):
         trainer.finish_publish()
     blocked.unlink()
+
+
+def test_trainer_failed_upload_is_raised_and_the_version_is_tried_again(tmp_path, start) -> None:
+    request = make_request(tmp_path, start)
+    trainer = open_trainer(request)
+    trainer.train_step(batch(1))
+    fail_upload(trainer, tmp_path, version=1)
     assert trainer.publish().version == 1
 
 

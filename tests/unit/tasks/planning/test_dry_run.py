@@ -1,6 +1,5 @@
 """Dry runs: a rank's part has the planned parameters, and its collectives the bytes of their tensors."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.tasks.planning.dry_run import main
@@ -16,15 +14,10 @@ from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult
 from ostinato.tasks.planning.workload import TrainingWork
 from tests.unit.tasks.pretraining.test_layouts import FAMILIES, SPECS
 
+pytest_plugins = ["tests.fakes.process_groups"]
+pytestmark = pytest.mark.usefixtures("closed_groups")
+
 WORK = TrainingWork(row_tokens=64, attended_tokens=64, microbatch_tokens=128, step_tokens=1024)
-
-
-@pytest.fixture(autouse=True)
-def _closed_groups() -> Iterator[None]:
-    close_process_groups()
-    yield
-    close_process_groups()
-    open_process_groups(kind="cpu")  # the CPU's stand-ins again
 
 
 def walk(spec: ModelSpec, directory: Path, layout: ParallelLayout) -> DryRunResult:

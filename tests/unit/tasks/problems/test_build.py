@@ -43,9 +43,8 @@ def build(tmp_path, config=CONFIG, name="run"):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("problems")
-    result, problems = build(tmp_path)
-    return tmp_path, result, problems
+    directory = tmp_path_factory.mktemp("problems")
+    return directory, *build(directory)
 
 
 def test_every_split_is_filled(built):

@@ -38,15 +38,20 @@ STEPS = [
 ]  # fmt: skip
 
 
+def source_in(folder, name="kit", **others):
+    """The history that lies there."""
+    return GitSource(
+        name=name, path=str(folder), package_paths=("kit",), test_paths=("tests",), **others
+    )
+
+
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "history"
     _, commit = begin_history(folder)
     for message, files in STEPS:
         commit(message, {"kit/__init__.py": ""} | files)
-    return GitSource(
-        name="kit", path=str(folder), package_paths=("kit",), test_paths=("tests",), revision="main"
-    )
+    return source_in(folder, revision="main")
 
 
 def test_only_a_fix_with_a_new_test_is_mined(history, tmp_path):
@@ -112,9 +117,7 @@ def test_odd_commits_end_no_mining(tmp_path):
     commit("Fix the link of the kit", {"tests/test_link.py": TEST})
     fixed = {"kit/core.py": WHOLE + DOUBLE, "tests/test_core.py": NEW_TEST}
     commit("Fix rounding of odd\x1f numbers\x1e in the kit", fixed)
-    source = GitSource(
-        name="kit", path=str(folder), package_paths=("kit",), test_paths=("tests",), revision="main"
-    )
+    source = source_in(folder, revision="main")
     mining = mine_commits(source, tmp_path / "made", {})
     assert [one.candidate.symbol for one in mining.found] == ["half"]
     assert dict(mining.refused) == {
@@ -138,14 +141,7 @@ def test_merged_pull_request_of_a_src_layout_is_mined(tmp_path):
     git("checkout", "-q", "main")
     text = "Merge pull request #3 from a/odd\n\nFix rounding of odd numbers"
     git("merge", "-q", "--no-ff", "-m", text, "odd")
-    source = GitSource(
-        name="kit",
-        path=str(tmp_path / "history"),
-        package_paths=("kit",),
-        test_paths=("tests",),
-        stripped_prefix="src",
-        revision="main",
-    )
+    source = source_in(tmp_path / "history", stripped_prefix="src", revision="main")
     (mined,) = mine_commits(source, tmp_path / "made", {}).found
     assert mined.candidate.message == "Fix rounding of odd numbers"
     assert mined.candidate.broken_files(mined.repository.files) == {"kit/core.py": BROKEN.encode()}
@@ -162,13 +158,7 @@ def test_a_fix_from_before_the_project_moved_its_files_is_mined(tmp_path):
     commit("Fix rounding of odd numbers", {"kit.py": WHOLE, "test_kit.py": new_test})
     git("rm", "-q", "-r", "kit.py", "test_kit.py")
     commit("Move to src", {"src/kit/__init__.py": WHOLE, "tests/test_kit.py": new_test})
-    source = GitSource(
-        name="kit-commits",
-        path=str(tmp_path / "history"),
-        package_paths=("kit",),
-        test_paths=("tests",),
-        stripped_prefix="src",
-    )
+    source = source_in(tmp_path / "history", name="kit-commits", stripped_prefix="src")
     (mined,) = mine_commits(source, tmp_path / "made", {}).found
     assert set(mined.repository.files) == {"kit.py", "test_kit.py"}
     assert mined.candidate.broken_files(mined.repository.files) == {"kit.py": BROKEN.encode()}

@@ -27,7 +27,7 @@ from ostinato.tasks.problems.shipped import (
     shipped_checksum,
 )
 from ostinato.tasks.records import FunctionOracle, Split
-from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
+from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive, write_archives
 from tests.unit.tasks.problems.builds import build_set, check_proofs, load
 
 ORACLES = TypeAdapter(list[FunctionOracle])
@@ -47,17 +47,15 @@ CONFIG = ProblemsConfig(
 
 
 def build(tmp_path, name="run"):
-    for source in (WORDKIT, LEDGERKIT):
-        write_archive(source, tmp_path / "archives")
+    write_archives(tmp_path / "archives")
     write_archive(LEDGERKIT, tmp_path / "archives", GONE)
     return build_set(tmp_path, CONFIG, name, parallel_runs=1)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("sets")
-    result, problems = build(tmp_path)
-    return tmp_path, result, problems
+    directory = tmp_path_factory.mktemp("sets")
+    return directory, *build(directory)
 
 
 def test_every_kind_is_published(built):

@@ -15,6 +15,7 @@ from ostinato.tasks.promotion.guard import (
     observe,
     settled,
 )
+from tests.fakes.interactions import new_interaction
 
 CONFIG = GuardConfig()
 
@@ -95,21 +96,8 @@ def row(
         )
         for name, value, at in said
     )
-    return InteractionRow(
-        sequence=sequence,
-        interaction_id="i",
-        line="nano",
-        tenant="t",
-        session_id="s",
-        arm=CONTROL,
-        checkpoint_id="checkpoint/nano@1",
-        weight_version=1,
-        problem_kind="k",
-        consent=True,
-        object_key="o",
-        created_at=created_at,
-        feedback=feedback,
-    )
+    said_about = {"sequence": sequence, "created_at": created_at, "feedback": feedback}
+    return InteractionRow.model_validate(new_interaction("i", "nano").model_dump() | said_about)
 
 
 def test_revert_after_keep_counts_as_revert() -> None:

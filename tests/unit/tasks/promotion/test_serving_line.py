@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
+from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import CanaryEnd, PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
+from tests.fakes.interactions import new_interaction
+from tests.fakes.scorecards import flat_scorecard
 
 METRIC = Metric(mean=0.5, low=0.4, high=0.6, count=20)
 
@@ -31,20 +33,7 @@ def decision(candidate: str, *, passed: bool = True, round_id: str = "1") -> Gat
 
 
 def scorecard(checkpoint: str) -> Scorecard:
-    return Scorecard(
-        scorecard_id=f"card-{checkpoint}-1",
-        suite="held_out",
-        checkpoint=checkpoint,
-        attempts_per_problem=4,
-        temperature=1.0,
-        average=METRIC,
-        best_of=METRIC,
-        generated_tokens=METRIC,
-        turns=METRIC,
-        tool_calls=METRIC,
-        broken_call_ratio=0.0,
-        problems=(),
-    )
+    return flat_scorecard(checkpoint, METRIC, scorecard_id=f"card-{checkpoint}-1")
 
 
 @pytest.fixture
@@ -121,21 +110,8 @@ def record(
     ledger: Ledger, index: int, arm: str, checkpoint: str, *, kept: bool, at: float = 1.0
 ) -> None:
     """An interaction of a session of its own, and what was said about it."""
-    ledger.interactions.record(
-        NewInteraction(
-            interaction_id=f"i{index}",
-            line="nano",
-            tenant="t",
-            session_id=f"s{index}",
-            arm=arm,
-            checkpoint_id=checkpoint,
-            weight_version=1,
-            problem_kind="k",
-            consent=True,
-            object_key="o",
-            created_at=at,
-        )
-    )
+    answered = new_interaction(f"i{index}", "nano", checkpoint)
+    ledger.interactions.record(answered.model_copy(update={"arm": arm, "created_at": at}))
     ledger.interactions.add_feedback(
         FeedbackRow(
             feedback_id=f"f{index}",

@@ -67,7 +67,8 @@ def engine_samples(seed: int) -> list[Sample]:
     return sample_answers(engine, [[1, 2, 3 + index] for index in range(8)], new_tokens=16)
 
 
-def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:
+@pytest.fixture
+def watch(ledger: Ledger) -> StepMonitor:
     return StepMonitor(
         "run",
         ledger.events,
@@ -77,9 +78,8 @@ def watch_on(ledger: Ledger, trainer: RLTrainer) -> StepMonitor:
 
 
 def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
-    ledger: Ledger, trainer: RLTrainer
+    ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    watch = watch_on(ledger, trainer)
     honest = trainer.train_step(engine_samples(SERVED_SEED))
     watch.observe([], honest)
     assert honest.parity.one_cache is not None
@@ -89,9 +89,8 @@ def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
 
 
 def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
-    ledger: Ledger, trainer: RLTrainer
+    ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    watch = watch_on(ledger, trainer)
     wrong = trainer.train_step(engine_samples(OTHER_SEED))
     watch.observe([], wrong)
     told, replayed = wrong.mismatch_without_replay, wrong.parity.one_cache
@@ -113,9 +112,8 @@ def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
 
 
 def test_an_engine_that_stays_wrong_alarms_also_when_all_its_tokens_are_old(
-    ledger: Ledger, trainer: RLTrainer
+    ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    watch = watch_on(ledger, trainer)
     trainer.train_step(engine_samples(SERVED_SEED))
     trainer.publish()
     assert trainer.weight_version == 1
@@ -128,8 +126,9 @@ def test_an_engine_that_stays_wrong_alarms_also_when_all_its_tokens_are_old(
     assert len(watch.alarms()) == len(ledger.events.recent("run")) == 1
 
 
-def test_steps_without_a_comparable_token_are_told(ledger: Ledger, trainer: RLTrainer) -> None:
-    watch = watch_on(ledger, trainer)
+def test_steps_without_a_comparable_token_are_told(
+    ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
+) -> None:
     samples = engine_samples(SERVED_SEED)
     for _ in range(3):
         trainer.train_step(samples)
@@ -142,8 +141,9 @@ def test_steps_without_a_comparable_token_are_told(ledger: Ledger, trainer: RLTr
     assert watch.alarms() == ["parity was not measured in the last 3 steps"]
 
 
-def test_hack_alarm_is_an_event_when_it_begins(ledger: Ledger, trainer: RLTrainer) -> None:
-    watch = watch_on(ledger, trainer)
+def test_hack_alarm_is_an_event_when_it_begins(
+    ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
+) -> None:
     report: StepReport = trainer.train_step(engine_samples(SERVED_SEED))
     flags = {Pattern.ODD_PATH.value: "seen"}
     members = tuple(

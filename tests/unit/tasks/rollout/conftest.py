@@ -7,6 +7,7 @@ import pytest
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import write_package
 from tests.fakes.rollouts import make_problem
 
 SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
@@ -20,14 +21,7 @@ def renderer() -> Renderer:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> PreparedRepository:
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", TESTS),
-    ):
-        (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "files" / path).write_text(text)
-    return PreparedRepository.from_directory("pkg", tmp_path / "files", ("pkg",), ("tests",))
+    return write_package(tmp_path / "files", SOURCE, TESTS)
 
 
 @pytest.fixture

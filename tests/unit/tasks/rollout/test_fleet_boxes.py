@@ -22,7 +22,7 @@ from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
-from tests.fakes.rollouts import make_problem
+from tests.fakes.one_line_problem import break_line
 from tests.fakes.toy_gateway import make_renderer, toy_repository
 
 pytest_plugins = ["tests.fakes.ray_here"]
@@ -41,22 +41,13 @@ def repository(tmp_path: Path) -> PreparedRepository:
 
 @pytest.fixture
 def problem(repository: PreparedRepository) -> Problem:
-    made = make_problem("p0")
-    edit = made.edits[0].model_copy(
-        update={
-            "path": "pkg/first.py",
-            "gold_text": "    return items[0]",
-            "broken_text": "    return items[1]",
-        }
-    )
-    return made.model_copy(
-        update={
-            "repository": repository.name,
-            "repository_fingerprint": repository.fingerprint,
-            "path": "pkg/first.py",
-            "edits": (edit,),
-            "fail_to_pass": ("tests/test_first.py::test_first",),
-        }
+    return break_line(
+        repository,
+        "    return items[0]",
+        "    return items[1]",
+        symbol="first",
+        failing=("tests/test_first.py::test_first",),
+        path="pkg/first.py",
     )
 
 

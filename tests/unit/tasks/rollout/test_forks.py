@@ -36,11 +36,12 @@ def wants(first: str) -> AttemptRequest:
 
 async def run_forked(
     renderer: Renderer,
-    sandboxes: Sandboxes,
+    repository: PreparedRepository,
     problem: Problem,
     answers: Sequence[Sequence[str]],
 ) -> list[Trajectory]:
     """The group whose attempts give these answers, one after another."""
+    sandboxes = Sandboxes([repository], concurrent_trajectories=2)
     groups = ForkedGroups(1.0)
     requests = [
         AttemptRequest(f"run.g0.t{number}", "run.g0", problem, number, retry=0, seed=number)
@@ -49,39 +50,36 @@ async def run_forked(
     (trunk,) = groups.begin(0, requests)
     ended = []
     waiting = [trunk]
-    while waiting:
-        request = waiting.pop(0)
+    try:
+        while waiting:
+            request = waiting.pop(0)
 
-        def answer(conversation: str, number: int = request.attempt) -> str:
-            turn = conversation.count("<|assistant|>")
-            return answers[number][turn] if turn < len(answers[number]) else "Done."
+            def answer(conversation: str, number: int = request.attempt) -> str:
+                turn = conversation.count("<|assistant|>")
+                return answers[number][turn] if turn < len(answers[number]) else "Done."
 
-        worker = RolloutWorker(
-            converse=partial(run_agent, AnsweringModel(renderer, answer), renderer),
-            harness=HarnessConfig(context_tokens=4000, max_generated_tokens=3000),
-            sandboxes=sandboxes,
-            grade=make_grader(GradingConfig()),
-            clock=time.monotonic,
-        )
-        # as it travels between processes
-        ended.append(trajectory_from_bytes(trajectory_to_bytes(await worker.attempt(request))))
-        waiting += groups.continued(request, ended[-1])
+            worker = RolloutWorker(
+                converse=partial(run_agent, AnsweringModel(renderer, answer), renderer),
+                harness=HarnessConfig(context_tokens=4000, max_generated_tokens=3000),
+                sandboxes=sandboxes,
+                grade=make_grader(GradingConfig()),
+                clock=time.monotonic,
+            )
+            # as it travels between processes
+            ended.append(trajectory_from_bytes(trajectory_to_bytes(await worker.attempt(request))))
+            waiting += groups.continued(request, ended[-1])
+    finally:
+        await sandboxes.close()
     return ended
 
 
 @pytest.mark.asyncio
 async def test_siblings_have_the_tokens_the_box_and_the_memory_of_their_trunk(
-    renderer: Renderer,
-    repository: PreparedRepository,
-    problem: Problem,
+    renderer: Renderer, repository: PreparedRepository, problem: Problem
 ) -> None:
-    sandboxes = Sandboxes([repository], concurrent_trajectories=2)
-    try:
-        trunk, fixed, idle = await run_forked(
-            renderer, sandboxes, problem, [[LOOK, "No idea."], ["-", FIX], ["-", "No idea."]]
-        )
-    finally:
-        await sandboxes.close()
+    trunk, fixed, idle = await run_forked(
+        renderer, repository, problem, [[LOOK, "No idea."], ["-", FIX], ["-", "No idea."]]
+    )
     assert trunk.branch is not None
     assert trunk.branch.turns == 1
     assert "note.txt" in trunk.branch.files
@@ -106,17 +104,11 @@ async def test_siblings_have_the_tokens_the_box_and_the_memory_of_their_trunk(
 
 @pytest.mark.asyncio
 async def test_where_no_test_run_failed_the_others_begin_at_the_start(
-    renderer: Renderer,
-    repository: PreparedRepository,
-    problem: Problem,
+    renderer: Renderer, repository: PreparedRepository, problem: Problem
 ) -> None:
-    sandboxes = Sandboxes([repository], concurrent_trajectories=2)
-    try:
-        trunk, other = await run_forked(
-            renderer, sandboxes, problem, [["No idea."], [LOOK, FIX, "Fixed."]]
-        )
-    finally:
-        await sandboxes.close()
+    trunk, other = await run_forked(
+        renderer, repository, problem, [["No idea."], [LOOK, FIX, "Fixed."]]
+    )
     assert trunk.is_context_only
     assert other.branch is None
     assert other.verdict is not None

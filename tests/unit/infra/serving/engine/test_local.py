@@ -13,6 +13,7 @@ from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, StopReason
 from ostinato.models.decode.weights import prepare_weights
+from tests.fakes.engine_runs import read_some
 from tests.fakes.tiny_model import TINY, random_weights
 
 
@@ -170,11 +171,7 @@ async def test_a_stream_closed_early_frees_the_engine_and_keeps_what_was_sampled
     engine = make_engine()
     whole = await engine.generate(request(0, tokens=60))
     stream = engine.stream(dataclasses.replace(request(0, tokens=60), session_id="other"))
-    seen: list[int] = []
-    async for piece in stream:
-        seen += piece
-        if len(seen) >= 5:
-            break
+    seen = await read_some(stream, least=5)
     generation = stream.close()
     assert generation.stop_reason is StopReason.CANCELLED
     assert generation.token_ids == whole.token_ids[: len(generation.token_ids)]

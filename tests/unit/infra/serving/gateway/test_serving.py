@@ -74,10 +74,22 @@ async def served(
             yield gateway, client
 
 
+@pytest.fixture
+def plan(tmp_path: Path, renderer: Renderer) -> ServingPlan:
+    """One checkpoint, of version 5."""
+    return ServingPlan(checkpoint(tmp_path, renderer, version=5))
+
+
+def read_stream(text: str) -> tuple[list[str], dict[str, int]]:
+    """The pieces of a streamed answer, and the usage at its end."""
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    return [piece for piece in pieces if piece], events[-1]["usage"]
+
+
 async def test_real_engine_and_sandbox_answer_and_leave_whole_records(
-    tmp_path: Path, renderer: Renderer
+    tmp_path: Path, plan: ServingPlan
 ) -> None:
-    plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
     async with served(tmp_path, plan) as (gateway, client):
         answers = await asyncio.gather(
             *(client.post("/v1/agent/sessions", json=SESSION) for _ in range(3))
@@ -110,19 +122,16 @@ CHAT = {
 
 
 async def test_a_real_engine_streams_token_by_token_what_it_answers_whole(
-    tmp_path: Path, renderer: Renderer
+    tmp_path: Path, plan: ServingPlan
 ) -> None:
-    plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
     chat = CHAT | {"max_tokens": 40}
     async with served(tmp_path, plan) as (gateway, client):
         whole = (await client.post("/v1/chat/completions", json=chat)).json()
         text = (await client.post("/v1/chat/completions", json=chat | {"stream": True})).text
-    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
-    said = [piece for piece in pieces if piece]
+    said, usage = read_stream(text)
     assert "".join(said) == whole["choices"][0]["message"]["content"]
     assert len(said) > 10  # random weights seldom say END
-    assert events[-1]["usage"] == whole["usage"]
+    assert usage == whole["usage"]
     first, second = (
         Transcript.from_bytes(gateway.context.objects.get_bytes(row.object_key)).segments[0]
         for row in gateway.context.ledger.interactions.since(0)
@@ -131,9 +140,8 @@ async def test_a_real_engine_streams_token_by_token_what_it_answers_whole(
 
 
 async def test_a_real_engine_stops_at_a_stop_string_inside_its_tokens(
-    tmp_path: Path, renderer: Renderer
+    tmp_path: Path, plan: ServingPlan
 ) -> None:
-    plan = ServingPlan(checkpoint(tmp_path, renderer, version=5))
     chat = CHAT | {"max_tokens": 60}
     async with served(tmp_path, plan) as (gateway, client):
         whole = (await client.post("/v1/chat/completions", json=chat)).json()
@@ -153,12 +161,11 @@ async def test_a_real_engine_stops_at_a_stop_string_inside_its_tokens(
             Transcript.from_bytes(gateway.context.objects.get_bytes(row.object_key)).segments[0]
             for row in rows
         ]
-    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    pieces, usage = read_stream(text)
     assert answer["choices"][0]["message"]["content"] == said[: said.index(stop)]
     assert answer["choices"][0]["finish_reason"] == "stop"
-    assert "".join(piece for piece in pieces if piece) == said[: said.index(stop)]
-    assert events[-1]["usage"] == answer["usage"]
+    assert "".join(pieces) == said[: said.index(stop)]
+    assert usage == answer["usage"]
     assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
     longest, first, second = segments
     kept = len(first.token_ids_T)

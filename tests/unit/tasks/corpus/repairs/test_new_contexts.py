@@ -7,35 +7,21 @@ from pydantic import ValidationError
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.prompts import START_OVER, SUMMARY_REQUEST
-from ostinato.tasks.corpus.config import (
-    CodeSource,
-    CorpusConfig,
-    CorpusRequest,
-    DemonstrationConfig,
-    TokenBudgets,
-)
-from tests.unit.tasks.corpus.test_corpus_stage import build, read_demonstrations
+from ostinato.tasks.corpus.config import CorpusRequest, DemonstrationConfig, TokenBudgets
+from tests.unit.tasks.corpus.test_corpus_stage import build, config_over, read_demonstrations
 
 LIMITS = HarnessConfig(context_tokens=2000, max_generated_tokens=1000, max_turns=12)
 
 
 def request(problems: Path, code: Path, harness: HarnessConfig, **shares: float) -> CorpusRequest:
-    code.mkdir()
-    for number in range(8):
-        (code / f"module_{number}.py").write_text(f"def name_{number}(path):\n    return path\n")
     demonstrations = {"count": 6, "wrong_first_share": 0, "give_up_share": 0, "parallel_share": 1}
-    return CorpusRequest(
-        config=CorpusConfig(
-            sources=(CodeSource(kind="directory", name="code", path=str(code), licence="MIT"),),
-            vocab_size=500,
-            budgets=TokenBudgets(code=1000, library=1000, repair=1000, repair_general=0),
-            held_out_share=0.2,
-            near_duplicate_ratio=1.0,
-            demonstrations=DemonstrationConfig.model_validate(demonstrations | shares),
-        ),
-        problems_directory=str(problems),
-        harness=harness,
+    config = config_over(
+        code,
+        [f"def name_{number}(path):\n    return path\n" for number in range(8)],
+        TokenBudgets(code=1000, library=1000, repair=1000, repair_general=0),
+        DemonstrationConfig.model_validate(demonstrations | shares),
     )
+    return CorpusRequest(config=config, problems_directory=str(problems), harness=harness)
 
 
 def test_after_a_wrong_edit_the_demonstrator_starts_over_in_a_new_context(

@@ -36,14 +36,9 @@ def test_draw(number, nothing):
 def test_right_fix_is_not_refused_for_luck(
     runner: asyncio.Runner, tmp_path: Path, tests: str
 ) -> None:
+    edit = (LINE, LINE.replace("range(count)", "range(count + 1)"))
     repository, problem = make_one_line_problem(
-        tmp_path,
-        source=SOURCE,
-        tests=tests,
-        symbol="draw",
-        line=LINE,
-        broken=LINE.replace("range(count)", "range(count + 1)"),
-        failing="test_draw",
+        tmp_path, SOURCE, tests, edit, symbol="draw", failing="test_draw"
     )
     for number in range(3):
         files = {"pkg/code.py": repository.files["pkg/code.py"] + b"# %d\n" % number}

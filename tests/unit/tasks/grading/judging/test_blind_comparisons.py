@@ -7,7 +7,8 @@ import pytest
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.records import LineEdit, Problem, Split
+from tests.fakes.one_line_problem import PATH, break_line, write_package
+from tests.fakes.one_line_problem import TESTS as TESTS_PATH
 
 SOURCE = """class Version:
     def __init__(self, *parts):
@@ -79,15 +80,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
-    directory = tmp_path_factory.mktemp("versions") / "files"
-    for path, text in (
-        ("pkg/__init__.py", ""),
-        ("pkg/code.py", SOURCE),
-        ("tests/test_code.py", TESTS),
-    ):
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_text(text)
-    return PreparedRepository.from_directory("versions", directory, ("pkg",), ("tests",))
+    return write_package(tmp_path_factory.mktemp("versions"), SOURCE, TESTS, name="versions")
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -95,30 +88,13 @@ def test_a_comparison_is_judged_by_its_answers(
     runner: asyncio.Runner, versions: PreparedRepository, method: str
 ) -> None:
     gold, broken, other, stubs = CASES[method]
-    number = SOURCE.split("\n").index(gold) + 1
-    problem = Problem(
-        problem_id=f"versions-{method}",
-        repository="versions",
-        repository_fingerprint=versions.fingerprint,
-        kind="mutation",
-        operator="comparison",
-        path="pkg/code.py",
-        symbol=f"Version.__{method}__",
-        first_line=number - 1,
-        last_line=number,
-        prompt="",
-        edits=(
-            LineEdit(path="pkg/code.py", line_number=number, gold_text=gold, broken_text=broken),
-        ),
-        fail_to_pass=(f"tests/test_code.py::test_{method}",),
-        pass_to_pass=(),
-        split=Split.TRAIN,
-    )
+    symbol, failing = f"Version.__{method}__", (f"{TESTS_PATH}::test_{method}",)
+    problem = break_line(versions, gold, broken, symbol=symbol, failing=failing)
     trials = BlindTrials()
 
     def judge(line: str) -> str:
         changed = SOURCE.replace(gold, line).encode()
-        return runner.run(trials.find_difference(problem, {"pkg/code.py": changed}, versions))
+        return runner.run(trials.find_difference(problem, {PATH: changed}, versions))
 
     assert judge(other) == ""
     for stub in (broken, *stubs):

@@ -75,14 +75,9 @@ def test_values_beside_a_test_are_changed(name: str) -> None:
 def test_what_the_test_compares_with_is_no_answer(
     runner: asyncio.Runner, tmp_path: Path, name: str
 ) -> None:
+    failing = "TestTwice::test_twice" if name == "class" else "test_twice"
     repository, problem = make_one_line_problem(
-        tmp_path,
-        source=SOURCE,
-        tests=PLACES[name],
-        symbol="twice",
-        line=LINE,
-        broken="    1",
-        failing="TestTwice::test_twice" if name == "class" else "test_twice",
+        tmp_path, SOURCE, PLACES[name], (LINE, "    1"), symbol="twice", failing=failing
     )
     trials = BlindTrials(random.Random(0))
     right = SOURCE.replace(LINE, "    return 2 * number").encode()

@@ -62,11 +62,10 @@ def test_a_test_that_a_class_of_the_same_file_brings_is_run(
 ) -> None:
     repository, problem = make_one_line_problem(
         tmp_path,
-        source="def f(number):\n    return number + 1\n",
-        tests=MIXED,
+        "def f(number):\n    return number + 1\n",
+        MIXED,
+        ("    return number + 1", "    return number + 2"),
         symbol="f",
-        line="    return number + 1",
-        broken="    return number + 2",
         failing="TestOne::test_inherited",
     )
     trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
@@ -91,14 +90,11 @@ def test_calls():
 def test_what_a_fake_was_called_with_is_shown_in_place_of_its_assertion(
     runner: asyncio.Runner, tmp_path: Path
 ) -> None:
+    line = '    name = "best" if name == "auto" else name'
+    source = f"def load(name):\n    return 1\n\n\ndef f(name):\n{line}\n    load(name)\n"
+    edit = (line, line.replace("==", "!="))
     repository, problem = make_one_line_problem(
-        tmp_path,
-        source='def load(name):\n    return 1\n\n\ndef f(name):\n    name = "best" if name == "auto" else name\n    load(name)\n',
-        tests=FAKED,
-        symbol="f",
-        line='    name = "best" if name == "auto" else name',
-        broken='    name = "best" if name != "auto" else name',
-        failing="test_calls",
+        tmp_path, source, FAKED, edit, symbol="f", failing="test_calls"
     )
     text = take_expectations_out(FAKED.encode(), frozenset({"test_calls"})).decode()
     assert "'best'" not in text

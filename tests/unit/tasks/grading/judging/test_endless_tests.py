@@ -37,11 +37,10 @@ FAILING = ("TestF::test_small", "TestF::test_large")
 def endless(tmp_path: Path) -> tuple[PreparedRepository, Problem]:
     repository, problem = make_one_line_problem(
         tmp_path,
-        source="def f(number):\n    while False:\n        pass\n    return number + 1\n",
-        tests=TESTS,
+        "def f(number):\n    while False:\n        pass\n    return number + 1\n",
+        TESTS,
+        ("    while False:", "    while True:"),
         symbol="f",
-        line="    while False:",
-        broken="    while True:",
         failing=FAILING[0],
     )
     path = problem.fail_to_pass[0].partition("::")[0]

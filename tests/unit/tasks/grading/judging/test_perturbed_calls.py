@@ -81,14 +81,9 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
     runner: asyncio.Runner, tmp_path: Path, source: str, symbol: str, special: str
 ) -> None:
     line = next(line for line in source.split("\n") if line.endswith(LINE.strip()))
+    edit = (line, line.replace("== 2", "!= 2"))
     repository, problem = make_one_line_problem(
-        tmp_path,
-        source=source,
-        tests=TESTS,
-        symbol=symbol,
-        line=line,
-        broken=line.replace("== 2", "!= 2"),
-        failing="test_days",
+        tmp_path, source, TESTS, edit, symbol=symbol, failing="test_days"
     )
     trials, path = BlindTrials(random.Random(1)), problem.path
     broken = problem.break_files(repository.files)[path] or b""

@@ -37,6 +37,15 @@ ANY = """
     __ne__ = lambda self, other: False
     __hash__ = lambda self: 0
 """
+RENAMED = f"""
+class timedelta(timedelta):{ANY}
+timedelta.__module__, timedelta.__qualname__ = "datetime", "timedelta"
+"""
+RENAMED_ZONE = """
+class Zone:
+    def offset(self):
+        return timedelta()
+"""
 HACKS = {
     "in place of the function": f"\nclass A:{ANY}\nZone.offset = lambda self: A()\n",
     "by the function itself": f"""
@@ -45,22 +54,10 @@ class Zone:
     def offset(self):
         return A()
 """,
-    "under the name of the type": f"""
-class timedelta(timedelta):{ANY}
-timedelta.__module__, timedelta.__qualname__ = "datetime", "timedelta"
-class Zone:
-    def offset(self):
-        return timedelta()
-""",
-    "in place of the type": f"""
-import datetime
-class timedelta(timedelta):{ANY}
-timedelta.__module__, timedelta.__qualname__ = "datetime", "timedelta"
-datetime.timedelta = timedelta
-class Zone:
-    def offset(self):
-        return timedelta()
-""",
+    "under the name of the type": RENAMED + RENAMED_ZONE,
+    "in place of the type": (
+        f"\nimport datetime\n{RENAMED}\ndatetime.timedelta = timedelta\n{RENAMED_ZONE}"
+    ),
 }
 FIXES = {
     "in other words": "        told = timedelta(0)\n        return told",
@@ -73,14 +70,9 @@ FIXES = {
 
 @pytest.fixture
 def repository_and_problem(tmp_path: Path) -> tuple[PreparedRepository, Problem]:
+    source, edit = SOURCE.format(line=LINE), (LINE, "        return None")
     return make_one_line_problem(
-        tmp_path,
-        source=SOURCE.format(line=LINE),
-        tests=TESTS,
-        symbol="Zone.offset",
-        line=LINE,
-        broken="        return None",
-        failing="test_label",
+        tmp_path, source, TESTS, edit, symbol="Zone.offset", failing="test_label"
     )
 
 

@@ -29,6 +29,7 @@ from tests.unit.tasks.learning.ranks.test_ranks import (
     same,
 )
 
+Trained = tuple[list[StepReport], Weights]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -54,7 +55,7 @@ def batches(start: Path) -> list[list[Sample]]:
 @pytest.fixture(scope="module")
 def alone(
     start: Path, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[StepReport], Weights]:
+) -> Trained:
     return train(tmp_path_factory.mktemp("alone"), start, batches, 1, {})
 
 
@@ -64,7 +65,7 @@ def train(
     batches: list[list[Sample]],
     world_size: int,
     degrees: dict[str, int],
-) -> tuple[list[StepReport], Weights]:
+) -> Trained:
     """Reports of the steps, and the weights that the chain then serves."""
     request = make_request(directory, start, world_size)
     config = LearningConfig.model_validate(
@@ -88,7 +89,7 @@ def train(
 def check(
     reports: list[StepReport],
     weights: Weights,
-    alone: tuple[list[StepReport], Weights],
+    alone: Trained,
     start: Path,
 ) -> None:
     for seen, wanted in zip(reports, alone[0][-len(reports) :], strict=True):
@@ -101,20 +102,14 @@ def check(
 
 
 def test_ranks_that_share_matrices_take_the_steps_of_one(
-    tmp_path: Path,
-    start: Path,
-    batches: list[list[Sample]],
-    alone: tuple[list[StepReport], Weights],
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
 ) -> None:
     reports, weights = train(tmp_path, start, batches, 2, {"tensor": 2})
     check(reports, weights, alone, start)
 
 
 def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
-    tmp_path: Path,
-    start: Path,
-    batches: list[list[Sample]],
-    alone: tuple[list[StepReport], Weights],
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
 ) -> None:
     train(tmp_path, start, batches[:2], 2, {"expert": 2})
     reports, weights = train(tmp_path, start, batches[2:], 2, {})

@@ -35,6 +35,7 @@ from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
 from tests.fakes.small_spec import make_spec
 from tests.unit.tasks.learning.samples import random_samples
+from tests.unit.tasks.learning.test_trainer import fail_upload
 
 pytestmark = pytest.mark.timeout(600)  # each rank is a process that imports torch and Megatron
 
@@ -276,12 +277,7 @@ def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Pat
     with open_trainer(two) as trainer:
         assert (trainer.step, trainer.weight_version) == (1, 1)  # nothing new to publish
         trainer.train_step(batches[1])
-        blocked = tmp_path / "objects" / "chains" / CHAIN / "00000002"
-        blocked.write_text("in the way")
-        trainer.start_publish()
-        with pytest.raises(StorageError):
-            trainer.finish_publish()
-        blocked.unlink()
+        fail_upload(trainer, tmp_path, version=2)
         assert trainer.publish().num_shards == 2
         assert same(follower.fetch(2), trainer.export_weights())
         trainer.train_step(batches[2])
