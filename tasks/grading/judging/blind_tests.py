@@ -79,7 +79,7 @@ def _keep_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> lis
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             is_kept = prefix + node.name in tests or (prefix and node.name in tests)
-            if node.name.startswith("test") and not is_kept:
+            if node.name.startswith("test") and not is_kept and not _is_fixture(node):
                 continue
         elif isinstance(node, ast.ClassDef):
             inner = _keep_tests(node.body, tests, f"{prefix}{node.name}.")
@@ -124,13 +124,16 @@ def _names_in(node: ast.stmt) -> set[str]:
 def _given(node: ast.stmt) -> set[str]:
     """Names that an assignment or a fixture gives to tests."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        is_fixture = any("fixture" in ast.unparse(item) for item in node.decorator_list)
-        return {node.name} if is_fixture else set()
+        return {node.name} if _is_fixture(node) else set()
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         held = [item for target in targets for item in ast.walk(target)]
         return {item.id for item in held if isinstance(item, ast.Name)}
     return set()
+
+
+def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("fixture" in ast.unparse(item) for item in node.decorator_list)
 
 
 def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AST]:

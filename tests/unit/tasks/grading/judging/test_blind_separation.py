@@ -28,6 +28,17 @@ class TestHeir(TestBase):
 """
 
 
+def test_a_fixture_that_is_named_like_a_test_stays() -> None:
+    text = (
+        b"@pytest.fixture\ndef test_env():\n    return 1\n\n\ndef test_f(test_env):\n    assert f(test_env) == 2\n"
+        b"\n\ndef test_g(test_env):\n    assert g(test_env) == 3\n"
+    )
+    kept = take_expectations_out(text, frozenset({"test_f"})).decode()
+    assert "def test_env" in kept
+    assert "def test_f" in kept
+    assert "test_g" not in kept
+
+
 def test_inherited_tests_are_found_and_kept_in_the_file_that_has_them():
     wanted = frozenset({"TestHeir.test_own", "TestHeir.test_inherited"})
     inherited = find_inherited(HEIR, wanted)
