@@ -40,7 +40,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(home: Path) -> subprocess.Popen[str]:
-    """The command as a terminal starts it: jobs in the background of a shell ignore SIGINT at first."""
+    """The command as a terminal starts it: jobs in the background of a shell ignore SIGINT at first, those
+    of nohup SIGHUP.
+    """
     recipe = home / "stopped.toml"
     recipe.write_text(RECIPE)
     return subprocess.Popen(
@@ -49,7 +51,7 @@ def start(home: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
 
 

@@ -33,10 +33,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def interrupt_on_signals() -> None:
     """Makes SIGINT, SIGTERM and SIGHUP a KeyboardInterrupt of this process. A shell that starts a
-    program in the background hands down an ignored SIGINT.
+    program in the background hands down an ignored SIGINT; an ignored SIGHUP is the user's wish (nohup).
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def run_foreground(

@@ -97,11 +97,15 @@ async def build_oracles(
     with arguments it refuses is not specified.
     """
     plan: list[FunctionCall] = []
+    first: list[str | None] = []
+    second: list[str | None] = []
     for (path, symbol), calls in sorted(recorded.items()):
         derived = derive_arguments(calls, config.max_calls_derived, f"{seed} {path} {symbol}")
-        plan += [FunctionCall(path, symbol, arguments) for arguments in (*calls, *derived)]
-    first = await make_calls(sandbox, plan, config.call_seconds)
-    second = await make_calls(sandbox, plan, config.call_seconds)
+        own = [FunctionCall(path, symbol, arguments) for arguments in (*calls, *derived)]
+        plan += own
+        # by themselves, as a verdict makes them: another function may leave something behind
+        first += await make_calls(sandbox, own, config.call_seconds)
+        second += await make_calls(sandbox, own, config.call_seconds)
     visible: dict[tuple[str, str], list[OracleCall]] = {}
     held_out: dict[tuple[str, str], list[OracleCall]] = {}
     for (path, symbol, arguments), one, two in zip(plan, first, second, strict=True):

@@ -1,5 +1,7 @@
 """Programs that start beside each other."""
 
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -46,3 +48,24 @@ def test_a_program_may_be_what_a_service_waits_for(tmp_path: Path) -> None:
         starting = services.launch(service)
         program = [sys.executable, "-c", touch, str(begun)]
         assert run_foreground(program, {}, lambda: await_ready(starting)) == 0
+
+
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["terminal", "nohup"])
+def test_a_closed_terminal_ends_a_command_unless_nohup_started_it(is_ignored: bool) -> None:
+    program = (
+        "import os, signal\n"
+        "from ostinato.infra.platform.cluster.services import interrupt_on_signals\n"
+        "interrupt_on_signals()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('goes on')\n"
+    )
+    action = signal.SIG_IGN if is_ignored else signal.SIG_DFL
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("goes on" in done.stdout) is is_ignored, done.stderr
+    assert ("KeyboardInterrupt" in done.stderr) is not is_ignored
