@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.rollback import rollback
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import PromotionRow
@@ -56,3 +57,6 @@ def test_checkpoint_is_promoted_once_although_the_store_failed_and_taken_back(
 def test_rollback_of_a_line_without_a_champion_is_refused(prefect_server: None, home: Path) -> None:
     with pytest.raises(ConfigError, match="serving line 'mine' has no champion"):
         rollback(line="mine")
+    changed = RunOptions(overrides=('serving.line="other"',))
+    with pytest.raises(ConfigError, match="serving line 'other' has no champion"):
+        rollback("nano", options=changed)

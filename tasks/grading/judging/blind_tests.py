@@ -133,7 +133,9 @@ def _given(node: ast.stmt) -> set[str]:
 
 
 def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("fixture" in ast.unparse(item) for item in node.decorator_list)
+    """Not one that `usefixtures` marks: that is a test."""
+    marks = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
+    return any(ast.unparse(mark).endswith("fixture") for mark in marks)
 
 
 def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AST]:

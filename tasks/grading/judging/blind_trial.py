@@ -145,11 +145,11 @@ async def prepare_trial(
 
 async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
-        first = await _observe(sandbox, drawn, hash_seed=0)
+        first = await observe(sandbox, drawn, hash_seed=0)
         ended = tuple(test for test, values in first.items() if has_ended(values))
         drawn = replace(drawn, chosen=ended or tuple(first))
         # other hashes, other luck, and what changes will run after: what they decide differs
-        second = await _observe(sandbox, drawn, hash_seed=1)
+        second = await observe(sandbox, drawn, hash_seed=1)
     wanted = {test: keep_stable(values, second.get(test, [])) for test, values in first.items()}
     return Trial(drawn, wanted, separates=True)
 
@@ -207,7 +207,7 @@ async def _find_different(
 ) -> list[str]:
     """Tests in which a change does not show all that the original shows."""
     async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-        seen = await _observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
+        seen = await observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
     return [test for test, wanted in trial.wanted.items() if not agrees(seen.get(test, []), wanted)]
 
 
@@ -323,7 +323,7 @@ def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
     return chance.sample(functions, min(most, len(functions)))
 
 
-async def _observe(
+async def observe(
     sandbox: Sandbox,
     drawn: DrawnTests,
     *,

@@ -32,6 +32,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_line_of_a_changed_recipe_is_meant(home: Path) -> None:
+    changed = ["--recipe", "nano_short", "--set", 'serving.line="mine"']
+    shown = CliRunner().invoke(app, ["cycle", "show", "--json", *changed], catch_exceptions=False)
+    assert [row["line"] for row in json.loads(shown.stdout)] == ["mine"]
+
+
 @pytest.mark.parametrize(("command", "outcome"), [("skip", "skipped"), ("close", "refused")])
 def test_open_cycle_ends_by_hand(home: Path, command: str, outcome: str) -> None:
     [row] = json.loads(run("cycle", "show", "--json"))

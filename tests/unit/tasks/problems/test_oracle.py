@@ -1,5 +1,8 @@
 """The oracle passes the original, and not an answer that only knows the arguments of the tests."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ostinato.infra.sandbox.environment import open_box
@@ -8,6 +11,8 @@ from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.problems.breaking.definitions import find_definitions
 from ostinato.tasks.problems.config import OracleConfig
 from ostinato.tasks.problems.proving.oracle import build_oracles, derive_arguments, record_calls
+from tests.fakes.one_line_problem import PATH as PATH_OF_CODE
+from tests.fakes.one_line_problem import write_package
 from tests.fakes.repositories import WORDKIT, open_repository
 
 PATH = "wordkit/shaping.py"
@@ -50,6 +55,29 @@ async def test_original_agrees_and_hard_coding_does_not():
         assert verdict.first_difference.startswith("pad_center(")
         await sandbox.write(PATH, b"import os\nos._exit(0)\n")
         assert (await judge_by_oracle(sandbox, oracle)).num_agreeing == 0
+
+
+SPEAKING = """language = "en"
+
+
+def activate(name):
+    global language
+    language = name
+
+
+def ordinal(number):
+    return f"{number} {language}"
+"""
+
+
+async def test_what_one_function_leaves_behind_is_in_no_result_of_another(tmp_path: Path) -> None:
+    repository = write_package(tmp_path, SPEAKING, "from pkg.code import ordinal\n")
+    one, other = (json.dumps({"plain": [value], "named": {}}) for value in ("zh", 1))
+    recorded = {(PATH_OF_CODE, "activate"): [one], (PATH_OF_CODE, "ordinal"): [other]}
+    async with open_box(repository) as sandbox:
+        oracles = {it.symbol: it for it in await build_oracles(sandbox, recorded, CONFIG, 0)}
+        assert oracles["ordinal"].held_out
+        assert (await judge_by_oracle(sandbox, oracles["ordinal"])).passed
 
 
 @pytest.mark.parametrize("seed", ["a", "b"])

@@ -31,7 +31,7 @@ class TestHeir(TestBase):
 def test_a_fixture_that_is_named_like_a_test_stays() -> None:
     text = (
         b"@pytest.fixture\ndef test_env():\n    return 1\n\n\ndef test_f(test_env):\n    assert f(test_env) == 2\n"
-        b"\n\ndef test_g(test_env):\n    assert g(test_env) == 3\n"
+        b"\n\n@pytest.mark.usefixtures('test_env')\ndef test_g():\n    assert g(1) == 3\n"
     )
     kept = take_expectations_out(text, frozenset({"test_f"})).decode()
     assert "def test_env" in kept

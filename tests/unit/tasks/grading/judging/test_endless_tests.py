@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.judging.blind_trial import LIMITS, _observe, prepare_trial
+from ostinato.tasks.grading.judging.blind_trial import LIMITS, observe, prepare_trial
 from ostinato.tasks.records import Problem
 from tests.fakes.one_line_problem import make_one_line_problem
 
@@ -63,7 +63,7 @@ def test_a_change_whose_subtests_never_end_is_told_from_the_original_soon(
 
     async def observe_broken() -> dict[str, list[object]]:
         async with open_box(repository, {**broken, **trial.drawn.files}, LIMITS) as sandbox:
-            return await _observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
+            return await observe(sandbox, trial.drawn, hash_seed=0, wanted=trial.wanted)
 
     ends = Counter(
         (test.partition("::")[0], value["ended"])
