@@ -107,13 +107,7 @@ class TestServer(SharedBox):
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
 
         async def judge() -> dict[str, Any]:
-            # A conftest.py may hold objects of the package, so a fresh import needs a fresh process.
-            mode = {"hot_only": True} if self._has_conftest else {}
-            reply = await self._request(changed, test_ids, time_limit_seconds, **mode)
-            if reply["route"] != "refused":
-                return reply
-            whole = _lay_over(self.repository.files, changed)
-            return await self._fresh.run(whole, test_ids, time_limit_seconds)
+            return await self._judge(changed, test_ids, time_limit_seconds, cold=False)
 
         return await self._share(key, judge)
 
@@ -177,8 +171,27 @@ class TestServer(SharedBox):
     ) -> TestReport:
         """As `run` without the cache. `cold`: with a fresh import, to check the fast way by."""
         changed = self.repository.keep_editable(files)
-        mode = {"cold": True} if cold else {}
-        return _read_report(await self._request(changed, test_ids, time_limit_seconds, **mode))
+        return _read_report(await self._judge(changed, test_ids, time_limit_seconds, cold=cold))
+
+    async def _judge(
+        self,
+        changed: Mapping[str, bytes | None],
+        test_ids: Sequence[str],
+        time_limit_seconds: float,
+        *,
+        cold: bool,
+    ) -> dict[str, Any]:
+        """Reply to a run on `changed` alone over the pristine repository."""
+        if not self._has_conftest:
+            mode = {"cold": True} if cold else {}
+            return await self._request(changed, test_ids, time_limit_seconds, **mode)
+        if not cold:
+            reply = await self._request(changed, test_ids, time_limit_seconds, hot_only=True)
+            if reply["route"] != "refused":
+                return reply
+        # a conftest.py may hold objects of the package, so a fresh import needs a fresh process
+        whole = _lay_over(self.repository.files, changed)
+        return await self._fresh.run(whole, test_ids, time_limit_seconds)
 
     async def probe(
         self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True

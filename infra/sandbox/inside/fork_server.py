@@ -64,7 +64,16 @@ class ForkServer:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
-        """Remember why a conftest.py could not be imported: then pytest ends before it serves."""
+        """Note functions that run while a conftest.py, and later the tests, are imported: those cannot be
+        swapped later. Remember why a conftest.py failed: then pytest ends before it serves.
+        """
+        ran, root = self._ran_on_import, ROOT + "/"
+
+        def note(frame: types.FrameType, event: str, argument: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(root):
+                ran.add(frame.f_code)
+
+        sys.setprofile(note)
         try:
             return (yield)
         except BaseException as error:
@@ -80,16 +89,6 @@ class ForkServer:
     def pytest_internalerror(self, excrepr: object) -> None:
         """Remember why pytest gave up, for the message of the process's end."""
         self._collection_errors.append(str(excrepr)[-1500:])
-
-    def pytest_collection(self) -> None:
-        """Notes functions that run during import. Those cannot be swapped later."""
-        ran, root = self._ran_on_import, ROOT + "/"
-
-        def note(frame: types.FrameType, event: str, argument: object) -> None:
-            if event == "call" and frame.f_code.co_filename.startswith(root):
-                ran.add(frame.f_code)
-
-        sys.setprofile(note)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

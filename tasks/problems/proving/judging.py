@@ -6,7 +6,7 @@ so that a broken import is seen.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -203,7 +203,8 @@ async def _second_run(
     tests = [*fail_to_pass, *pass_to_pass]
     random.Random(f"second {candidate.candidate_id}").shuffle(tests)
     is_cold = _is_drawn(candidate, "cold", _COLD_SHARE)
-    report = await _run_anew(under_test.second, files, tests, under_test.rules, cold=is_cold)
+    limit_seconds = under_test.rules.time_limit_seconds
+    report = await under_test.second.run_again(files, tests, limit_seconds, cold=is_cold)
     is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
     return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE
 
@@ -223,24 +224,9 @@ async def _try_cheats(
     if not _is_drawn(candidate, "cheat", under_test.rules.cheater_share):
         return Finding.PROVEN
     skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
-    report = await _run_anew(under_test.server, skipping, fail_to_pass, under_test.rules, cold=True)
+    limit_seconds = under_test.rules.time_limit_seconds
+    report = await under_test.server.run_again(skipping, fail_to_pass, limit_seconds, cold=True)
     return Finding.CHEATED if report.passed_ids else Finding.PROVEN
-
-
-async def _run_anew(
-    server: TestServer,
-    files: Mapping[str, bytes],
-    tests: Sequence[str],
-    rules: ValidityRules,
-    *,
-    cold: bool,
-) -> TestReport:
-    """A run that no earlier one answers. A conftest.py may hold objects of the package, so there a
-    fresh import needs a fresh box, which `run` takes by itself.
-    """
-    if any(path.rpartition("/")[2] == "conftest.py" for path in server.repository.files):
-        return await server.run(files, tests, rules.time_limit_seconds)
-    return await server.run_again(files, tests, rules.time_limit_seconds, cold=cold)
 
 
 def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:

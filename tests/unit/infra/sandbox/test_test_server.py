@@ -4,6 +4,7 @@ import.
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.problems.config import ProblemsConfig
+from ostinato.tasks.problems.config import ProblemsConfig, RepositorySource
 from ostinato.tasks.problems.selection import Sources
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything
 
@@ -246,13 +247,39 @@ def test_hot_and_cold_agree_on_mutants(runner, request, name):
     assert "hot" in runner.run(compare_all())
 
 
+def with_conftest(repository: PreparedRepository, source: RepositorySource, folder: Path):
+    """A copy of the repository whose conftest.py imports its package."""
+    conftest = {f"{source.test_paths[0]}/conftest.py": f"import {source.name}\n".encode()}
+    for path, content in {**repository.files, **conftest}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return PreparedRepository.from_directory(
+        "confkit", folder, source.package_paths, source.test_paths
+    )
+
+
 @pytest.fixture
 def confkit(wordkit, tmp_path):
-    """Wordkit with a conftest.py that imports it."""
-    for path, content in {**wordkit.files, "tests/conftest.py": b"import wordkit\n"}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(content)
-    return PreparedRepository.from_directory("confkit", tmp_path, ("wordkit",), ("tests",))
+    return with_conftest(wordkit, WORDKIT, tmp_path)
+
+
+def test_function_that_ran_while_conftest_imported_it_is_imported_afresh(
+    runner, ledgerkit, tmp_path
+):
+    kit = with_conftest(ledgerkit, LEDGERKIT, tmp_path)
+
+    async def run():
+        server = TestServer(kit)
+        try:
+            await server.start()
+            files = edit(kit, "ledgerkit/money.py", "name[:1].upper()", "name[:1]")
+            return await server.run(files, server.tests)
+        finally:
+            await server.close()
+
+    report = runner.run(run())
+    assert report.route == "fresh"
+    assert not report.passed
 
 
 def test_conftest_repository_runs_in_a_box_of_its_own(runner, confkit):
