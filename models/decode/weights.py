@@ -92,9 +92,6 @@ def check_vectors(spec: ModelSpec) -> None:
     only: dict[str, tuple[Any, ...]] = {
         "latent": (None,),
         "num_dense_layers": (0, spec.num_layers),
-        "router_score": ("sigmoid",),
-        "router_normalizes": (True,),
-        "router_scale": (1.0,),
         "router_groups_per_token": (spec.router_groups,),
         "shared_expert_hidden_size": (0,),
         "qkv_bias": (False,),
@@ -154,7 +151,8 @@ def _expert_matrices(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) 
         return _Experts(*nothing, up_FD[None], down_DF[None])
     return _Experts(
         source[f"{layer}.mlp.gate.weight"] * norm_D,
-        source[f"{layer}.mlp.gate.e_score_correction_bias"],
+        # a softmax router has no bias
+        source.get(f"{layer}.mlp.gate.e_score_correction_bias", torch.zeros(spec.num_experts)),
         source[f"{layer}.mlp.experts.gate_up_proj"] * norm_D,
         source[f"{layer}.mlp.experts.down_proj"],
     )

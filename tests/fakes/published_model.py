@@ -39,9 +39,9 @@ def small_tokenizer() -> Tokenizer:
 
 
 def write_published_model(
-    directory: Path, template: str = TEMPLATE, **fields: object
+    directory: Path, template: str = TEMPLATE, model_type: str = "llama", **fields: object
 ) -> transformers.PreTrainedModel:
-    """A llama with 3 key heads under 9 query heads, of widths that the compiled engine takes."""
+    """A llama, or another type, with 3 key heads under 9 query heads, of widths that the compiled engine takes."""
     tokenizer = small_tokenizer()
     sizes = {
         "vocab_size": tokenizer.get_vocab_size(),
@@ -57,8 +57,9 @@ def write_published_model(
         "eos_token_id": 2,
     }
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**(sizes | fields))
-    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | fields))
+    kind = transformers.AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.mul_(3)

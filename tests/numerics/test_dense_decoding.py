@@ -1,4 +1,4 @@
-"""The compiled engine serves dense models: greedy tokens and log-probabilities are those of transformers."""
+"""The compiled engine serves dense models and Qwen3-MoE: greedy tokens and log-probabilities are those of transformers."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,8 @@ def decode(checkpoint: Path, prompts: list[list[int]], new_tokens: int) -> list[
     config = EngineConfig(slots=len(prompts), max_context_tokens=limit, lookup_tokens=0)
     engine = DecodeEngine(loaded.spec, weights, config)
     answers = run_in_order(engine, greedy_requests(prompts, new_tokens))
-    assert all(answer.routed_experts.shape[1:] == (0, 0) for answer in answers)
+    routes = loaded.spec.num_moe_layers, loaded.spec.experts_per_token
+    assert all(answer.routed_experts.shape[1:] == routes for answer in answers)
     return answers
 
 
@@ -102,6 +103,21 @@ def test_dense_model_decodes_as_in_transformers(fields: dict, tmp_path: Path) ->
     answers = decode(tmp_path / "checkpoint", prompts, 40)
     assert all(len(answer.token_ids) == 40 for answer in answers)
     assert_same_answers(theirs, prompts, answers)
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_qwen3_moe_decodes_as_in_transformers(normalizes: bool, tmp_path: Path) -> None:
+    experts = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": normalizes,
+        "tie_word_embeddings": False,
+    }
+    theirs = write_published_model(tmp_path / "in", model_type="qwen3_moe", **experts)
+    import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path)
+    prompts = [[5, 9, 17, 200, 33], [7] * 20, [250, 3]]
+    assert_same_answers(theirs, prompts, decode(tmp_path / "checkpoint", prompts, 40))
 
 
 def test_shape_that_the_compiled_trunk_lacks_is_refused(tmp_path: Path) -> None:

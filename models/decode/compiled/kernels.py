@@ -177,12 +177,20 @@ def copy_floats(x, x_at, y, y_at, count):
 
 
 @numba.njit(**BARE)
-def choose_experts(logits, at, bias_E, bias_at, num_experts, scratch_E, experts_K, shares_K):
-    """The K experts of a row by biased sigmoid score, likeliest first, and their shares by score."""
+def choose_experts(
+    logits, at, bias_E, bias_at, num_experts, routing, scratch_E, experts_K, shares_K
+):
+    """The K experts of a row by biased score, likeliest first, and their shares by score. `routing`: whether scores
+    are a softmax or sigmoids, whether the shares sum to 1, and their factor.
+    """
+    is_softmax, normalizes, scale = routing
+    if is_softmax:
+        soften(logits[at : at + num_experts])
+    else:
+        for expert in range(num_experts):
+            logits[at + expert] = _ONE / (_ONE + exponential(-logits[at + expert]))
     for expert in range(num_experts):
-        score = _ONE / (_ONE + exponential(-logits[at + expert]))
-        logits[at + expert] = score
-        scratch_E[expert] = score + bias_E[bias_at + expert]
+        scratch_E[expert] = logits[at + expert] + bias_E[bias_at + expert]
     mass = _ZERO
     for rank in range(len(shares_K)):
         best = 0
@@ -193,5 +201,6 @@ def choose_experts(logits, at, bias_E, bias_at, num_experts, scratch_E, experts_
         experts_K[rank] = best
         shares_K[rank] = logits[at + best]
         mass += shares_K[rank]
+    divisor = mass if normalizes else _ONE
     for rank in range(len(shares_K)):
-        shares_K[rank] /= mass
+        shares_K[rank] = shares_K[rank] / divisor * scale

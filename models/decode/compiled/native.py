@@ -38,6 +38,11 @@ class NativeTrunk:
             self._vocab,
             self._step,
             spec.qk_norm,
+            (
+                spec.router_score == "softmax",
+                spec.router_normalizes,
+                np.float32(spec.router_scale),
+            ),
         )
         self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)
         self._chosen, self._logits = aligned_floats(rows * width), aligned_floats(0)

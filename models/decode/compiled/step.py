@@ -31,7 +31,7 @@ def run_decode_step(
     behind it. Routes are stored from each slot's `first_free_S` on. Returns whether a row is
     limited by top-k or top-p: its sample is to be drawn again from the logits.
     """
-    _, sizes, _, vocab, step, _ = constants
+    _, sizes, _, vocab, step, _, _ = constants
     tokens_SC, cached_S, context_S, seed_keys_S, temperature_S, top_p_S, top_k_S = table
     logits, raced_V = floats_at(buffers[19]), floats_at(buffers[20])
     rows = len(slots_B) * width

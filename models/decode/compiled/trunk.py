@@ -76,7 +76,7 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
 
 
 @numba.njit(**BARE)
-def _route(rows, sizes, layer, logits_E, bias, chosen, scratch):
+def _route(rows, sizes, routing, layer, logits_E, bias, chosen, scratch):
     """Chooses each row's experts and lists their rows, those of one expert together and ascending,
     as row * K + rank. Each expert's end in the list is left too.
     """
@@ -94,6 +94,7 @@ def _route(rows, sizes, layer, logits_E, bias, chosen, scratch):
             bias,
             layer * num_experts,
             num_experts,
+            routing,
             scores_E,
             route,
             shares_NK[row * per_token : (row + 1) * per_token],
@@ -110,14 +111,16 @@ def _route(rows, sizes, layer, logits_E, bias, chosen, scratch):
 
 
 @numba.njit(**BARE)
-def _mix_experts(rows, sizes, layer, normal, logits_E, experts, hidden, chosen, scratch):
+def _mix_experts(
+    rows, sizes, routing, layer, normal, logits_E, experts, hidden, chosen, scratch
+):
     """Adds the chosen experts' outputs to `hidden`: rows of one expert are multiplied together."""
     width, num_experts, _, inner_width, _, per_token = sizes
     bias, up, down = experts
     _, shares_NK = chosen
     gathered, inner, outer, _, ends_E, members = scratch
     double = 2 * inner_width
-    _route(rows, sizes, layer, logits_E, bias, chosen, scratch)
+    _route(rows, sizes, routing, layer, logits_E, bias, chosen, scratch)
     first = 0
     for expert in range(num_experts):
         count = ends_E[expert] - first
@@ -182,7 +185,7 @@ def _open_buffers(addresses):
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     """All layers for N rows. `weights` and `buffers` are addresses. See the module."""
-    shape, sizes, epsilon, _, _, has_norm = constants
+    shape, sizes, epsilon, _, _, has_norm, routing = constants
     embedding, qkv_w, qk_scale, output_w, gate_w, experts, final_norm = _open_weights(weights)
     arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
     (hidden, normal, qkv), (attended, scores), (keys, values, rotation) = arrays, attention, memory
@@ -220,7 +223,9 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
         at, padded = layer * width * padded_experts, padded_experts
         multiply_packed(normal, 0, width, gate_w, at, logits_E, 0, padded, rows, width, padded, 1)
-        _mix_experts(rows, sizes, layer, normal, logits_E, experts, hidden, chosen, scratch)
+        _mix_experts(
+            rows, sizes, routing, layer, normal, logits_E, experts, hidden, chosen, scratch
+        )
     for row in range(rows):
         normalize_row(hidden, row * width, hidden, row * width, width, epsilon)
         final = hidden[row * width : (row + 1) * width]
@@ -231,7 +236,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
 @numba.njit(**BARE)
 def run_head(weights, constants, buffers, rows_R):
     """Gathers the hidden states of some rows and computes their logits."""
-    _, sizes, _, _, step, _ = constants
+    _, sizes, _, _, step, _, _ = constants
     head, hidden, width, rows = floats_at(weights[1]), floats_at(buffers[0]), sizes[0], len(rows_R)
     chosen, logits = floats_at(buffers[18]), floats_at(buffers[19])
     for index in range(rows):
