@@ -44,6 +44,7 @@ class TrunkArrays(NamedTuple):
     up: np.ndarray  # packed [D, 2F] an expert of a layer, gate half first
     down: np.ndarray  # packed [F, D] an expert of a layer
     final_norm_D: np.ndarray
+    qkv_bias: np.ndarray  # [(H + 2G) * d] a layer; none where the model has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,6 @@ def check_vectors(spec: ModelSpec) -> None:
         "num_dense_layers": (0, spec.num_layers),
         "router_groups_per_token": (spec.router_groups,),
         "shared_expert_hidden_size": (0,),
-        "qkv_bias": (False,),
         "rotary_fraction": (1.0,),
     }
     for name, values in only.items():
@@ -130,6 +130,11 @@ def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
         up=join_packed(pack_matrix(up.t()) for mix in mixes for up in mix.up_EFD),
         down=join_packed(pack_matrix(down.t()) for mix in mixes for down in mix.down_EDF),
         final_norm_D=join_flat([source["model.norm.weight"]]),
+        qkv_bias=join_flat(
+            [_fuse_biases(spec, source, layer) for layer in layers]
+            if spec.qkv_bias
+            else [torch.zeros(0)]
+        ),
     )
 
 
@@ -165,6 +170,16 @@ def _fuse_qkv(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tens
     )
     rows = [_interleave(query_OD, spec.head_dim), _interleave(key_OD, spec.head_dim), value_OD]
     return torch.cat(rows) * source[f"{layer}.input_layernorm.weight"]
+
+
+def _fuse_biases(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
+    """[(H + 2G) * d], in the order of `_fuse_qkv`'s rows."""
+    query_O, key_O, value_O = (
+        source[f"{layer}.self_attn.{part}_proj.bias"] for part in ("q", "k", "v")
+    )
+    return torch.cat(
+        [_interleave(query_O, spec.head_dim), _interleave(key_O, spec.head_dim), value_O]
+    )
 
 
 def _fuse_scales(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:

@@ -61,8 +61,8 @@ def write_published_model(
     kind = transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for tensor in model.parameters():
-            tensor.mul_(3)
+        for name, tensor in model.named_parameters():
+            tensor.normal_() if name.endswith("bias") else tensor.mul_(3)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}

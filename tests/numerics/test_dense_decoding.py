@@ -94,7 +94,14 @@ def assert_same_answers(
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"tie_word_embeddings": False, "rope_parameters": BANDS}], ids=["tied", "bands"]
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": False, "rope_parameters": BANDS},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3"},
+    ],
+    ids=["tied", "bands", "qwen2", "qwen3"],
 )
 def test_dense_model_decodes_as_in_transformers(fields: dict, tmp_path: Path) -> None:
     theirs = write_published_model(tmp_path / "in", **fields)
@@ -124,8 +131,8 @@ def test_shape_that_the_compiled_trunk_lacks_is_refused(tmp_path: Path) -> None:
     write_published_model(tmp_path / "in")
     import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path)
     spec = load_checkpoint(tmp_path / "checkpoint").spec
-    with pytest.raises(ValueError, match=r"qkv_bias=True, wanted False .* vLLM"):
-        check_vectors(spec.model_copy(update={"qkv_bias": True}))
+    with pytest.raises(ValueError, match=r"rotary_fraction=0.5, wanted 1.0 .* vLLM"):
+        check_vectors(spec.model_copy(update={"rotary_fraction": 0.5}))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class NativeTrunk:
             np.float32(spec.norm_epsilon),
             self._vocab,
             self._step,
-            spec.qk_norm,
+            (spec.qk_norm, spec.qkv_bias),
             (
                 spec.router_score == "softmax",
                 spec.router_normalizes,

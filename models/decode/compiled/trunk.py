@@ -111,9 +111,7 @@ def _route(rows, sizes, routing, layer, logits_E, bias, chosen, scratch):
 
 
 @numba.njit(**BARE)
-def _mix_experts(
-    rows, sizes, routing, layer, normal, logits_E, experts, hidden, chosen, scratch
-):
+def _mix_experts(rows, sizes, routing, layer, normal, logits_E, experts, hidden, chosen, scratch):
     """Adds the chosen experts' outputs to `hidden`: rows of one expert are multiplied together."""
     width, num_experts, _, inner_width, _, per_token = sizes
     bias, up, down = experts
@@ -149,11 +147,8 @@ def _mix_experts(
 @numba.njit(**BARE)
 def _open_weights(addresses):
     """In the order of `TrunkArrays`."""
-    embedding, qkv, scale = (
-        floats_at(addresses[0]),
-        floats_at(addresses[2]),
-        floats_at(addresses[3]),
-    )
+    embedding, scale = floats_at(addresses[0]), floats_at(addresses[3])
+    qkv = floats_at(addresses[2]), floats_at(addresses[10])
     output, gate, final_norm = (
         floats_at(addresses[4]),
         floats_at(addresses[5]),
@@ -185,8 +180,10 @@ def _open_buffers(addresses):
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     """All layers for N rows. `weights` and `buffers` are addresses. See the module."""
-    shape, sizes, epsilon, _, _, has_norm, routing = constants
-    embedding, qkv_w, qk_scale, output_w, gate_w, experts, final_norm = _open_weights(weights)
+    shape, sizes, epsilon, _, _, (has_norm, has_bias), routing = constants
+    embedding, (qkv_w, qkv_bias), qk_scale, output_w, gate_w, experts, final_norm = _open_weights(
+        weights
+    )
     arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
     (hidden, normal, qkv), (attended, scores), (keys, values, rotation) = arrays, attention, memory
     heads, groups, head_width, _, _ = shape
@@ -198,7 +195,13 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
         for row in range(rows):
             normalize_row(hidden, row * width, normal, row * width, width, epsilon)
         at = layer * width * qkv_width
-        multiply_packed(normal, 0, width, qkv_w, at, qkv, 0, qkv_width, rows, width, qkv_width, 1)
+        if has_bias:
+            for row in range(rows):
+                copy_floats(qkv_bias, layer * qkv_width, qkv, row * qkv_width, qkv_width)
+        is_new = 0 if has_bias else 1
+        multiply_packed(
+            normal, 0, width, qkv_w, at, qkv, 0, qkv_width, rows, width, qkv_width, is_new
+        )
         for row in range(rows):
             rotate_heads(
                 qkv,
