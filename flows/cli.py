@@ -227,11 +227,8 @@ app.add_typer(problem_sets, name="problems")
 @recipes.command("list")
 def list_recipes() -> None:
     """Names of the shipped recipes, each with its description."""
-    console = Console()
     for name in recipe_names():
-        console.print(
-            f"{name:<22} {load_recipe(name).description}", highlight=False, soft_wrap=True
-        )
+        typer.echo(f"{name:<22} {load_recipe(name).description}")
 
 
 @recipes.command("show")
@@ -274,7 +271,7 @@ def import_command(
 ) -> None:
     """Takes in a published model. The last word printed is its reference."""
     ref = models.import_model(load_settings(), place, name)
-    Console().print(f"imported {ref}", highlight=False, soft_wrap=True)
+    typer.echo(f"imported {ref}")
 
 
 @app.command("export")
@@ -324,13 +321,12 @@ def doctor(
     deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
 ) -> None:
     """Checks what this machine has. Each line is ok, or why not and how to mend it."""
-    console = Console()
     checks = load_entry("ostinato.flows.commands.doctor:run_checks")(load_settings(), deep=deep)
     for check in checks:
-        mark = "[green]ok[/]    " if check.ok else "[red]not ok[/]"
-        console.print(f"{mark} {check.name:<22} {check.detail}", highlight=False, soft_wrap=True)
+        mark = typer.style("ok    ", fg="green") if check.ok else typer.style("not ok", fg="red")
+        typer.echo(f"{mark} {check.name:<22} {check.detail}")
         if not check.ok:
-            console.print(f"       fix: {check.fix}", highlight=False, soft_wrap=True)
+            typer.echo(f"       fix: {check.fix}")
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
@@ -410,7 +406,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
     recipe: Annotated[
         str | None,
-        typer.Option(help="whose `[retention]` removes checkpoints from the object store too"),
+        typer.Option(help=r"whose `\[retention]` removes checkpoints from the object store too"),
     ] = None,
     overrides: SetOption = None,
 ) -> None:

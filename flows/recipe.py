@@ -22,6 +22,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
 from ostinato.models.decode.config import DecodingConfig
+from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.base_selection.config import BaseSelectionConfig
 from ostinato.tasks.corpus.config import CorpusConfig
@@ -168,6 +169,15 @@ class Recipe(Record):
                 getattr(self, name).parallel_layout.check(self.model)
             except ValueError as error:
                 raise ValueError(f"{name}.layout: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _engine_decodes_the_model(self) -> "Recipe":
+        if self.decoding.engine == "local":
+            try:
+                check_vectors(self.model)
+            except ValueError as error:
+                raise ValueError(f"model.{error}") from None
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.operating import local_prefect
@@ -43,15 +42,14 @@ def show(
     if as_json:
         typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
         return
-    console = Console()
     for row in rows:
         text = (
             f"{row.cycle_id}  interactions {row.from_watermark + 1} to {row.to_watermark}, from "
             f"{row.served}: {row.outcome or 'open'}"
         )
-        console.print(text, highlight=False, soft_wrap=True)
+        typer.echo(text)
     if not rows:
-        console.print("no cycle yet")
+        typer.echo("no cycle yet")
 
 
 @cycles.command("skip")
@@ -84,7 +82,7 @@ def roll_back(
     with _ledger(settings) as ledger:
         report = load_entry(ROLL_BACK)(ledger, name, None, reason)
     text = f"{name}: {report.candidate} taken back, {report.champion} serves"
-    Console().print(text, highlight=False, soft_wrap=True)
+    typer.echo(text)
 
 
 def _end(line: str, outcome: str | None) -> None:
@@ -99,7 +97,7 @@ def _end(line: str, outcome: str | None) -> None:
     if ended == "skipped":
         local_prefect.tell_server_here(settings)
         load_entry(TELL_SKIPPED)(cycle.cycle_id, "by hand")
-    Console().print(f"{cycle.cycle_id}: {ended}", highlight=False, soft_wrap=True)
+    typer.echo(f"{cycle.cycle_id}: {ended}")
 
 
 def _require_nobody(settings: Settings, cycle: CycleRow) -> None:

@@ -10,13 +10,14 @@ expert width, M draft width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.models.decode.compiled.packed import LANES, join_flat, join_packed, pack_matrix
+from ostinato.models.decode.compiled.packed import join_flat, join_packed, pack_matrix
+from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
@@ -86,31 +87,6 @@ def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
     if spec.num_moe_layers:
         return spec.num_experts, spec.experts_per_token, spec.expert_hidden_size
     return 1, 1, spec.dense_hidden_size
-
-
-def check_vectors(spec: ModelSpec) -> None:
-    """Refuses a shape that the compiled trunk does not compute, or rows that do not fill vectors."""
-    only: dict[str, tuple[Any, ...]] = {
-        "latent": (None,),
-        "num_dense_layers": (0, spec.num_layers),
-        "router_groups_per_token": (spec.router_groups,),
-        "shared_expert_hidden_size": (0,),
-        "rotary_fraction": (1.0,),
-    }
-    for name, values in only.items():
-        if getattr(spec, name) not in values:
-            raise ValueError(
-                f"{name}={getattr(spec, name)}, wanted {values[-1]} for compiled decoding; "
-                'vLLM decodes this shape: [decoding] engine = "vllm"'
-            )
-    multiples = {"hidden_size": LANES, "head_dim": LANES, "mtp_hidden_size": LANES // 2}
-    # of mtp_hidden_size gate and up stand side by side
-    multiples |= {"expert_hidden_size": LANES, "dense_hidden_size": LANES}
-    for name, multiple in multiples.items():
-        if getattr(spec, name) % multiple:
-            raise ValueError(
-                f"{name}={getattr(spec, name)}, wanted a multiple of {multiple} for compiled decoding"
-            )
 
 
 def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:

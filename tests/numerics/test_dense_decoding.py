@@ -14,7 +14,8 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.decode.weights import check_vectors, prepare_weights
+from ostinato.models.decode.supported import check_vectors
+from ostinato.models.decode.weights import prepare_weights
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
 from tests.fakes.engine_runs import run_in_order

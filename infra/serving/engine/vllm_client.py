@@ -3,9 +3,8 @@
 Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
 Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
 there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
-generation has one version. What differs from our engine: routes come only where vLLM can
-record them, then those of the whole context every time; draft layers stay out, vLLM has no model of
-their form. Needs the extra `vllm`; imported only where it was asked for.
+generation has one version. What differs from our engine: experts' routes come on GPUs alone, then those
+of the whole context every time; draft layers stay out, vLLM has no model of their form. Needs the extra `vllm`; imported only where it was asked for.
 """
 
 import asyncio
@@ -59,8 +58,7 @@ class VllmEngine:
         slots: int = 64,
         max_context_tokens: int = 0,  # 0: the model's
         dtype: torch.dtype = torch.float32,
-        with_routes: bool = False,  # wants vLLM's model runner V2, which its CPU build lacks
-        reloads_in_place: bool = True,
+        reloads_in_place: bool = True,  # on a GPU
         name: str = "vllm",
     ) -> None:
         check_weights(spec, weights)  # the same checks as our engine's
@@ -70,7 +68,7 @@ class VllmEngine:
         self._swapping = asyncio.Lock()
         self._is_closed = False
         self._generated_tokens = 0
-        self._slots, self._with_routes = slots, with_routes
+        self._slots = slots
         longest = spec.max_sequence_tokens
         self.max_context_tokens = min(max_context_tokens or longest, longest)
         self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
@@ -195,7 +193,8 @@ class VllmEngine:
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",
             enable_prefix_caching=True,
-            enable_return_routed_experts=self._with_routes,
+            # by vLLM's second model runner, which its CPU build lacks
+            enable_return_routed_experts=self._reloads_in_place and self.spec.num_moe_layers > 0,
             enforce_eager=True,
             disable_log_stats=True,
         )

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LANES = 16  # float32 in a vector register of 512 bits; LLVM splits it where registers are shorter
+from ostinato.models.decode.supported import LANES
+
 PANEL = 64
 _LINE_BYTES = 64
 

@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ostinato.models.decode.compiled.packed import LANES, PANEL
+from ostinato.models.decode.compiled.packed import PANEL
 from ostinato.models.decode.compiled.vectors import (
     BARE,
     FLOAT,
@@ -30,6 +30,7 @@ from ostinato.models.decode.compiled.vectors import (
     spread,
     vector_at,
 )
+from ostinato.models.decode.supported import LANES
 
 __all__ = ["JIT", "accumulate"]
 

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
-from ostinato.models.decode.compiled.packed import LANES
+from ostinato.models.decode.supported import LANES
 
 JIT: dict[str, Any] = {
     "cache": True,

@@ -4,7 +4,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ostinato.flows.cli import app
 from ostinato.flows.commands import doctor
 from ostinato.infra.platform.settings import Settings
 
@@ -20,6 +22,17 @@ def test_python_outside_the_supported_range_is_named() -> None:
     old = doctor.check_python((3, 10))
     assert (old.ok, old.detail) == (False, "3.10, wanted 3.11 or 3.12")
     assert "Python 3.11" in old.fix
+
+
+def test_brackets_of_a_fix_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        doctor.Check(name="gpu", ok=False, detail="[/opt] lacks it", fix="pip install '.[gpu]'")
+    ]
+    monkeypatch.setattr(doctor, "run_checks", lambda settings, deep: found)
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 1
+    assert "[/opt] lacks it" in shown.output
+    assert "fix: pip install '.[gpu]'" in shown.output
 
 
 def test_program_reports_its_last_line_either_way() -> None:
