@@ -26,6 +26,7 @@ from ostinato.flows.chat.session import (
     run_chat,
 )
 from ostinato.flows.chat.workplace import open_workplace, recent_files
+from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.reporting.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -108,6 +109,7 @@ class ChatOptions:
     model: str
     checkpoint: str
     recipe: str
+    settings: Sequence[str] | None
     api_key: str
     message: Sequence[str] | None
     apply: Apply
@@ -126,7 +128,9 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
             opened = connect_gateway(options.gateway, key, options.model)
         else:
             load_local = load_entry("ostinato.flows.chat.local:load_local")
-            opened = load_local(options.checkpoint or "promoted", options.recipe)
+            opened = load_local(
+                options.checkpoint or "promoted", options.recipe, options.settings or ()
+            )
         model = await stack.enter_async_context(opened)
         copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-chat-")))
         is_compact = model.harness.dialect == "compact"
@@ -174,6 +178,7 @@ def main(
     model: Annotated[str, typer.Option(help="of the server; default: its first")] = "",
     checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
     recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
+    settings: SetOption = None,
     api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
     message: Annotated[
         list[str] | None, typer.Option(help="send this and end; may be repeated")
@@ -191,6 +196,8 @@ def main(
     """A terminal agent on a repository. Its edits reach your files only when you agree."""
     if gateway and checkpoint:
         raise typer.BadParameter("wanted either --gateway or --checkpoint")
+    if gateway and settings:
+        raise typer.BadParameter("--set changes a recipe, which goes with --checkpoint")
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     try:

@@ -1,20 +1,23 @@
 """A checkpoint that `ostinato chat` loads into its own process."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from ostinato.flows.chat.session import ServedModel
 from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import load_renderer
 
 
 @contextlib.asynccontextmanager
-async def load_local(reference: str, recipe: str) -> AsyncIterator[ServedModel]:
+async def load_local(
+    reference: str, recipe: str, overrides: Sequence[str] = ()
+) -> AsyncIterator[ServedModel]:
     """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
-    context = StageContext.open(recipe)
+    context = StageContext.open(recipe, options=RunOptions(overrides=tuple(overrides)))
     directory, name = Path(reference), reference
     if not directory.is_dir():
         promoted = reference == "promoted"

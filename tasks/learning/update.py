@@ -21,7 +21,7 @@ from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out, 
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.learning.hints import HintedRows, pack_hinted
 from ostinato.tasks.learning.parity import StepParity
-from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare, sum_rows_k1
+from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare
 from ostinato.tasks.learning.report import (
     Mismatch,
     StepReport,
@@ -189,17 +189,12 @@ class PolicyUpdate:
         return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))
 
 
-def sum_k1(
-    reference: TrainerModel, samples: Sequence[Sample], config: LearningConfig
-) -> list[float]:
-    """Per sample, the sum over its sampled tokens of log q(rollout) - log p(reference)."""
-    return gather_k1(samples, config, lambda batches: sum_rows_k1(reference, batches))
-
-
 def gather_k1(
     samples: Sequence[Sample], config: LearningConfig, score_rows: ScoreRows
 ) -> list[float]:
-    """As sum_k1, with whoever scores the rows of microbatches."""
+    """Per sample, the sum over its sampled tokens of log q(rollout) - log p(reference), which `score_rows` gives
+    for rows of microbatches.
+    """
     sums = [0.0] * len(samples)
     chosen = [index for index, sample in enumerate(samples) if sample.segment.sampled_tokens]
     picked = [samples[index] for index in chosen]

@@ -39,7 +39,7 @@ from ostinato.tasks.learning.config import (
     PolicyOptimizerConfig,
 )
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.update import PolicyUpdate, sum_k1
+from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, sum_rows_k1
 from ostinato.tasks.mtp import run as mtp_run
 from ostinato.tasks.mtp.config import MtpConfig, MtpRequest
 from ostinato.tasks.pretraining import run as pretraining_run
@@ -222,7 +222,7 @@ def rl_step(kind: DeviceKind, samples: list[Sample]) -> tuple[StepReport, list[f
         reference.import_weights(older)
         optimizer = build_optimizer(model, config.optimizer)
         update = PolicyUpdate(model, optimizer, config)
-        k1_nats = sum_k1(reference, samples, config)
+        k1_nats = gather_k1(samples, config, lambda batches: sum_rows_k1(reference, batches))
         report = update.step(samples, step=1, weight_version=1, earlier_weights={0: older})
         state = optimizer.state_dict()
         return report, k1_nats, (model.export_weights(), state)

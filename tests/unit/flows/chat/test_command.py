@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -32,3 +33,18 @@ async def test_a_model_that_the_server_lacks_is_named(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="model is 'huge', wanted one of small, large"):
         async with command.connect_gateway("http://there", "", "huge"):
             pass
+
+
+def test_set_reaches_the_recipe_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    options = ["--repo", str(tmp_path), "--set", "decoding.engin=vllm"]
+    command_line = [sys.executable, "-P", "-c", CLI, "chat", *options]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "decoding.engin" in done.stderr
+    command_line += ["--gateway", "http://there"]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--set changes a recipe" in done.stderr

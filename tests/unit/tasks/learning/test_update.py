@@ -17,7 +17,7 @@ from ostinato.tasks.learning.config import (
 )
 from ostinato.tasks.learning.parity import choose_samples
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.update import PolicyUpdate, sum_k1
+from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, sum_rows_k1
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits
 from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
@@ -186,12 +186,17 @@ def test_step_without_a_finite_gradient_is_refused_before_the_weights_move() -> 
     assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
 
 
-def test_sum_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
+def test_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
     samples = draw()
     config = make_config()
-    same = sum_k1(build_trainer_model(TINY, seed=3), samples, config)
+
+    def k1_of(seed: int) -> list[float]:
+        model = build_trainer_model(TINY, seed=seed)
+        return gather_k1(samples, config, lambda batches: sum_rows_k1(model, batches))
+
+    same = k1_of(3)
     assert same == pytest.approx([0.0] * len(samples), abs=1e-4)
-    other = sum_k1(build_trainer_model(TINY, seed=4), samples, config)
+    other = k1_of(4)
     assert max(abs(value) for value in other) > 1e-2
 
 
