@@ -38,8 +38,9 @@ from ostinato.tasks.learning.config import (
     PackingConfig,
     PolicyOptimizerConfig,
 )
+from ostinato.tasks.learning.ranks.share import sum_rows_k1
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, sum_rows_k1
+from ostinato.tasks.learning.update import PolicyUpdate, gather_k1
 from ostinato.tasks.mtp import run as mtp_run
 from ostinato.tasks.mtp.config import MtpConfig, MtpRequest
 from ostinato.tasks.pretraining import run as pretraining_run

@@ -16,8 +16,9 @@ from ostinato.tasks.learning.config import (
     RouterReplayConfig,
 )
 from ostinato.tasks.learning.parity import choose_samples
+from ostinato.tasks.learning.ranks.share import sum_rows_k1
 from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.update import PolicyUpdate, gather_k1, sum_rows_k1
+from ostinato.tasks.learning.update import PolicyUpdate, gather_k1
 from ostinato.tasks.records import Sample
 from tests.fakes.logits import forward_logits
 from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
