@@ -1,5 +1,9 @@
 """What boxes of bubblewrap must do beyond the protocol: end with their host, and say what is missing."""
 
+import errno
+import json
+import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.host.system_calls import MACHINES, REFUSED
 from tests.contracts.sandbox_backends import running_bench
 from tests.fakes.processes import is_running, wait_for_child, wait_for_end
 
@@ -21,6 +26,30 @@ def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
         assert bench.shell(box, f'python -c "{imports}"') == b"[]\n"
         tests = bench.shell(box, "python -m pytest -q tests 2>&1 | tail -1")
         assert tests.startswith(b"15 passed")
+
+
+def test_kernel_parts_that_boxes_would_share_are_refused():
+    numbers = {name: columns[MACHINES[platform.machine()][0]] for name, columns in REFUSED.items()}
+    program = (
+        "import ctypes, json, socket\n"
+        "kernel = ctypes.CDLL(None, use_errno=True)\n"
+        "def error_of(number):\n"
+        "    # what add_key would take; of no meaning to the others\n"
+        "    called = kernel.syscall(number, b'user', b'left behind', b'x', 1, -4)\n"
+        "    return ctypes.get_errno() if called == -1 else 0\n"
+        "def open_family(family):\n"
+        "    try:\n"
+        "        return bool(socket.socket(family, socket.SOCK_STREAM).close())\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
+        f"errors = {{name: error_of(number) for name, number in {numbers}.items()}}\n"
+        "print(json.dumps([errors, [open_family(family) for family in (1, 2, 10, 38, 40)]]))\n"
+    )
+    with running_bench(open_backend) as bench:
+        box = bench.create()
+        errors, families = json.loads(bench.shell(box, f"python -c {shlex.quote(program)}"))
+    assert errors == dict.fromkeys(numbers, errno.EPERM)
+    assert families == [False, False, False, errno.EAFNOSUPPORT, errno.EAFNOSUPPORT]
 
 
 def test_killed_host_takes_its_boxes_along(tmp_path):

@@ -1,7 +1,7 @@
 """One bubblewrap box and its process: the only place that knows bubblewrap's flags.
 
-A box has no network, no capabilities and no host path but those of system.py. Only /repo, /tmp, /run
-and /dev/shm can be written, and each has a size.
+A box has no network, no capabilities, no host path but those of system.py, and none of the system calls that
+system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and each has a size.
 """
 
 import errno
@@ -30,6 +30,7 @@ from ostinato.infra.sandbox.host.system import (
     VARIABLES,
     system_mounts,
 )
+from ostinato.infra.sandbox.host.system_calls import filter_program
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.snapshots.layers import remove_folder
 
@@ -70,6 +71,9 @@ class BoxProcess:
         """
         host_socket, box_socket = socket.socketpair()
         self.information_pipe, information_end = os.pipe()
+        filter_end, filter_source = os.pipe()
+        os.write(filter_source, filter_program())  # far less than a pipe holds
+        os.close(filter_source)
         self.socket = host_socket
         self.name = f"{os.getpid()}-{next(_counter)}"
         self.process_id: int | None = None  # of process 1, as this host counts
@@ -81,6 +85,7 @@ class BoxProcess:
             *repository_mounts,
             *("--remount-ro", "/dev", "--remount-ro", "/"),
             *_variables({**_ENVIRONMENT, **(environment or {})}),
+            *("--seccomp", str(filter_end)),
             *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
             *_start_server(server, box_socket.fileno()),
         ]
@@ -90,7 +95,7 @@ class BoxProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(box_socket.fileno(), information_end),
+                pass_fds=(box_socket.fileno(), information_end, filter_end),
                 env={},
                 process_group=0,  # Ctrl-C in a terminal is for the host program, not for its boxes
             )
@@ -103,6 +108,7 @@ class BoxProcess:
         finally:
             box_socket.close()
             os.close(information_end)
+            os.close(filter_end)
 
     def admit(self) -> None:
         """Put process 1 under the box's limits. Blocks until bubblewrap has made it.

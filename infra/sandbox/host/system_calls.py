@@ -1,0 +1,107 @@
+"""The seccomp filter of a box: what the kernel refuses to every process inside.
+
+The program is classic BPF over `struct seccomp_data`, see seccomp(2). What it refuses is shared with other boxes or with
+the host (keyrings, the clock, the kernel's log), looks into other processes, or is a large and young part of the
+kernel that no test needs. It is loaded by bubblewrap, after which nothing inside can take it back.
+"""
+
+import errno
+import functools
+import platform
+import socket
+import struct
+
+_LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # bytes in seccomp_data, little endian
+_FOREIGN_CALLS = 0x40000000  # x86-64 has the numbers of x32 from here on
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+
+# name -> number on x86-64 and on aarch64; calls younger than both have one for all
+REFUSED = {
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "process_madvise": (440, 440),
+    "userfaultfd": (323, 282),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "memfd_secret": (447, 447),
+    "fanotify_init": (300, 262),
+    "lookup_dcookie": (212, 18),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "acct": (163, 89),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "syslog": (103, 116),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+}
+MACHINES = {
+    "x86_64": (0, 0xC000003E, 41),
+    "aarch64": (1, 0xC00000B7, 198),
+}  # column, audit, socket
+
+
+@functools.cache
+def filter_program(machine: str = platform.machine()) -> bytes:
+    """The filter as bubblewrap's `--seccomp` reads it, for one kind of processor. KeyError for an unknown one."""
+    column, architecture, socket_number = MACHINES[machine]
+    refused = [numbers[column] for numbers in REFUSED.values()]
+    checked = [_step(_EQUALS, number, "refuse") for number in sorted(refused)]
+    steps = [
+        _step(_LOAD, _ARCHITECTURE_AT),
+        _step(_EQUALS, architecture, otherwise="refuse"),
+        _step(_LOAD, _NUMBER_AT),
+        _step(_AT_LEAST, _FOREIGN_CALLS, "refuse"),
+        *checked,
+        _step(_EQUALS, socket_number, otherwise="allow"),
+        _step(_LOAD, _FIRST_ARGUMENT_AT),
+        *(_step(_EQUALS, family, "allow") for family in _FAMILIES),
+        _step(_RETURN, _ERROR | errno.EAFNOSUPPORT),
+    ]
+    places = {"": 0, "refuse": len(steps), "allow": len(steps) + 1}
+    ends = [_step(_RETURN, _ERROR | errno.EPERM), _step(_RETURN, _ALLOW)]
+    packed = b""
+    for place, (code, value, target, otherwise) in enumerate([*steps, *ends]):
+        jumps = [places[name] - place - 1 if name else 0 for name in (target, otherwise)]
+        packed += struct.pack("<HBBI", code, *jumps, value)
+    return packed
+
+
+def _step(
+    code: int, value: int, target: str = "", otherwise: str = ""
+) -> tuple[int, int, str, str]:
+    """One instruction, and where it goes on when a comparison holds and when not; empty: to the next."""
+    return code, value, target, otherwise
