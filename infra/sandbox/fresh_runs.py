@@ -6,6 +6,7 @@ either; each run brings both (inside/fresh_server.py).
 """
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,27 +24,30 @@ _BLANK = str(Path(__file__).parent / "inside" / "blank.py")
 _MARK_OF_A_TEST = b"def test"
 
 
-class SharedBox(ABC):
-    """A box of one repository that many runs share. It starts again when it is lost. Belongs to one event loop."""
+class RunBoxes(ABC):
+    """Boxes of one repository for runs of tests, in each one run at a time, so that no run meets another's
+    processes or scratch files. One that is lost is replaced. Belongs to one event loop.
+    """
 
     def __init__(
         self, repository: PreparedRepository, limits: SandboxLimits, parallel_runs: int
     ) -> None:
         self.repository = repository
         self._limits = limits
-        self._parallel_runs = parallel_runs
-        self._channel: BoxChannel | None = None
-        self._starting = asyncio.Lock()
+        self._turns = asyncio.Semaphore(parallel_runs)
+        self._idle: list[BoxChannel] = []
+        self._open: list[BoxChannel] = []
 
     async def start(self) -> None:
-        """Start the box. A later run does this by itself."""
-        await self._open_channel()
+        """Start a box. Runs do this by themselves, and start more when they meet."""
+        if not self._open:
+            self._idle.append(await self._start_box())
 
     async def close(self) -> None:
-        """End the box."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        """End the boxes."""
+        self._idle.clear()
+        while self._open:
+            await self._open.pop().close()
 
     @abstractmethod
     async def _start_box(self) -> BoxChannel:
@@ -60,21 +64,13 @@ class SharedBox(ABC):
                 self._limits.start_seconds,
                 blobs,
                 limits=self._limits.model_dump(),
-                parallel_runs=self._parallel_runs,
                 **fields,
             )
         except BaseException:
             await channel.close()
             raise
+        self._open.append(channel)
         return channel, reply
-
-    async def _open_channel(self) -> BoxChannel:
-        async with self._starting:
-            if self._channel is not None and not self._channel.is_lost:
-                return self._channel
-            await SharedBox.close(self)
-            self._channel = await self._start_box()
-            return self._channel
 
     async def _request_run(
         self,
@@ -83,28 +79,42 @@ class SharedBox(ABC):
         time_limit_seconds: float,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The reply to a run, tried again once when another run took the box down. SandboxLost after that."""
-        for attempt in (1, 2):
-            channel = await self._open_channel()
-            try:
-                reply, _ = await channel.request(
-                    "run",
-                    QUEUE_SECONDS + time_limit_seconds,
-                    tuple(files.values()),
-                    time_limit_seconds=time_limit_seconds,
-                    tests=list(test_ids),
-                    paths=list(files),
-                    **fields,
-                )
-                return reply
-            except SandboxLost:
-                if attempt == 2:
-                    raise
+        """The reply to a run, tried again once in a new box. SandboxLost when that is lost too."""
+        async with self._turns:
+            for attempt in (1, 2):
+                channel = self._idle.pop() if self._idle else await self._start_box()
+                try:
+                    reply, _ = await channel.request(
+                        "run",
+                        QUEUE_SECONDS + time_limit_seconds,
+                        tuple(files.values()),
+                        time_limit_seconds=time_limit_seconds,
+                        tests=list(test_ids),
+                        paths=list(files),
+                        **fields,
+                    )
+                    return reply
+                except SandboxLost:
+                    if attempt == 2:
+                        raise
+                finally:
+                    await self._give_back(channel)
         raise AssertionError("unreachable")
 
+    async def _give_back(self, channel: BoxChannel) -> None:
+        if channel.is_lost:
+            await self._discard(channel)
+        else:
+            self._idle.append(channel)
 
-class FreshRuns(SharedBox):
-    """A box for runs that bring their own files."""
+    async def _discard(self, channel: BoxChannel) -> None:
+        with contextlib.suppress(ValueError):  # `close` has it already
+            self._open.remove(channel)
+        await channel.close()
+
+
+class FreshRuns(RunBoxes):
+    """Boxes for runs that bring their own files."""
 
     def __init__(
         self,

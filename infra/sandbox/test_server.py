@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.fresh_runs import FreshRuns, SharedBox, blank_mounts
+from ostinato.infra.sandbox.fresh_runs import FreshRuns, RunBoxes, blank_mounts
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.protocol import (
@@ -61,11 +61,8 @@ class VerdictCache:
             self._reports.popitem(last=False)
 
 
-class TestServer(SharedBox):
-    """One verdict box of one repository.
-
-    Belongs to one event loop; starts itself again when its box dies.
-    """
+class TestServer(RunBoxes):
+    """Verdict boxes of one repository. Belongs to one event loop."""
 
     __test__ = False
 
@@ -84,7 +81,7 @@ class TestServer(SharedBox):
         self.cache = cache or VerdictCache()
         # its runs bring all tests anyway, and a test may read a file that looks like one
         self._fresh = FreshRuns(repository, self._limits, parallel_runs, hides_tests=False)
-        # a box of its own: what a verdict's run leaves behind must not be there
+        # boxes of their own: what a verdict's run leaves behind must not be there
         self._visible = FreshRuns(repository, self._limits, parallel_runs, hides_tests=True)
         self.collection_errors: tuple[str, ...] = ()
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
@@ -244,7 +241,7 @@ class TestServer(SharedBox):
             test_paths=list(self.repository.test_paths),
         )
         if not opened["tests"]:
-            await channel.close()
+            await self._discard(channel)
             errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
             raise ProblemError(
                 f"repository {self.repository.name}: pytest collected no test below "

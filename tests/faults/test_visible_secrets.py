@@ -166,8 +166,11 @@ def test_own_test_run_reaches_neither_original_nor_hidden_tests(kit):
 
 
 def test_the_search_finds_what_a_verdict_server_holds(kit):
+    (kit.directory / "tests/conftest.py").unlink()  # with one, a fresh import has no original
+    plain = PreparedRepository.from_directory("kit", kit.directory, ("kit",), ("tests",))
+
     async def run():
-        server = TestServer(kit)
+        server = TestServer(plain)
         try:
             await server.start()
             return await server.run_again(attack(), TESTS, 60.0, cold=True)

@@ -63,13 +63,17 @@ class Run:
             elif self._done:
                 self._violations.append("result after the end")
             elif "begin" in message:
+                if not isinstance(message["begin"], str):
+                    raise ValueError("a start without the name of a test")
                 self._begun = message["begin"]
             elif "test" in message:
                 if not _is_result(message):
                     raise ValueError("a result without the fields of one")
                 self._note(message)
-            else:
+            elif _is_end(message):
                 self._done = message
+            else:
+                raise ValueError("an end without the fields of one")
 
     def violate(self, what: str) -> None:
         """Note something that no honest run does."""
@@ -133,6 +137,18 @@ def _is_result(message: dict) -> bool:
         and message["outcome"] in _OUTCOMES
         and isinstance(message["seconds"], float)
         and (failure is None or failure.keys() == {"error_type", "message", "frames"})
+    )
+
+
+def _is_end(message: dict) -> bool:
+    violations = message["violations"]
+    return (
+        message["done"] is True
+        and isinstance(message["route"], str)
+        and isinstance(violations, list)
+        and all(isinstance(item, str) for item in violations)
+        and isinstance(message["seconds"], float)
+        and isinstance(message["cpu_seconds"], float)
     )
 
 

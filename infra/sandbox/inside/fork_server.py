@@ -1,7 +1,7 @@
 """Process 1 of a verdict box: pytest, the package and its tests are imported once, each run is a
 fork.
 
-The requests open and run: several runs at once, each a child with a deadline that reports through a
+The requests open and run: one run after the other, each a child with a deadline that reports through a
 pipe (children.py). Runs inside the box.
 """
 
@@ -132,7 +132,7 @@ class ForkServer:
                     )
                     changed.update(dict.fromkeys(request["removed"]))
                     self._waiting.append((request, changed))
-            while self._waiting and len(children) < self._opening["parallel_runs"]:
+            if self._waiting and not len(children):
                 request, changed = self._waiting.popleft()
                 children.start(request, partial(run_child, shared, request, changed))
 

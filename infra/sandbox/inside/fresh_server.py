@@ -48,7 +48,7 @@ class FreshServer:
         self._send({"id": opening["id"]})
         children = Children(self._control.fileno(), self._send)
         while True:
-            if children.wait(listens=len(children) < opening["parallel_runs"]):
+            if children.wait(listens=not len(children)):
                 request, sizes = self._read_header()
                 source, sink = os.pipe()
                 become = partial(_run_fresh, request, sizes, source, sink, opening["limits"])

@@ -181,7 +181,8 @@ def run_child(
     if changed:
         route = "cold" if request.get("cold") else _apply_hot(shared, changed, recorder)
         if route == "cold" and request.get("hot_only"):
-            send({"done": True, "route": "refused"})
+            nothing = {"violations": [], "seconds": 0.0, "cpu_seconds": 0.0}
+            send({"done": True, "route": "refused", **nothing})
             return
         shared.index.clear()  # the change is about to run, and the unedited texts are in here
         if route == "cold":
