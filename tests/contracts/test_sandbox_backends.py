@@ -175,6 +175,14 @@ def test_spec_files_lie_over_the_repository_and_are_differences(bench):
         bench.run(ended.close())
 
 
+def test_times_do_not_tell_which_file_a_spec_changed(bench):
+    pristine, broken = bench.create(), bench.create({"wordkit/counting.py": b"broken\n"})
+    listing = "stat -c '%Y %n' wordkit wordkit/*"
+    assert bench.shell(broken, listing) == bench.shell(pristine, listing)
+    for ended in (pristine, broken):
+        bench.run(ended.close())
+
+
 def test_snapshot_restores_files_removals_links_and_modes(bench, fresh):
     bench.shell(
         fresh,

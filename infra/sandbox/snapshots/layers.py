@@ -134,9 +134,11 @@ def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
 
 
 def entries_of_files(
-    files: Mapping[str, bytes | None], mode_of_folder: Callable[[str], int | None]
+    files: Mapping[str, bytes | None], status_of: Callable[[str], os.stat_result | None]
 ) -> dict[str, Entry]:
-    """A layer that lays files (None: removed) over something whose folders have these modes."""
+    """A layer that lays files (None: removed) over something whose paths have this status, None where there is
+    none. Times stay, so that they do not tell which files a problem changed.
+    """
     entries: dict[str, Entry] = {}
     for path, content in files.items():
         parts = path.split("/")
@@ -144,12 +146,18 @@ def entries_of_files(
             raise InvalidArgument(f"file {path!r}: wanted a relative path without . and ..")
         for depth in range(1, len(parts)):
             parent = "/".join(parts[:depth])
-            mode = mode_of_folder(parent)
-            entries[parent] = Entry(EntryKind.FOLDER, mode=_FOLDER_MODE if mode is None else mode)
+            seen = status_of(parent)
+            entries[parent] = (
+                Entry(EntryKind.FOLDER, mode=seen.st_mode & 0o777, modified_ns=seen.st_mtime_ns)
+                if seen is not None and stat.S_ISDIR(seen.st_mode)
+                else Entry(EntryKind.FOLDER, mode=_FOLDER_MODE)
+            )
         if content is None:
             entries[path] = Entry(EntryKind.REMOVED, mode=0)
         else:
-            entries[path] = Entry(EntryKind.FILE, content)
+            seen = status_of(path)
+            modified_ns = 0 if seen is None else seen.st_mtime_ns
+            entries[path] = Entry(EntryKind.FILE, content, modified_ns=modified_ns)
     return entries
 
 

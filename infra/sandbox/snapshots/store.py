@@ -77,12 +77,14 @@ class LayerStore:
     def lay_over(self, state: State, files: Mapping[str, bytes | None]) -> State:
         """A state with files over it. None: removed."""
 
-        def mode_of_folder(path: str) -> int | None:
-            if state.repository is None or not (state.repository / path).is_dir():
+        def status_of(path: str) -> os.stat_result | None:
+            if state.repository is None:
                 return None
-            return (state.repository / path).stat().st_mode & 0o777
+            with contextlib.suppress(OSError):
+                return (state.repository / path).stat()
+            return None
 
-        return self.with_writes(state, entries_of_files(files, mode_of_folder))
+        return self.with_writes(state, entries_of_files(files, status_of))
 
     def with_writes(self, state: State, writes: Entries) -> State:
         """A state with what a sandbox wrote over it, folded into one layer."""
@@ -174,7 +176,7 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
                 removed[str(Path(folder, name).relative_to(repository))] = None
         folders[:] = [name for name in folders if name not in _HIDDEN_NAMES]
 
-    return entries_of_files(removed, lambda path: (repository / path).stat().st_mode & 0o777)
+    return entries_of_files(removed, lambda path: (repository / path).stat())
 
 
 def _state_parent() -> Path:

@@ -3,8 +3,9 @@
 Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
 Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
 there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
-generation has one version. What differs from our engine: experts' routes come on GPUs alone, then those
-of the whole context every time; draft layers stay out, vLLM has no model of their form. Needs the extra `vllm`; imported only where it was asked for.
+generation has one version. What differs from our engine: experts' routes come on GPUs alone, then
+those of the whole context every time; draft layers stay out, vLLM has no model of their form. Needs
+the extra `vllm`; imported only where it was asked for.
 """
 
 import asyncio
