@@ -4,6 +4,7 @@ Only literals, containers of them and importable callables have a form. Standard
 """
 
 import builtins
+import hashlib
 import importlib
 import json
 import math
@@ -108,7 +109,8 @@ def describe(call: Callable[[], Any]) -> Any:
 
 def _describe_value(value: Any) -> Any:
     form = _form_or_text(value, iter(range(_MAX_OPENED)))
-    return form if len(json.dumps(form)) <= 10 * MAX_TEXT else {"text": "long"}
+    text = json.dumps(form)
+    return form if len(text) <= 10 * MAX_TEXT else {"text": "long", "sha256": _digest(text)}
 
 
 def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
@@ -121,7 +123,13 @@ def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
         items = value.items() if kind is dict else value
         forms = [_form_or_text(item, opened) for item in items]
         return {kind.__name__: sorted(forms, key=json.dumps) if kind in (set, frozenset) else forms}
-    return {"type": kind.__name__, "text": _ADDRESS.sub("0x", repr(value))[:MAX_TEXT]}
+    text = _ADDRESS.sub("0x", repr(value))
+    cut = {"sha256": _digest(text)} if len(text) > MAX_TEXT else {}
+    return {"type": kind.__name__, "text": text[:MAX_TEXT], **cut}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 def kind_of(value: Any) -> str:

@@ -47,7 +47,24 @@ def test_values_that_hold_themselves_have_a_form() -> None:
     loop: list[object] = [object()]
     loop.append(loop)
     assert describe(lambda: loop)
-    assert describe(lambda: [[object()] * 150] * 150) == {"returns": {"text": "long"}}
+    assert describe(lambda: [[object()] * 150] * 150)["returns"]["text"] == "long"
+
+
+def test_long_values_are_told_apart() -> None:
+    rows = [list(range(200)) for _ in range(150)]
+    other = [*rows[:-1], [*rows[-1][:-1], -1]]
+    for one, two in ((rows, other), ([object(), *rows], [object(), *other])):
+        assert describe(lambda one=one: one) == describe(lambda one=one: one)
+        assert describe(lambda one=one: one) != describe(lambda two=two: two)
+    assert describe(lambda: Text("x" * 5_000 + "y")) != describe(lambda: Text("x" * 5_000 + "z"))
+
+
+class Text:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 @pytest.mark.parametrize(
