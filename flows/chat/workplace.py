@@ -5,7 +5,6 @@ changed, only where the user's file is still what was copied.
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,8 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.git import run_git
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -48,16 +48,27 @@ class Layout:
 def list_files(root: Path) -> list[str]:
     """Files that belong to the repository, sorted: git's own list, else all that .gitignore leaves."""
     if (root / ".git").exists() and shutil.which("git"):
-        command = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode == 0:
-            names = {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+        listing = ["ls-files", "-coz", "--exclude-standard", *_own_ignores()]
+        with contextlib.suppress(ProblemError):
+            names = {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
             return sorted(name for name in names if _is_plain(root / name))
     ignore = root / ".gitignore"
     own = ignore.read_text(errors="replace").splitlines() if ignore.is_file() else []
     spec = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
     found = spec.match_tree_files(root, negate=True)
     return sorted(name for name in found if _is_plain(root / name))
+
+
+def _own_ignores() -> list[str]:
+    """Options of ls-files for the list that the user's own configuration names, as `run_git` reads none."""
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "git" / "config"
+    options: list[str] = []
+    for place in filter(Path.is_file, (settings, Path.home() / ".gitconfig")):
+        question = ("--file", str(place), "--includes", "--type=path", "core.excludesFile")
+        with contextlib.suppress(ProblemError):  # it names none
+            ignored = os.fsdecode(run_git(None, "config", *question)).removesuffix("\n")
+            options = [f"--exclude-from={ignored}"] if Path(ignored).is_file() else []
+    return options
 
 
 def copy_repository(root: Path, target: Path) -> dict[str, bytes]:

@@ -53,6 +53,32 @@ def test_ignored_files_stay_behind_with_and_without_git(root: Path) -> None:
     assert list_files(root) == wanted
 
 
+def test_no_program_that_a_repository_names_is_run(root: Path, tmp_path: Path) -> None:
+    marker, hook = tmp_path / "ran", tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    hook.chmod(0o755)
+    for command in (["init", "-q"], ["add", "."], ["config", "core.fsmonitor", str(hook)]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    assert "pkg/core.py" in list_files(root)
+    assert not marker.exists()
+
+
+def test_files_that_the_user_ignores_everywhere_stay_behind(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git is asked without the user's configuration, yet their list may hold what is secret."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "ignored").write_text("secret.env\n")
+    (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/ignored\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    (root / "secret.env").write_text("key\n")
+    assert "secret.env" not in list_files(root)
+
+
 def test_an_empty_directory_is_no_repository(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no files"):
         copy_repository(tmp_path, tmp_path / "copy")
