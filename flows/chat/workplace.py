@@ -61,7 +61,7 @@ def list_files(root: Path) -> list[str]:
 
 def _own_ignores() -> list[str]:
     """Options of ls-files for the list that the user's own configuration names, as `run_git` reads none."""
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "git" / "config"
+    settings = Path.home() / ".config" / "git" / "config"
     options: list[str] = []
     for place in filter(Path.is_file, (settings, Path.home() / ".gitconfig")):
         question = ("--file", str(place), "--includes", "--type=path", "core.excludesFile")

@@ -72,8 +72,6 @@ def test_files_that_the_user_ignores_everywhere_stay_behind(
     (home / "ignored").write_text("secret.env\n")
     (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/ignored\n")
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     (root / "secret.env").write_text("key\n")
     assert "secret.env" not in list_files(root)
