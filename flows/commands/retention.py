@@ -110,8 +110,9 @@ class Retention:
             )
 
     def _kept(self, recipe: Recipe, rows: Iterable[ArtifactRow]) -> set[int]:
-        """What serves, may be rolled back to, is newest of its kind, can be replayed or is another recipe's, with
-        everything it was made from. Candidates of earlier cycles are history: nothing loads them.
+        """Ids of the artifacts that stay: checkpoints that serve or can be rolled back to, the newest of each kind,
+        what replay needs, other recipes' artifacts, and all that these were made from. Candidates of earlier
+        cycles go: nothing loads them.
         """
         serving: set[str] = set()
         for line in self._ledger.promotions.lines():

@@ -14,7 +14,7 @@ SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
 
 
 class EvaluationReport(Record):
-    """An evaluation with the gate's word, as CI reads it. An outside baseline has none."""
+    """An evaluation with the gate's decision, as CI reads it. An outside baseline has none."""
 
     checkpoint: str
     against: str | None = Field(description="None: held against the floor of the gate")
@@ -27,7 +27,7 @@ class EvaluationReport(Record):
 
 
 def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
-    """Scorecards and the gate's word: on the console, as artifacts and, if asked, as two files."""
+    """Scorecards and the gate's decision: on the console, as artifacts and, if asked, as two files."""
     text = evaluation_as_markdown(report)
     rows = [_row(card) for card in report.scorecards]
     show_table(rows, key="scorecards", description=report.checkpoint)

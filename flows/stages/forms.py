@@ -29,7 +29,7 @@ _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
 
 @dataclass(frozen=True)
 class Described:
-    """Description in the form of every flow whose docstring has none of its own for the parameter."""
+    """Description of a parameter in a flow's form, unless the flow's docstring describes it."""
 
     text: str
 

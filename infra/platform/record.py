@@ -15,7 +15,9 @@ class Record(BaseModel):
 
 @runtime_checkable
 class Placed(Protocol):
-    """A request part of which says where it is computed and not what: its work goes on when that changes."""
+    """A request some of whose fields say only where it is computed. Changing those keeps its results and its
+    resume points.
+    """
 
     def placement(self) -> Any:
         """The fields, as pydantic's `exclude` takes them."""

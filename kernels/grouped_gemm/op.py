@@ -1,4 +1,4 @@
-"""One matrix product an expert, over rows laid out by expert.
+"""One matrix product per expert, over rows laid out by expert.
 
 The contracts `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for
 plain and quantized operands, and their CPU paths. Rows behind the last expert's are not

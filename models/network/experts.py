@@ -101,7 +101,7 @@ class ExpertMlp(torch.nn.Module):
 
 
 class SortedMoELayer(BaseMoELayer):
-    """Routes, sorts tokens by expert, runs one product an expert. Adds the shared expert."""
+    """Routes, sorts tokens by expert, multiplies each expert's tokens at once, adds the shared expert."""
 
     def __init__(
         self,

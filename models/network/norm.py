@@ -8,7 +8,7 @@ from ostinato.kernels.rms_norm.op import rms_norm
 
 
 class RootMeanSquareNorm(torch.nn.Module):
-    """A weight a channel, ones at first."""
+    """One weight per channel, initially ones."""
 
     def __init__(
         self, hidden_size: int, eps: float, config: TransformerConfig | None = None

@@ -173,17 +173,17 @@ def _demonstrate(
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ConversationSplit:
     """Conversations of a user's own, to train on and held out."""
 
     train: Sequence[Document] = ()
     held_out: Sequence[Document] = ()
 
 
-def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _Told:
+def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _ConversationSplit:
     """Every so many, by `held_out_share` and at least one, are held out."""
     if not config.conversations:
-        return _Told()
+        return _ConversationSplit()
     conversations = read_conversations(Path(config.conversations))
     if len(conversations) < 2:
         raise ConfigError(
@@ -193,7 +193,7 @@ def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _Told:
     order = random.Random(config.seed).sample(conversations, len(conversations))
     documents = make_documents(order, renderer)
     count = max(1, round(len(documents) * config.held_out_share))
-    return _Told(documents[count:], documents[:count])
+    return _ConversationSplit(documents[count:], documents[:count])
 
 
 def _locate(

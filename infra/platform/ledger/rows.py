@@ -66,7 +66,9 @@ class ScorecardRow(Row):
     scorecard_id: str
     checkpoint_id: str
     suite: str
-    passed: bool | None = Field(default=None, description="the gate's word; None: none was asked")
+    passed: bool | None = Field(
+        default=None, description="the gate's decision; None: none was asked"
+    )
     payload: dict[str, Any]
     created_at: float
 

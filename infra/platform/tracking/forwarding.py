@@ -109,7 +109,7 @@ class _Beside:
 
 
 class Forwarding:
-    """Threads that forward one file, one a tracker."""
+    """Threads that forward one file, one per tracker."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         self._directory, self._settings = directory, settings

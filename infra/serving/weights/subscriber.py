@@ -42,7 +42,7 @@ _HEADER_BYTES, _ENTRY_BYTES = 1 << 16, 1 << 10  # of a payload: in all, and for 
 
 
 @dataclass(frozen=True, slots=True)
-class _Road:
+class _BuildPath:
     """One way to build a version: an anchor or the held version, then deltas in order."""
 
     name: str
@@ -165,15 +165,15 @@ class ChainSubscriber:
         """Tells the publisher that `version` could not be built, so that its next version is an anchor."""
         self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
 
-    def _roads(self, target: ChainManifest, failures: list[str]) -> Iterator[_Road]:
+    def _roads(self, target: ChainManifest, failures: list[str]) -> Iterator[_BuildPath]:
         """Every road to the target: the cheaper of held version and nearest anchor, the other, then older anchors."""
         history = self._history(target, failures)
-        first: list[_Road] = []
+        first: list[_BuildPath] = []
         for current, deltas in history:
             if current.anchor:
-                first.append(_Road(f"anchor {current.version}", current, deltas))
+                first.append(_BuildPath(f"anchor {current.version}", current, deltas))
             if current.delta and current.base_version == self.held_version is not None:
-                first.append(_Road(f"held {self.held_version}", None, (current, *deltas)))
+                first.append(_BuildPath(f"held {self.held_version}", None, (current, *deltas)))
                 break
             is_behind = self.held_version is None or current.version <= self.held_version
             if first and (is_behind or _delta_bytes(deltas) > first[0].download_bytes):
@@ -181,7 +181,7 @@ class ChainSubscriber:
         yield from sorted(first, key=lambda road: road.download_bytes)
         for current, deltas in history:
             if current.anchor:
-                yield _Road(f"anchor {current.version}", current, deltas)
+                yield _BuildPath(f"anchor {current.version}", current, deltas)
 
     def _history(
         self, target: ChainManifest, failures: list[str]
@@ -206,7 +206,7 @@ class ChainSubscriber:
                 return
             current = base
 
-    def _travel(self, road: _Road, target: ChainManifest) -> dict[str, torch.Tensor]:
+    def _travel(self, road: _BuildPath, target: ChainManifest) -> dict[str, torch.Tensor]:
         tensors = {} if road.anchor is not None else dict(self._held or {})
         stages = list(road.stages)
         items = [self._own(objects) for _, objects in stages]
