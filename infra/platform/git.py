@@ -1,19 +1,18 @@
 """git on repositories of strangers: nothing that their configuration names is run."""
 
-import io
 import os
 import posixpath
 import subprocess
-import tarfile
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
 _MAX_LINKS = 8  # from one to the next
+_LINK = "120000"  # mode of a link in a tree
 MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
 _SETTINGS = (
@@ -30,7 +29,12 @@ _ENVIRONMENT = {
 }
 
 
-def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT_BYTES) -> bytes:
+def run_git(
+    directory: Path | None,
+    *arguments: str,
+    max_bytes: int = MAX_OUTPUT_BYTES,
+    input_bytes: bytes = b"",
+) -> bytes:
     """Output of a git command in `directory` (None: in none). ProblemError says what git said.
 
     Objects of git are compressed, so the output has a bound.
@@ -42,10 +46,16 @@ def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT
         command += ["-c", f"safe.directory={directory.resolve()}", "-C", str(directory)]
     place = "" if directory is None else f" in {directory}"
     environment = {**os.environ, **_ENVIRONMENT}
-    with tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
+        given.write(input_bytes)
+        given.seek(0)
         try:
             done = subprocess.Popen(
-                [*command, *arguments], stdout=subprocess.PIPE, stderr=errors, env=environment
+                [*command, *arguments],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
             )
         except OSError as error:
             raise ProblemError(f"git {arguments[0]}{place}: {error}") from error
@@ -73,17 +83,36 @@ def run_git(directory: Path | None, *arguments: str, max_bytes: int = MAX_OUTPUT
 
 
 def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) -> dict[str, bytes]:
-    """Files of a commit by path, `max_bytes` in all.
+    """Files of a commit by path as they are stored, `max_bytes` in all.
 
-    A link to a file of the same commit is that file; other links are left out. git itself refuses
-    paths that leave the folder.
+    A link to a file of the same commit is that file; other links and submodules are left out.
+    ProblemError for paths that leave the folder. Attributes count for nothing: `git archive` and a
+    checkout would run the filters that they and the repository's configuration name.
     """
-    packed = run_git(repository, "archive", "--format=tar", commit, max_bytes=max_bytes)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        items = tar.getmembers()
-        opened = [(item.name, tar.extractfile(item)) for item in items if item.isreg()]
-        files = {name: file.read() for name, file in opened if file is not None}
-    links = {item.name: item.linkname for item in items if item.issym()}
+    listed = run_git(
+        repository,
+        "ls-tree",
+        "-r",
+        "-z",
+        "--full-tree",
+        "--end-of-options",
+        commit,
+        max_bytes=max_bytes,
+    )
+    modes: dict[str, str] = {}
+    objects: dict[str, str] = {}
+    for entry in listed.split(b"\0")[:-1]:
+        head, _, name = entry.partition(b"\t")
+        mode, kind, key = head.decode().split(" ")
+        path = os.fsdecode(name)
+        if not _stays_inside(path):
+            raise ProblemError(f"{repository}: commit {commit} holds the invalid path {path!r}")
+        if kind == "blob":
+            modes[path], objects[path] = mode, key
+    blobs = _read_blobs(repository, objects.values(), max_bytes)
+    is_link = {path: mode == _LINK for path, mode in modes.items()}
+    files = {path: blobs[key] for path, key in objects.items() if not is_link[path]}
+    links = {path: os.fsdecode(blobs[key]) for path, key in objects.items() if is_link[path]}
     for link in links:
         target = _follow(link, links)
         if target in files:
@@ -94,6 +123,28 @@ def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) 
             "which is the most"
         )
     return files
+
+
+def _read_blobs(repository: Path, keys: Iterable[str], max_bytes: int) -> dict[str, bytes]:
+    """Content of objects by their names, as stored: `cat-file --batch` heeds no attribute."""
+    names = list(dict.fromkeys(keys))
+    asked = "".join(f"{name}\n" for name in names).encode()
+    output = run_git(repository, "cat-file", "--batch", max_bytes=max_bytes, input_bytes=asked)
+    blobs: dict[str, bytes] = {}
+    at = 0
+    for name in names:  # answered in order: NAME KIND SIZE, a line's end, the content, a line's end
+        start = output.index(b"\n", at) + 1
+        head = output[at:start].split()
+        if len(head) != 3 or head[1] != b"blob":
+            raise ProblemError(f"{repository} lacks the object {name}: git said {head!r}")
+        at = start + int(head[2]) + 1
+        blobs[name] = output[start : at - 1]
+    return blobs
+
+
+def _stays_inside(path: str) -> bool:
+    """Whether a path leads below the folder that it is written in, and not into git's own."""
+    return not any(part.lower() in ("", ".", "..", ".git") for part in path.split("/"))
 
 
 def _follow(path: str, links: Mapping[str, str]) -> str:
