@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from ostinato.tasks.promotion.serving_line import (
     PromotionReport,
     ServingLine,
 )
+from ostinato.tasks.realtime.parity_gate import parity_checks
 from ostinato.tasks.realtime.records import (
     CycleTrainingRequest,
     CycleTrainingResult,
@@ -48,7 +49,7 @@ from ostinato.tasks.realtime.records import (
     ServedModel,
     TrafficRequest,
 )
-from ostinato.tasks.records import GateDecision, Scorecard, Split
+from ostinato.tasks.records import GateCheck, GateDecision, Scorecard, Split
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def champion_of(context: StageContext) -> ArtifactRef | None:
 def judge_against_champion(
     context: StageContext, problems: ArtifactRef, card: Scorecard
 ) -> GateDecision:
-    """The gate's word on a checkpoint: against the line's champion, or by the floor without one."""
+    """The gate's decision on a checkpoint: against the line's champion, or by the floor without one."""
     served = champion_of(context)
     if served is None:
         return gate_candidate(card, None, context.recipe.cycle.gate)
@@ -103,11 +104,15 @@ def judge_against_champion(
 
 
 def judge(
-    line: ServingLine, candidate: Scorecard, champion: Scorecard, config: GateConfig
+    line: ServingLine,
+    candidate: Scorecard,
+    champion: Scorecard,
+    config: GateConfig,
+    training: Sequence[GateCheck] = (),
 ) -> GateDecision:
-    """The gate's word on a candidate of the line, its earlier champions remembered."""
+    """The gate's decision on a candidate of the line, its earlier champions remembered."""
     earlier = line.recent_champions(candidate, config.champions)
-    return gate_candidate(candidate, champion, config, earlier)
+    return gate_candidate(candidate, champion, config, earlier, training)
 
 
 def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
@@ -122,7 +127,7 @@ def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) ->
 def _tell(
     context: StageContext, report: PromotionReport, decision: GateDecision
 ) -> PromotionReport:
-    """Sends the gate's word and a promotion as events, and shows the new champion's lineage."""
+    """Sends the gate's decision and a promotion as events, and shows the new champion's lineage."""
     tell_gate(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
         tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
@@ -331,11 +336,16 @@ def _window(context: StageContext, cycle: CycleRow) -> Window:
 
 
 def ship(
-    context: StageContext, cycle: CycleRow, candidate: Scorecard, champion: Scorecard
+    context: StageContext,
+    cycle: CycleRow,
+    training: CycleTrainingResult,
+    candidate: Scorecard,
+    champion: Scorecard,
 ) -> PromotionReport:
     """Gates a checkpoint: promoted, refused, or given a canary where the recipe has one. Never skipped."""
     line = ServingLine(context.ledger, cycle.line, time.time)
-    decision = judge(line, candidate, champion, context.recipe.cycle.gate)
+    checks = parity_checks(training)
+    decision = judge(line, candidate, champion, context.recipe.cycle.gate, checks)
     line.publish_candidate(candidate, decision)
     canary = context.recipe.cycle.canary
     if canary is not None and decision.passed:
@@ -396,5 +406,5 @@ def _learn(
         "training": training,
         "candidate": str(candidate),
         "candidate_scorecard": card,
-        "promotion": ship(context, cycle, card, champion),
+        "promotion": ship(context, cycle, training, card, champion),
     }

@@ -19,14 +19,16 @@ def gate_candidate(
     champion: Scorecard | None,
     config: GateConfig,
     earlier: Sequence[Scorecard] = (),
+    training: Sequence[GateCheck] = (),
 ) -> GateDecision:
     """Passes when the lower bound of (candidate - champion) lies above -margin and no guard trips.
 
     The same holds against the best of the `earlier` champions on the same problems. Without a
-    champion the lower bound of the candidate's own average must reach `floor`.
+    champion the lower bound of the candidate's own average must reach `floor`. What its `training`
+    measured must have passed too.
     """
     if champion is None:
-        return _first_checkpoint(candidate, config)
+        return _first_checkpoint(candidate, config, training)
     _same_suite(candidate, champion)
     paired = _difference(candidate, champion, config)
     checks = (
@@ -41,7 +43,7 @@ def gate_candidate(
         lost = _difference(candidate, best, config)
         name = f"solve rate since {best.checkpoint}, best of the last {config.champions} champions,"
         checks += (_not_worse("cumulative_loss", name, candidate, best, lost, config),)
-    return _decision(candidate, champion, paired, checks)
+    return _decision(candidate, champion, paired, (*checks, *training))
 
 
 def _difference(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> PairedDifference:
@@ -76,7 +78,9 @@ def _not_worse(
     )
 
 
-def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
+def _first_checkpoint(
+    candidate: Scorecard, config: GateConfig, training: Sequence[GateCheck]
+) -> GateDecision:
     average = candidate.average
     checks = (
         _enough_problems(average.count, config),
@@ -92,7 +96,7 @@ def _first_checkpoint(candidate: Scorecard, config: GateConfig) -> GateDecision:
             ),
         ),
     )
-    return _decision(candidate, None, average, checks)
+    return _decision(candidate, None, average, (*checks, *training))
 
 
 def _same_suite(candidate: Scorecard, champion: Scorecard) -> None:

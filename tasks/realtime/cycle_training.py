@@ -4,16 +4,20 @@ One update per cycle on what the serving checkpoint itself did, by the id that i
 the data are on-policy, a second pass over them would not be. Killed at any moment it starts again from the same window.
 """
 
+import json
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.placement import Room
-from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
+from ostinato.infra.platform.errors import TrainingError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import fields
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
+from ostinato.models.flushing import flush
 from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
 from ostinato.tasks.feedback.collect import collect
 from ostinato.tasks.feedback.distil import distil
@@ -25,6 +29,8 @@ from ostinato.tasks.records import Sample
 from ostinato.tasks.training_device import training_device
 
 logger = logging.getLogger(__name__)
+
+NUMBERS = "numbers.json"  # of the step, beside its checkpoint
 
 
 def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingResult:
@@ -65,7 +71,7 @@ def _train(
     workspace: Workspace,
     objects: ObjectStore,
 ) -> dict[str, float]:
-    """Takes the one step, writes the checkpoint, and returns the step's numbers."""
+    """Lets a trainer take the step and returns the step's numbers."""
     spec = load_spec(Path(request.checkpoint_directory))
     asked = TrainerRequest(
         config=request.learning,
@@ -76,11 +82,16 @@ def _train(
     )
     metadata = {"cycle": request.cycle_id, "parent": request.checkpoint_directory}
     return train_in_room(
-        _take_step, workspace.settings, asked, objects, samples, directory, metadata
+        take_step, workspace.settings, asked, objects, samples, directory, metadata
     )
 
 
-def _take_step(
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no other numbers. The gate reads a missing k3 as not a number."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def take_step(
     asked: TrainerRequest,
     room: Room | None,
     objects: ObjectStore,
@@ -88,16 +99,27 @@ def _take_step(
     directory: Path,
     metadata: dict[str, str],
 ) -> dict[str, float]:
+    """Takes the one step unless it is taken, and writes the checkpoint. Returns the step's numbers."""
+    kept = Path(asked.work_directory) / NUMBERS
     trainer = RLTrainer(asked, objects, room)
-    metrics: dict[str, float] = {}
     if trainer.step == 0:
-        metrics = {
-            name: value
-            for name, value in trainer.train_step(samples).metrics().items()
-            if not isinstance(value, str)
-        }
-        trainer.publish()
+        metrics = _finite(trainer.train_step(samples).metrics())
+        # before the step is saved: a kill in between must not lose an alarm that the gate asks for
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(kept, json.dumps(metrics))
+        flush(kept)
+        flush(kept.parent)
+        # before it is published: a step that is taken again would find the samples' version
+        # replaced on the chain, and could not compare them
         trainer.save()
+        trainer.publish()
+    elif kept.exists():
+        metrics = json.loads(kept.read_text())
+    else:
+        raise TrainingError(
+            f"{kept} is missing and the step was taken, wanted what the step measured: without it nobody "
+            "knows whether the parity alarm was raised; end the cycle with `ostinato cycle skip`"
+        )
     start = load_checkpoint(Path(asked.checkpoint_directory))
     save_checkpoint(
         directory,

@@ -25,6 +25,13 @@ from tests.fakes.finished_stages import (
     open_context,
 )
 
+DISAGREED = {  # what a step says of itself whose engine and trainer differ
+    "parity_one_cache_tokens": 310,
+    "parity_one_cache_k3_nats": 0.204,
+    "parity_alarm_k3": 1e-6,
+    "parity_alarm_kept_cache_k3": 1e-3,
+    "parity_alarms": 1,
+}
 _REPOSITORIES: dict[str, type] = {
     "cycles": CycleRepository,
     "artifacts": ArtifactRepository,
@@ -75,7 +82,7 @@ def _train(
         samples=0 if is_empty else 40,
         mean_reward=0.0,
         reasons={},
-        metrics={},
+        metrics=DISAGREED if (log / "engine-and-trainer-disagree").exists() else {},
     )
 
 

@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL
 
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.stage import StageContext
+from ostinato.tasks.promotion.serving_line import PromotionOutcome
 from tests.fakes import cycle_program
 from tests.fakes.finished_stages import (
     add_checkpoint,
@@ -97,3 +98,28 @@ def test_window_without_samples_is_skipped_and_the_next_one_is_trained(
 
     assert trainings(tmp_path) == ["0..40", "40..70"]
     assert context.ledger.cycles.open_cycle("mine") is None
+
+
+def test_candidate_of_a_trainer_that_disagrees_with_the_engine_is_refused(
+    tmp_path: Path, home: Path
+) -> None:
+    context = begin(tmp_path)
+    (tmp_path / "engine-and-trainer-disagree").touch()
+    report = cycle_of(tmp_path)
+    assert report.promotion is not None
+    assert report.promotion.outcome is PromotionOutcome.REFUSED
+    assert "k3 0.204" in report.promotion.reason
+    assert "limit 1e-06" in report.promotion.reason
+    assert "cycle.learning.parity" in report.promotion.reason
+    [entry] = context.ledger.promotions.history("mine")
+    assert entry.checkpoint_id == "reinforced/mine@1"
+    [cycle] = context.ledger.cycles.history("mine")
+    assert (cycle.outcome, context.ledger.cycles.last_closed_watermark("mine")) == ("refused", 40)
+    (tmp_path / "engine-and-trainer-disagree").unlink()
+    interact(context, 30, first=40)
+
+    again = cycle_of(tmp_path)
+
+    assert again.promotion is not None
+    assert again.promotion.outcome is PromotionOutcome.PROMOTED
+    assert trainings(tmp_path) == ["0..40", "40..70"]

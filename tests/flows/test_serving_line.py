@@ -13,6 +13,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.promotion.serving_line import PromotionOutcome
+from ostinato.tasks.realtime.records import CycleTrainingResult
 from tests.fakes.finished_stages import (
     add_checkpoint,
     add_problems,
@@ -129,7 +130,16 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
         make_scorecard(str(checkpoint), problems.fingerprint, rate)
         for checkpoint, rate in ((candidate, 0.6), (champion, 0.5))
     ]
-    report = realtime.ship(context, cycle, *cards)
+    training = CycleTrainingResult(
+        checkpoint_directory="",
+        interactions=1,
+        skipped=0,
+        samples=1,
+        mean_reward=0.0,
+        reasons={},
+        metrics={},
+    )
+    report = realtime.ship(context, cycle, training, *cards)
     assert (report.outcome, report.champion) == (PromotionOutcome.CANARY, str(champion))
     model = realtime.served_model(context)
     assert model.checkpoint_id == str(champion)

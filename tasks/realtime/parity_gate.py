@@ -1,0 +1,45 @@
+"""The parity monitor's word on a cycle's candidate, as a rule of the gate.
+
+Torch-free: the cycle's flow asks it about a result that its child has left.
+"""
+
+import math
+
+from ostinato.tasks.realtime.records import CycleTrainingResult
+from ostinato.tasks.records import GateCheck
+
+# of the cache that tokens were sampled from: metric of the limit, setting of the limit
+_LIMITS = {
+    "one": ("parity_alarm_k3", "alarm_k3"),
+    "kept": ("parity_alarm_kept_cache_k3", "alarm_kept_cache_k3"),
+}
+
+
+def parity_checks(training: CycleTrainingResult) -> tuple[GateCheck, ...]:
+    """One rule for each kind of cache that the step compared engine and trainer on.
+
+    A k3 that is not among the metrics although tokens were compared was not a number, which fails.
+    """
+    metrics = training.metrics
+    checks = []
+    for cache, (limit_metric, setting) in _LIMITS.items():
+        tokens = metrics.get(f"parity_{cache}_cache_tokens")
+        if not tokens:
+            continue
+        k3, limit = metrics.get(f"parity_{cache}_cache_k3_nats", math.nan), metrics[limit_metric]
+        checks.append(
+            GateCheck(
+                name=f"parity_{cache}_cache",
+                value=k3,
+                threshold=limit,
+                passed=k3 <= limit,
+                detail=(
+                    f"parity alarm of the training: k3 {k3:.3g} between engine and trainer at equal "
+                    f"weights over {tokens:.0f} tokens ({cache} cache), limit {limit:g}: the update is "
+                    "not of the policy that users met. Find what differs (checkpoint, number format, "
+                    "experts' routes), or raise cycle.learning.parity."
+                    f"{setting} where this engine is known to differ so much"
+                ),
+            )
+        )
+    return tuple(checks)
