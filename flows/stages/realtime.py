@@ -31,7 +31,7 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
-from ostinato.tasks.feedback.interactions import Window
+from ostinato.tasks.feedback.interactions import Source, Window, source_of
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import (
@@ -278,7 +278,12 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
         context.ledger, line, start, settle_seconds=feedback.settle_seconds, now=time.time()
     )
     seen = context.ledger.interactions.since(start, until, line=line)
-    if sum(row.checkpoint_id == str(served) for row in seen) < feedback.minimum_interactions:
+    usable = [
+        row
+        for row in seen
+        if row.checkpoint_id == str(served) and source_of(row) is _source(context)
+    ]
+    if len(usable) < feedback.minimum_interactions:
         return None
     return cycles.open(
         f"{line}-{next_cycle_number(context):06d}-{served.fingerprint}",
@@ -310,12 +315,23 @@ def train_candidate(
             raise _NothingToLearn(result)
         return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
 
-    identity = {"cycle": cycle.cycle_id, "feedback": recipe.feedback, "learning": recipe.learning}
+    identity = {
+        "cycle": cycle.cycle_id,
+        "feedback": recipe.feedback,
+        "learning": recipe.learning,
+        "source": _source(context).value,
+    }
     try:
         candidate = context.ensure("candidate", identity, (served,), build)
     except _NothingToLearn as empty:
         return empty.result, None
     return chain.result_of(context, candidate, CycleTrainingResult), candidate
+
+
+def _source(context: StageContext) -> Source:
+    """Simulated users where the recipe asks for them, else people."""
+    users = context.recipe.cycle.simulated_users
+    return Source.PEOPLE if users is None else Source.SIMULATED
 
 
 def _window(context: StageContext, cycle: CycleRow) -> Window:
@@ -332,6 +348,7 @@ def _window(context: StageContext, cycle: CycleRow) -> Window:
         to_watermark=cycle.to_watermark,
         said_after=max(before, default=0.0),
         said_until=cycle.opened_at,
+        source=_source(context),
     )
 
 

@@ -16,6 +16,7 @@ from ostinato.tasks.feedback.interactions import (
     Skip,
     SkipReason,
     Window,
+    source_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ def choose_watermark(
 def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
     """Takes the interactions of (from_watermark, to_watermark], and earlier ones about which
     something was said since the cycle before. Only what the served checkpoint did is taken: it is
-    on-policy, also what an earlier cycle trained a refused candidate on.
+    on-policy, also what an earlier cycle trained a refused candidate on. And only interactions of
+    the window's source: people's and simulated users' are never in one batch.
     """
     interactions = ledger.interactions
     late = interactions.said_about(
@@ -47,12 +49,16 @@ def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
         after=window.said_after,
         before=window.said_until,
     )
-    late = [row for row in late if row.checkpoint_id == window.served]
+    late = [
+        row
+        for row in late
+        if row.checkpoint_id == window.served and source_of(row) is window.source
+    ]
     new = interactions.since(window.from_watermark, window.to_watermark, line=window.line)
     taken: list[CollectedInteraction] = []
     skipped: list[Skip] = []
     for row in (*late, *new):
-        found = _take(row, objects, window.served)
+        found = _take(row, objects, window)
         if isinstance(found, Skip):
             logger.info(
                 "interaction=%s skipped=%s detail=%s",
@@ -66,11 +72,17 @@ def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
     return Collection(window=window, interactions=tuple(taken), skipped=tuple(skipped))
 
 
-def _take(row: InteractionRow, objects: ObjectStore, served: str) -> CollectedInteraction | Skip:
+def _take(row: InteractionRow, objects: ObjectStore, window: Window) -> CollectedInteraction | Skip:
     def skip(reason: SkipReason, detail: str) -> Skip:
         return Skip(interaction_id=row.interaction_id, reason=reason, detail=detail)
 
-    if row.checkpoint_id != served:
+    source = source_of(row)
+    if source is not window.source:
+        return skip(
+            SkipReason.OTHER_SOURCE,
+            f"of {source.value}, the cycle trains on {window.source.value} alone",
+        )
+    if row.checkpoint_id != window.served:
         return skip(SkipReason.OTHER_CHECKPOINT, f"made by {row.checkpoint_id or 'an unknown one'}")
     try:
         stored = objects.get_bytes(row.object_key)

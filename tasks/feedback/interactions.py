@@ -5,8 +5,21 @@ from enum import StrEnum
 from pydantic import Field
 
 from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.platform.ledger.rows import FeedbackRow
+from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.records import Record
+
+
+class Source(StrEnum):
+    """Who an interaction is with. A cycle trains on one of them alone."""
+
+    PEOPLE = "people"
+    SIMULATED = "simulated"
+
+
+def source_of(interaction: NewInteraction) -> Source:
+    """Simulated users have a tenant of their own, of which nobody else gets a key."""
+    return Source.SIMULATED if interaction.tenant == SIMULATED_TENANT else Source.PEOPLE
 
 
 class CollectedInteraction(Record):
@@ -30,6 +43,7 @@ class Window(Record):
         description="feedback on earlier interactions counts from here on: when the cycle before opened"
     )
     said_until: float = Field(description="when this cycle opened")
+    source: Source = Field(default=Source.PEOPLE, description="interactions of others are left out")
 
 
 class SkipReason(StrEnum):
@@ -40,6 +54,7 @@ class SkipReason(StrEnum):
     )
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
     OTHER_CHECKPOINT = "other_checkpoint"  # off-policy: another one answered than is trained
+    OTHER_SOURCE = "other_source"  # people's in a cycle of simulated users, or theirs in people's
     TRUNCATED_SAMPLING = "truncated_sampling"  # greedy, top-p or top-k: not drawn from the policy
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import ScorecardRow
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import (
     CANDIDATE,
@@ -76,7 +77,7 @@ class ServingLine:
         self._source = f"promotion/{name}"
 
     def publish_candidate(self, scorecard: Scorecard, decision: GateDecision) -> None:
-        """Keeps the candidate's scorecard with the gate's word."""
+        """Keeps the candidate's scorecard with the gate's decision."""
         self._ledger.scorecards.add(
             ScorecardRow(
                 scorecard_id=scorecard.scorecard_id,
@@ -194,7 +195,8 @@ class ServingLine:
         rows = [
             row
             for row in self._ledger.interactions.since(canary.from_watermark, line=self.name)
-            if row.checkpoint_id == serves[row.arm]  # not of an earlier candidate or champion
+            # not of an earlier candidate or champion, and nobody simulates users of a candidate
+            if row.checkpoint_id == serves[row.arm] and row.tenant != SIMULATED_TENANT
         ]
         report = judge_canary(
             observe(settled(rows, config, now)), config, canary.share, now - canary.started_at

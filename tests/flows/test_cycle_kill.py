@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from prefect.settings import PREFECT_API_URL
 
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
+from ostinato.tasks.feedback.config import SimulatedUsersConfig
 from ostinato.tasks.promotion.serving_line import PromotionOutcome
 from tests.fakes import cycle_program
 from tests.fakes.finished_stages import (
@@ -36,11 +39,10 @@ def trainings(directory: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def interact(context: StageContext, count: int, first: int = 0) -> None:
+def interact(context: StageContext, count: int, first: int = 0, tenant: str = "people") -> None:
     for number in range(first, first + count):
-        context.ledger.interactions.record(
-            new_interaction(f"i{number}", "mine", "reinforced/mine@1")
-        )
+        done = new_interaction(f"i{number}", "mine", "reinforced/mine@1")
+        context.ledger.interactions.record(done.model_copy(update={"tenant": tenant}))
 
 
 def begin(directory: Path) -> StageContext:
@@ -123,3 +125,13 @@ def test_candidate_of_a_trainer_that_disagrees_with_the_engine_is_refused(
     assert again.promotion is not None
     assert again.promotion.outcome is PromotionOutcome.PROMOTED
     assert trainings(tmp_path) == ["0..40", "40..70"]
+
+
+def test_cycle_opens_for_interactions_of_its_own_source_alone(tmp_path: Path, home: Path) -> None:
+    people = begin(tmp_path)  # 40 interactions of people
+    served = people.artifacts.get("reinforced/mine@1")
+    cycle = people.recipe.cycle.model_copy(update={"simulated_users": SimulatedUsersConfig()})
+    simulated = replace(people, recipe=people.recipe.model_copy(update={"cycle": cycle}))
+    assert realtime.open_cycle(simulated, served) is None
+    interact(people, 1, first=40, tenant=SIMULATED_TENANT)
+    assert realtime.open_cycle(simulated, served) is not None

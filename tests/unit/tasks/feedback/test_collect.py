@@ -3,27 +3,30 @@ same.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, TenantConfig
 from ostinato.tasks.feedback.baseline import Baselines
 from ostinato.tasks.feedback.collect import choose_watermark, collect
 from ostinato.tasks.feedback.config import FeedbackConfig
 from ostinato.tasks.feedback.distil import distil
-from ostinato.tasks.feedback.interactions import Window
+from ostinato.tasks.feedback.interactions import Source, Window
 from tests.fakes.toy_gateway import LINE, REQUEST, Toy
 
 pytestmark = pytest.mark.asyncio
 
 
-def window(first: int, last: int, **changes: float | str) -> Window:
+def window(first: int, last: int, **changes: Any) -> Window:
     said = {"said_after": 1_500.0, "said_until": 1e12, "served": "nano@1"}
     return Window(line=LINE, from_watermark=first, to_watermark=last, **(said | changes))
 
 
-async def interact(toy: Toy, *signals: str) -> str:
-    async with toy.client() as client:
+async def interact(toy: Toy, *signals: str, key: str = "key-of-team") -> str:
+    async with toy.client(key) as client:
         answer = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
         for signal in signals:
             body = {"interaction_id": answer["interaction_id"], "signal": signal}
@@ -139,3 +142,30 @@ async def test_feedback_after_the_window_reaches_the_next_cycle_of_the_same_chec
     )
     # the policy has moved since
     assert not collect(toy.ledger, toy.objects, window(2, 3, served="nano@2")).interactions
+
+
+async def test_people_and_simulated_users_are_never_in_one_batch(
+    make_toy: Callable[..., Toy],
+) -> None:
+    names = ("team", SIMULATED_TENANT)
+    toy = make_toy(
+        tenants=tuple(
+            TenantConfig(name=name, api_keys=(SecretStr(f"key-of-{name}"),), consent=True)
+            for name in names
+        )
+    )
+    early = [await interact(toy, key=f"key-of-{name}") for name in names]
+    toy.now[0] = 2_000.0  # said after the cycle before opened
+    for name, interaction in zip(names, early, strict=True):
+        async with toy.client(f"key-of-{name}") as client:
+            body = {"interaction_id": interaction, "signal": "edit_kept"}
+            assert (await client.post("/v1/feedback", json=body)).status_code == 200
+    new = [await interact(toy, "edit_kept", key=f"key-of-{name}") for name in names]
+    for index, source in enumerate((Source.PEOPLE, Source.SIMULATED)):
+        found = collect(toy.ledger, toy.objects, window(2, 4, source=source))
+        taken = [done.interaction_id for done in found.interactions]
+        assert taken == [early[index], new[index]]
+        [skip] = found.skipped
+        other = ("simulated", "people")[index]
+        assert (skip.interaction_id, skip.reason.value) == (new[1 - index], "other_source")
+        assert skip.detail == f"of {other}, the cycle trains on {source.value} alone"

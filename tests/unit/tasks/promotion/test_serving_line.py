@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import FeedbackRow
+from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import CanaryEnd, PromotionOutcome, ServingLine
@@ -196,3 +197,19 @@ def test_answers_of_an_earlier_candidate_do_not_count(ledger: Ledger) -> None:
         record(ledger, index, arm, checkpoint, kept=arm == "control")
     now[0] = 60.0
     assert line.watch_canary(GUARD) == line.canary()  # no answer of b yet
+
+
+def test_simulated_users_are_no_control_of_a_canary(ledger: Ledger) -> None:
+    now = [0.0]
+    line = ServingLine(ledger, "nano", clock=lambda: now[0])
+    line.decide(decision("a"))
+    line.start_canary(against("b", "a"), 0.5)
+    for index in range(40):
+        record(ledger, index, "candidate", "b", kept=False)
+        name = f"simulated{index}"
+        answered = new_interaction(name, "nano", "a").model_copy(
+            update={"tenant": SIMULATED_TENANT, "session_id": name}
+        )
+        ledger.interactions.record(answered)
+    now[0] = 60.0
+    assert line.watch_canary(GUARD) == line.canary()  # nobody of the control arm yet
