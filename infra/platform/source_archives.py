@@ -1,7 +1,8 @@
-"""Source archives of packages, fetched once through pip and kept.
+"""Source archives of packages, fetched once and kept.
 
-The archive cache: one file per package and version beside its SHA-256. It talks to the index only
-through pip, and not at all when the archive is cached. Nothing of an archive is run by us.
+The archive cache: one file per package and version beside its SHA-256. It talks to the index that pip
+is configured with, and not at all when the archive is cached. Nothing of an archive is run: source
+archives come without pip, which would ask them for metadata, and wheels run nothing when pip fetches.
 """
 
 import gzip
@@ -18,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.packages import SUFFIXES, IndexClient
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.unpacking import read_members
 
@@ -25,7 +27,6 @@ _logger = logging.getLogger(__name__)
 _FETCH_SECONDS = 300
 _MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
 _MAX_UNPACKED_BYTES = 512 << 20  # of all files, each of which is held while it is looked at
-_SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
 
 
 class SourceArchive(Record):
@@ -40,9 +41,10 @@ class SourceArchive(Record):
 
 
 def fetch_archive(source: SourceArchive, cache: Path) -> Path:
-    """The cached source archive.
+    """The cached source archive, downloaded on the first call.
 
-    Pip downloads it on the first call. ConfigError says how to supply it by hand.
+    What comes is kept when its checksum is the pinned one, or the index's where none is pinned.
+    ConfigError says how to supply it by hand.
     """
     folder = cache / f"{source.name}-{source.version}"
     known = _find_archive(folder)
@@ -50,7 +52,7 @@ def fetch_archive(source: SourceArchive, cache: Path) -> Path:
         _download(source, folder)
         known = _find_archive(folder)
     if known is None:
-        raise ConfigError(_explain(source, folder, "pip saved no source archive"))
+        raise ConfigError(_explain(source, folder, "it was not kept"))
     found = hashlib.sha256(known.read_bytes()).hexdigest()
     wanted = source.sha256 or _read_checksum(folder, found)
     if found != wanted:
@@ -89,7 +91,7 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     source = SourceArchive(name=name, version=version)
     folder = cache / "wheels" / f"{name}-{version}"
     if not list(folder.glob("*.whl")):
-        _download(source, folder, form="--only-binary")
+        _download_wheel(source, folder)
     wheel = next(iter(sorted(folder.glob("*.whl"))))
     found = hashlib.sha256(wheel.read_bytes()).hexdigest() if sha256 else sha256
     if found != sha256:
@@ -135,7 +137,7 @@ def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
 
 
 def _find_archive(folder: Path) -> Path | None:
-    found = [path for path in sorted(folder.glob("*")) if path.name.endswith(_SUFFIXES)]
+    found = [path for path in sorted(folder.glob("*")) if path.name.endswith(SUFFIXES)]
     return found[0] if found else None
 
 
@@ -147,22 +149,30 @@ def _read_checksum(folder: Path, found: str) -> str:
     return note.read_text().strip()
 
 
-def _download(source: SourceArchive, folder: Path, form: str = "--no-binary") -> None:
-    """Download next to the final place and move, so that a killed download leaves nothing half
-    done.
+def _download(source: SourceArchive, folder: Path) -> None:
+    """Written next to the final place and moved, so that a killed download leaves nothing half done."""
+    _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
+    try:
+        name, content = IndexClient().fetch_source(source.name, source.version, source.sha256)
+    except ConfigError as error:
+        raise ConfigError(_explain(source, folder, str(error))) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        partial = Path(temporary) / name
+        partial.write_bytes(content)
+        partial.replace(folder / name)
 
-    Only this package must come as source: its build backend may come as a wheel, which pip installs
-    in isolation to read the archive's metadata (toolz needs a plugin for that, or pip sees version
-    0.0.0 and refuses).
-    """
+
+def _download_wheel(source: SourceArchive, folder: Path) -> None:
+    """As `_download`. pip knows which wheels fit this machine, and runs nothing of one to fetch it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         command = [
             *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
-            *("--disable-pip-version-check", "--no-deps", form, source.name),
+            *("--disable-pip-version-check", "--no-deps", "--only-binary", source.name),
             *("--dest", temporary, f"{source.name}=={source.version}"),
         ]
-        _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
+        _logger.info("package=%s version=%s fetching=wheel", source.name, source.version)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
         except subprocess.TimeoutExpired as error:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import read_tree, run_git
-from ostinato.infra.platform.package_index import newest_version, pin
+from ostinato.infra.platform.packages import newest_version, pin
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import (
     SourceArchive,
@@ -72,7 +72,7 @@ class _Taken(Record):
 
 def describe_source(place: str, name: str | None, cache: Path, max_commits: int) -> Described:
     """Sources for `place`: NAME or NAME==VERSION of the index, a directory, or a git repository by path or
-    URL. Nothing of it is run here but what pip needs to read a source distribution's name.
+    URL. Nothing of it is run here.
 
     ConfigError when there is nothing at `place`, ProblemError when no code or no tests are found.
     """

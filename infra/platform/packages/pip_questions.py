@@ -1,4 +1,4 @@
-"""Questions to the package index through pip: the newest version of a package, and what it needs."""
+"""Questions to pip: the newest version of a package, what it needs, and how pip is configured."""
 
 import json
 import re
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.syntax import evaluate_literal
 
 _SECONDS = 300
 
@@ -32,6 +33,17 @@ def pin(requirements: Sequence[str]) -> tuple[str, ...]:
     )
     found = [item["metadata"] for item in json.loads(report)["install"]]
     return tuple(sorted(f"{item['name'].lower()}=={item['version']}" for item in found))
+
+
+def read_pip_settings() -> dict[str, str]:
+    """pip's options by name, out of its files and the environment as they count for `pip download`."""
+    found = {"default-timeout": "15"}
+    told = [
+        re.match(r"([^=]+)\.([\w-]+)=(.*)", line) for line in _pip("config", "list").splitlines()
+    ]
+    for section in ("global", "download", ":env:"):  # each over those before it
+        found |= {m[2]: str(evaluate_literal(m[3])) for m in told if m and m[1] == section}
+    return found
 
 
 def _pip(*arguments: str) -> str:
