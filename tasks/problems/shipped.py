@@ -3,6 +3,7 @@ belongs to one configuration.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import ostinato
 from ostinato.infra.platform.artifacts import fingerprint
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
+from ostinato.tasks.problems.statistics import count_published
+from ostinato.tasks.records import Problem
 
 # named from the root, so that no stage's code is all sets: its identity holds the checksum of its own
 SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
@@ -73,15 +75,20 @@ def decompress(packed: Path) -> bytes:
         raise ProblemError(f"{packed} cannot be read: {error}; restore it") from error
 
 
+def agreed_lines(first: bytes, second: bytes) -> bytes:
+    """Problems of the first build that the second has too, byte for byte, in the order of the first."""
+    found = frozenset(second.splitlines(keepends=True))
+    return b"".join(line for line in first.splitlines(keepends=True) if line in found)
+
+
 def ship_set(
-    name: str, config: ProblemsConfig, result: ProblemsResult, folder: Path = SETS
+    name: str, config: ProblemsConfig, result: ProblemsResult, lines: bytes, folder: Path = SETS
 ) -> SetCard:
-    """Write what a build made to the folder of shipped sets."""
-    lines = (Path(result.directory) / PROBLEMS_FILE).read_bytes()
+    """Write problems to the folder of shipped sets. `result` is that of a build which made them all, and others."""
     card = SetCard(
         config=fingerprint(config),
         sha256=hashlib.sha256(lines).hexdigest(),
-        result=result.model_copy(update={"directory": ""}),
+        result=_counted_again(result, lines),
     )
     folder.mkdir(parents=True, exist_ok=True)
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(lines)
@@ -90,12 +97,30 @@ def ship_set(
     return card
 
 
+def _counted_again(result: ProblemsResult, lines: bytes) -> ProblemsResult:
+    problems = [Problem.model_validate_json(line) for line in lines.splitlines()]
+    published = Counter((problem.repository, problem.kind) for problem in problems)
+    rows = (
+        {**row, "published": published[str(row["repository"]), str(row["kind"])]}
+        for row in result.yield_table
+    )
+    changed = {
+        "directory": "",
+        "num_problems": len(problems),
+        "yield_table": tuple(rows),
+        **count_published(problems),
+    }
+    return result.model_copy(update=changed)
+
+
 def compare_with_shipped(lines: bytes, shipped: bytes) -> list[str]:
-    """Differences between two sets' lines in words, empty when the bytes are equal."""
-    if lines == shipped:
-        return []
+    """Shipped problems that a build did not make byte for byte, in words. Empty when it made all; it may have made
+    others beside: where two builds chose differently nothing ships.
+    """
     built, wanted = (dict.fromkeys(content.splitlines()) for content in (lines, shipped))
     missing = [line for line in wanted if line not in built]
+    if not missing:
+        return []
     added = [line for line in built if line not in wanted]
     return [
         f"{len(missing)} of {len(wanted)} shipped problems were not built, {len(added)} others were",

@@ -27,12 +27,19 @@ def summarise(made: ProblemSet, parts: Sequence[BuiltPart], left_out: Mapping[st
         "findings": findings,
         "dropped": made.dropped,
         "left_out": left_out,
+        **count_published(problems),
+        "yield_table": yield_table(parts, problems),
+    }
+
+
+def count_published(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
+    """Number of problems by split, kind and operator."""
+    return {
         "split_sizes": {
             split.value: sum(item.split is split for item in problems) for split in Split
         },
         "kinds": dict(Counter(problem.kind for problem in problems).most_common()),
         "operators": dict(Counter(problem.operator for problem in problems).most_common()),
-        "yield_table": yield_table(parts, problems),
     }
 
 

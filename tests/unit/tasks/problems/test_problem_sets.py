@@ -20,6 +20,7 @@ from ostinato.tasks.problems.config import (
     ValidityRules,
 )
 from ostinato.tasks.problems.shipped import (
+    agreed_lines,
     check_repositories,
     compare_with_shipped,
     find_set,
@@ -154,15 +155,17 @@ def test_killed_build_continues_with_the_same_set(built):
 
 
 def test_a_shipped_set_is_taken_as_it_is_and_only_for_its_configuration(built, tmp_path):
-    source, result, problems = built
-    card = ship_set("tiny", CONFIG, result, tmp_path / "sets")
-    assert card.result.num_problems == len(problems)
-    found = find_set(CONFIG, tmp_path / "sets")
+    source, result, _ = built
     lines = (source / "run" / "problems" / "problems.jsonl").read_bytes()
+    card = ship_set("tiny", CONFIG, result, lines, tmp_path / "sets")
+    assert card.result == result.model_copy(update={"directory": ""})
+    found = find_set(CONFIG, tmp_path / "sets")
     assert found == (card, lines)
     assert shipped_checksum(CONFIG, tmp_path / "sets") == card.sha256
     assert compare_with_shipped(lines, lines) == []
-    assert "1 of" in compare_with_shipped(lines.partition(b"\n")[2], lines)[0]
+    rest = lines.partition(b"\n")[2]
+    assert "1 of" in compare_with_shipped(rest, lines)[0]
+    assert compare_with_shipped(lines, rest) == []
     assert find_set(CONFIG.model_copy(update={"seed": 1}), tmp_path / "sets") is None
     packed = tmp_path / "sets" / "tiny.jsonl.zst"
     packed.write_bytes(zstandard.ZstdCompressor().compress(lines + b"\n"))
@@ -170,8 +173,22 @@ def test_a_shipped_set_is_taken_as_it_is_and_only_for_its_configuration(built, t
         find_set(CONFIG, tmp_path / "sets")
 
 
+def test_what_two_builds_made_alike_ships_and_is_counted(built, tmp_path):
+    source, result, problems = built
+    lines = (source / "run" / "problems" / "problems.jsonl").read_bytes()
+    first, rest = lines.split(b"\n", 1)
+    agreed = agreed_lines(lines, first.replace(b'"prompt"', b'"other"') + b"\n" + rest)
+    card = ship_set("tiny", CONFIG, result, agreed, tmp_path)
+    assert agreed == rest
+    counted = card.result
+    assert counted.num_problems == len(problems) - 1
+    for figures in (counted.split_sizes, counted.kinds, counted.operators):
+        assert sum(figures.values()) == counted.num_problems
+    assert sum(int(row["published"]) for row in counted.yield_table) == counted.num_problems
+
+
 def test_a_shipped_set_refuses_repositories_it_was_not_proven_on(built, tmp_path):
-    card = ship_set("tiny", CONFIG, built[1], tmp_path)
+    card = ship_set("tiny", CONFIG, built[1], b"", tmp_path)
     check_repositories(card, built[1].repositories)
     with pytest.raises(ProblemError, match="ledgerkit"):
         check_repositories(card, built[1].repositories | {"ledgerkit": "0" * 16})
