@@ -28,9 +28,9 @@ class Settings(BaseSettings):
         default_factory=lambda data: f"file://{data['home']}/objects",
         description="file:///absolute/path or s3://bucket/prefix",
     )
-    ledger_url: str = Field(
-        default_factory=lambda data: f"sqlite:///{data['home']}/ledger.db",
-        description="sqlite:///path or postgresql://user:password@host/database",
+    ledger_url: SecretStr = Field(
+        default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db"),
+        description="sqlite:///path or postgresql://user:password@host/database; never shown",
     )
     cache_directory: Path = Field(
         default_factory=lambda data: data["home"] / "cache",

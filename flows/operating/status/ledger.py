@@ -104,7 +104,7 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
 
 def _sqlite_file(settings: Settings) -> Path | None:
     """The database file, which nothing here makes. None when the ledger is on a server."""
-    parts = urlsplit(settings.ledger_url)
+    parts = urlsplit(settings.ledger_url.get_secret_value())
     return Path(parts.path.removeprefix("/")) if parts.scheme == "sqlite" else None
 
 

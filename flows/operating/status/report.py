@@ -51,7 +51,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
 
     def idle_seconds(cycle: CycleRow) -> float | None:
         # a database that machines share tells nothing of the others' stages
-        is_here = settings.ledger_url.startswith("sqlite")
+        is_here = settings.ledger_url.get_secret_value().startswith("sqlite")
         return stages.idle_seconds(cycle.opened_at) if is_here else None
 
     probes = [

@@ -26,7 +26,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = _parse(url)
-        self.url = self._url.render_as_string(hide_password=True)
+        self.url = _shown(self._url)
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
         self.engine = _create_sqlite(self._url) if self.is_sqlite else _create_postgres(self._url)
         self._reader = self.engine.execution_options(read_only=True)
@@ -103,13 +103,19 @@ def _explain(error: SQLAlchemyError) -> str:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise ConfigError(f"ledger URL is {url!r}, {_FORMS}") from None
+    except (ArgumentError, ValueError):  # a password would stand before the @ or among the options
+        shown = url.rpartition("@")[2].partition("?")[0]
+        raise ConfigError(f"ledger URL ends with {shown!r}, {_FORMS}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
         raise ConfigError(f"ledger URL has driver {parsed.drivername!r}, {_FORMS}")
     return parsed
+
+
+def _shown(url: URL) -> str:
+    """The URL without a password, which may also stand among its options."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string()
 
 
 def _create_sqlite(url: URL) -> Engine:
@@ -172,6 +178,6 @@ def _create_postgres(url: URL) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"ledger URL {url!r} needs the package {error.name}, which is not installed; "
+            f"ledger URL {_shown(url)} needs the package {error.name}, which is not installed; "
             "install ostinato[postgres]"
         ) from None

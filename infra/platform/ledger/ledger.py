@@ -4,13 +4,15 @@
 is nothing to do.
 """
 
+from pydantic import SecretStr
+
 from ostinato.infra.platform.settings import Settings
 
 
 class Ledger:
     """All repositories over one database. Safe to use from several threads."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | SecretStr) -> None:
         # SQLAlchemy takes 0.2 s to import, and commands that only read a recipe need none of it
         from ostinato.infra.platform.ledger import (  # noqa: PLC0415
             artifacts,
@@ -23,8 +25,9 @@ class Ledger:
             scorecards,
         )
 
-        self.database = database.Database(url)
-        self.url = self.database.url
+        secret = url.get_secret_value() if isinstance(url, SecretStr) else url
+        self.database = database.Database(secret)
+        self.url = self.database.url  # without a password
         self.events = events.EventRepository(self.database)
         self.artifacts = artifacts.ArtifactRepository(self.database)
         self.journal = journal.JournalRepository(self.database)

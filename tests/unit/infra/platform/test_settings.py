@@ -19,7 +19,7 @@ def test_urls_follow_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     settings = load_settings()
 
     assert settings.object_store_url == f"file://{tmp_path}/objects"
-    assert settings.ledger_url == f"sqlite:///{tmp_path}/ledger.db"
+    assert settings.ledger_url.get_secret_value() == f"sqlite:///{tmp_path}/ledger.db"
     assert settings.cache_directory == tmp_path / "cache"
 
 
@@ -42,6 +42,17 @@ def test_environment_of_a_child_loads_the_same_settings(
     assert load_settings() == settings
     assert settings.s3_secret_access_key is not None
     assert "secret" not in repr(settings).replace("secret_access_key", "")
+
+
+def test_the_password_of_the_ledger_reaches_children_and_is_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "postgresql://user:hunter2@host/ledger"
+    monkeypatch.setenv("OSTINATO_LEDGER_URL", url)
+    settings = load_settings()
+    shown = [repr(settings), str(settings), settings.model_dump_json(), f"{settings.ledger_url}"]
+    assert [text for text in shown if "hunter2" in text] == []
+    assert settings.to_environment()["OSTINATO_LEDGER_URL"] == url
 
 
 @pytest.mark.parametrize(

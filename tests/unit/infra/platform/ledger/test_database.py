@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -44,6 +45,29 @@ def url(tmp_path: Path) -> str:
 def test_wrong_url_says_what_is_wanted(bad: str) -> None:
     with pytest.raises(ConfigError, match="wanted sqlite:"):
         Ledger(bad)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql//user:hunter2@host/ledger",
+        "postgresql://user:hunter2@host:port/ledger",
+        "mysql://user:hunter2@host/ledger",
+        "host/ledger?password=hunter2",
+    ],
+)
+def test_a_wrong_url_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="wanted sqlite:") as caught:
+        Ledger(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_among_the_options_is_not_shown() -> None:
+    ledger = Ledger(
+        SecretStr("postgresql://user@127.0.0.1:9/ledger?password=hunter2&sslmode=disable")
+    )
+    assert ledger.url.endswith("sslmode=disable")
+    assert "hunter2" not in ledger.url
 
 
 def test_closed_port_fails_at_once_without_showing_the_password() -> None:
