@@ -210,6 +210,8 @@ def show_cycle(cycle: CycleReport) -> None:
         lines.append(
             f"{cycle.training.samples} samples, mean reward {cycle.training.mean_reward:.3f}"
         )
+        if cycle.training.left_out:
+            lines.append(f"late: {cycle.training.left_out} more samples were not trained on")
     if cycle.promotion is not None:
         lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
     show_markdown("\n\n".join(lines), key="cycle")

@@ -11,7 +11,7 @@ from ostinato.tasks.records import Record
 
 
 class Source(StrEnum):
-    """Who an interaction is with. A cycle trains on one of them alone."""
+    """Kind of user behind an interaction. A cycle trains on one kind alone."""
 
     PEOPLE = "people"
     SIMULATED = "simulated"

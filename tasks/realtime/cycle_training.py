@@ -7,7 +7,8 @@ the data are on-policy, a second pass over them would not be. Killed at any mome
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.placement import Room
@@ -24,6 +25,13 @@ from ostinato.tasks.feedback.distil import distil
 from ostinato.tasks.learning.actor import train_in_room
 from ostinato.tasks.learning.config import TrainerRequest
 from ostinato.tasks.learning.trainer import RLTrainer
+from ostinato.tasks.realtime.deadline import STAGE as STEP_STAGE
+from ostinato.tasks.realtime.deadline import (
+    fitting_tokens,
+    known_speed,
+    newest_that_fit,
+    training_payload,
+)
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
 from ostinato.tasks.training_device import training_device
@@ -33,8 +41,10 @@ logger = logging.getLogger(__name__)
 NUMBERS = "numbers.json"  # of the step, beside its checkpoint
 
 
-def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingResult:
-    """Collects, distils, trains."""
+def main(
+    request: CycleTrainingRequest, workspace: Workspace, clock: Callable[[], float] = time.time
+) -> CycleTrainingResult:
+    """Collects, distils, trains. `clock` gives seconds since the epoch."""
     ledger = Ledger(workspace.settings.ledger_url).migrate()
     objects = open_object_store(workspace.settings)
     workspace.progress.update(0, 3, "collecting")
@@ -58,10 +68,38 @@ def main(request: CycleTrainingRequest, workspace: Workspace) -> CycleTrainingRe
         return result
     workspace.progress.update(2, 3, "training")
     directory = workspace.directory / "checkpoint"
-    metrics = _train(request, distilled.samples, directory, workspace, objects)
+    samples = _trim(request, distilled.samples, known_speed(ledger, request.window.line), clock())
+    metrics = _train(request, samples, directory, workspace, objects)
+    num_trained = int(metrics["samples"])  # by a run that was killed since, maybe of another time
+    left_out = max(0, len(distilled.samples) - num_trained)
+    ledger.cycles.update(request.cycle_id, STEP_STAGE, training_payload(metrics, left_out))
+    told = fields(cycle=request.cycle_id, samples=num_trained, left_out=left_out)
+    if left_out:
+        logger.warning("candidate of a late cycle %s: its training was trimmed", told)
+    else:
+        logger.info("candidate %s", told)
     workspace.progress.update(3, 3, "candidate is ready")
-    logger.info("candidate %s", fields(cycle=request.cycle_id, samples=len(distilled.samples)))
-    return result.model_copy(update={"checkpoint_directory": str(directory), "metrics": metrics})
+    made = {
+        "checkpoint_directory": str(directory),
+        "samples": num_trained,
+        "left_out": left_out,
+        "metrics": metrics,
+    }
+    return result.model_copy(update=made)
+
+
+def _trim(
+    request: CycleTrainingRequest,
+    samples: Sequence[Sample],
+    tokens_per_second: float | None,
+    now: float,
+) -> Sequence[Sample]:
+    """What there is time for. A cycle that is late trains on one microbatch."""
+    if request.train_until is None:
+        return samples
+    least = request.learning.packing.microbatch_tokens
+    tokens = fitting_tokens(request.train_until - now, tokens_per_second, least)
+    return samples if tokens is None else newest_that_fit(samples, tokens)
 
 
 def _train(

@@ -56,6 +56,10 @@ class CycleTrainingRequest(Record):
     checkpoint_directory: str
     feedback: FeedbackConfig
     learning: LearningConfig
+    train_until: float | None = Field(
+        default=None,
+        description="seconds since the epoch; the batch is trimmed to what fits before. None: it is not",
+    )
 
 
 class CycleTrainingResult(Record):
@@ -64,7 +68,8 @@ class CycleTrainingResult(Record):
     checkpoint_directory: str | None = Field(description="None: the window holds no sample")
     interactions: int
     skipped: int
-    samples: int
+    samples: int = Field(description="that were trained on")
+    left_out: int = Field(default=0, description="samples for which a late cycle had no time")
     mean_reward: float
     reasons: dict[str, int] = Field(description="named reason -> interactions it weighed most for")
     metrics: dict[str, float]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,3 +136,22 @@ def test_cycle_opens_for_interactions_of_its_own_source_alone(tmp_path: Path, ho
     assert realtime.open_cycle(simulated, served) is None
     interact(people, 1, first=40, tenant=SIMULATED_TENANT)
     assert realtime.open_cycle(simulated, served) is not None
+
+
+def test_late_cycle_trims_its_training_and_never_the_gate(tmp_path: Path, home: Path) -> None:
+    context = begin(tmp_path)
+    served = context.artifacts.get("reinforced/mine@1")
+    opened_at = time.time() - 86_400.0
+    context.ledger.cycles.open(
+        "mine-0", line="mine", served=str(served), from_watermark=0, to_watermark=40, at=opened_at
+    )
+    report = cycle_of(tmp_path)
+    told = float((tmp_path / "train-until.txt").read_text())
+    feedback = context.recipe.cycle.feedback
+    assert feedback.deadline_seconds is not None
+    assert told == opened_at + feedback.deadline_seconds - feedback.gate_seconds
+    assert report.promotion is not None
+    assert report.promotion.outcome is PromotionOutcome.PROMOTED
+    assert report.candidate_scorecard is not None
+    assert report.champion_scorecard is not None
+    assert len(report.candidate_scorecard.problems) == len(report.champion_scorecard.problems)
