@@ -23,7 +23,7 @@ from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.protocol import SandboxError, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.grading.adversary import find_defence
+from ostinato.tasks.grading.adversary import Defence, find_defence
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import required_tests
 from ostinato.tasks.problem_sets import load_problems, load_repositories
@@ -143,7 +143,10 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(options.directory, options.problems, options.seed))))
+    found = asyncio.run(measure(options.directory, options.problems, options.seed))
+    paid = sum(counts[Defence.NONE.value] for counts in found.values())
+    answer = {"name": "special_cases", "figures": found, "targets": {"paid": 0}, "met": paid == 0}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":
