@@ -45,6 +45,7 @@ SEARCH_ARMS = ("with", "without")  # agents that use code search, and those that
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
 _MAX_BITS = 63  # of an integer
+_MAX_DEPTH = 32  # of tables and arrays in one another
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
@@ -271,7 +272,11 @@ def _find_recipe(name_or_path: str) -> Path:
 
 
 def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
-    """ConfigError for a number that no setting means: infinite, not a number, beyond 64 bits."""
+    """ConfigError for what no setting means: numbers without end or beyond 64 bits, and what lies too deep."""
+    if key.count(".") > _MAX_DEPTH:
+        raise ConfigError(
+            f"recipe {path}: {key[:60]} is more than {_MAX_DEPTH} levels deep, wanted less"
+        )
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _refuse_numbers(inner, path, f"{key}.{name}" if key else str(name))
@@ -333,7 +338,7 @@ def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
         if values.get("model"):  # the recipe states the shape itself: the run asks for the weights
             return
         raise
-    if directory is None:
+    if directory is None or not isinstance(values.get("model", {}), dict):
         return
     file = directory / BASE_SPEC
     if not file.is_file():
@@ -366,10 +371,11 @@ def _seed_sections(
     for name, field in section.model_fields.items():
         kinds = (field.annotation, *typing.get_args(field.annotation))
         inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
-        table = values.get(name)
-        if inner is None or not (isinstance(table, dict) or _is_plain_default(field, inner)):
+        if inner is None or not (name in values or _is_plain_default(field, inner)):
             continue
         table = values.setdefault(name, {})
+        if not isinstance(table, dict):  # which validation says
+            continue
         if "seed" in inner.model_fields:
             is_fixed = any(item.startswith(f"{prefix}{name}.seed") for item in fixed or ())
             if fixed is None or is_fixed:
@@ -386,7 +392,7 @@ def _is_plain_default(field: FieldInfo, inner: type[BaseModel]) -> bool:
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The values of a file over those of the recipe that it extends."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = _parse_toml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8: {error}") from None
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
@@ -400,6 +406,16 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     inherited = _read_toml(_find_parent(path, parent, chain), chain)
     inherited.pop("serving", None)
     return _merged(inherited, values)
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """The values of a text. ValueError where it is no TOML, or nested beyond what a parser can follow."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        deepest = max(text.splitlines(), key=lambda line: line.count("[") + line.count("{"))
+        why = f"{deepest[:40]!r} is nested too deep, wanted at most {_MAX_DEPTH} levels"
+        raise ValueError(why) from None
 
 
 def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
@@ -439,7 +455,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not separator or not all(names):
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
-        value = None if text == "null" else tomllib.loads(f"value = {text}")["value"]
+        value = None if text == "null" else _parse_toml(f"value = {text}")["value"]
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(

@@ -30,6 +30,13 @@ FIRST_PHASE = f"pretraining.phases=[{{{PHASE}}}]"
         ),
         ("model.max_sequence_tokens=many", r"model.max_sequence_tokens = 'many', but 512 in"),
         ("name.first=3", "override name.first: name is 'nano', wanted a section"),
+        ("grading=a", "grading = 'a': .* valid dictionary"),
+        ("model=a", "model = 'a': .* valid dictionary"),
+        ("cycle.gate=[1]", r"cycle.gate = \[1\]: .* valid dictionary"),
+        ("grading=null", "grading = None: .* valid dictionary"),
+        ("x=" + "[" * 3000 + "]" * 3000, "override x: .* nested too deep"),
+        ("x=" + "[" * 90 + "]" * 90, r"x\.0\.0.* more than 32 levels deep, wanted"),
+        ("x" + ".y" * 3000 + "=1", r"x\.y\.y.* more than 32 levels deep, wanted"),
         (".=4", "override '.=4': wanted section.key=value"),
         ("=3", "override '=3': wanted section.key=value"),
         ('name="../../evil"', "name = '../../evil'"),
@@ -57,6 +64,21 @@ def test_a_recipe_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b'extends = "nano"\nname = "caf\xe9"\n')
     with pytest.raises(ConfigError, match=r"mine\.toml is not UTF-8: .* position 28"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('grading = "a"', "grading = 'a': .* valid dictionary"),
+        ("x = " + "[" * 3000 + "]" * 3000, r"'x = \[\[.* nested too deep"),
+        ("x = " + "{y = " * 3000 + "1" + "}" * 3000, r"'x = \{y = .* nested too deep"),
+    ],
+)
+def test_a_bad_line_of_a_file_is_named(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "nano"\nname = "mine"\n{line}\n')
+    with pytest.raises(ConfigError, match=says):
         load_recipe(str(path))
 
 
