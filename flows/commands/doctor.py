@@ -22,7 +22,12 @@ from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
 _PYTHON_WANTED = ((3, 11), (3, 13))
 _RAY_MEMORY_BYTES = 2 * 2**30
 _IMPORT_LIMIT_SECONDS = 180
-_OWN_PROGRAMS = ("-m prefect server", "-m ostinato.flows.operating.gateway_process")
+_OWN_PROGRAMS = (
+    "-m prefect server",
+    "-m ostinato.flows.operating.gateway_process",
+    "-m ostinato.flows.operating.dashboard.process",
+)
+_SHOWN = 140  # characters of a process's command
 _REINSTALL = "run `make setup` again"
 
 _TORCH_PROGRAM = """
@@ -175,9 +180,9 @@ def check_port(name: str, port: int, variable: str) -> Check:
         return Check(name=name, ok=True, detail=f"{port} is free")
     holder = _describe_process(holders[0])
     if any(program in holder for program in _OWN_PROGRAMS):
-        return Check(name=name, ok=True, detail=f"{port} is served by {holder}")
+        return Check(name=name, ok=True, detail=f"{port} is served by {holder[:_SHOWN]}")
     fix = f"end that program, or set {variable}"
-    return _compare(name, False, f"{port} is busy ({holder})", "a free port", fix)
+    return _compare(name, False, f"{port} is busy ({holder[:_SHOWN]})", "a free port", fix)
 
 
 def check_database(settings: Settings) -> Check:
@@ -225,7 +230,7 @@ def _describe_process(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"
     try:
-        return f"process {pid}: {' '.join(psutil.Process(pid).cmdline())[:120]}"
+        return f"process {pid}: {' '.join(psutil.Process(pid).cmdline())}"
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return "a process of another user"
 

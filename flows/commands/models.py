@@ -14,6 +14,7 @@ from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.conversion.pinned import find_pinned
 from ostinato.tasks.records import Scorecard
 
 KIND = "checkpoint"
@@ -25,6 +26,8 @@ def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRe
     name = name or _name_of(place)
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--as {name!r}, wanted small letters, digits, '.', '_' and '-'")
+    with boundary(ConfigError, f"import of {place}"):
+        find_pinned(place)
     convert = load_entry("ostinato.tasks.conversion.importing:import_model")
     work = settings.home / "imports" / uuid.uuid4().hex
     work.mkdir(parents=True)

