@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 from ostinato.flows import cli
 from ostinato.flows.commands.recipe_reference import recipe_reference
 from ostinato.flows.operating import local_prefect
-from tests.architecture.source import ROOT, list_files
+from ostinato.flows.recipe import recipe_names
+from tests.architecture.source import ROOT, count_lines, list_files, list_functions
 
 README_LINES = 120
 README_COLUMNS = 120
@@ -133,3 +134,24 @@ def test_index_of_decisions_agrees_with_the_files() -> None:
 
 def test_recipe_reference_is_current() -> None:
     assert _text("docs/recipe-reference.md") == recipe_reference(), "stale: run `make docs`"
+
+
+def test_the_table_of_recipes_names_those_that_ship() -> None:
+    table = _text("docs/recipes.md").partition("## Shipped recipes")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == recipe_names()
+
+
+def test_numbers_of_lines_that_guides_state_are_right() -> None:
+    """Of the loss, to which a first reader is sent, and of the examples, which people copy."""
+    loss = re.search(r"`(tasks/\S+\.py)`, `(\w+)`, (\d+) lines", _text("CONTRIBUTING.md"))
+    assert loss is not None
+    lengths = {(item.path, item.name): item.lines for item in list_functions()}
+    assert int(loss[3]) == lengths[loss[1], loss[2]]
+
+    examples = re.search(r"packages \((\d+) to (\d+) lines\)", _text("docs/extending.md"))
+    assert examples is not None
+    modules = [name for name in list_files() if re.fullmatch(r"examples/\w+/\w+\.py", name)]
+    counts = [count_lines(name) for name in modules]
+    assert [int(number) for number in examples.groups()] == [min(counts), max(counts)]
