@@ -11,6 +11,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
+from ostinato.flows.stages.events import tell_gate
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options, Suite
@@ -71,6 +72,8 @@ def checkpoint_evaluation(
         scorecards=tuple(cards),
         decision=decision,
     )
+    if decision is not None:
+        tell_gate(report.checkpoint, decision)
     show_evaluation(report, None if report_directory is None else Path(report_directory))
     if decision is None:
         return Completed(message="an outside baseline is scored, not judged")

@@ -6,7 +6,7 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
@@ -18,7 +18,7 @@ def mtp_distillation(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     problems: ProblemSet = None,
-    pretrained: Artifact | None = None,
+    pretrained: Checkpoint | None = None,
     options: Options = None,
 ) -> ArtifactRef:
     """Distils draft layers, unless they learned with the trunk, and measures them. Returns the
@@ -29,7 +29,7 @@ def mtp_distillation(
     """
     context = StageContext.open(recipe, seed, options)
     problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
-    pretrained = context.named(pretrained) or continued_pretraining(
+    pretrained = context.checkpoint(pretrained) or continued_pretraining(
         recipe, seed, problems, options=context.options
     )
     if not context.recipe.mtp.depth:

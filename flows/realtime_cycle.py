@@ -6,7 +6,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
-from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
@@ -17,7 +17,7 @@ def realtime_cycle(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     problems: ProblemSet = None,
-    trained: Artifact | None = None,
+    trained: Checkpoint | None = None,
     options: Options = None,
 ) -> realtime.CycleReport:
     """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
@@ -28,7 +28,7 @@ def realtime_cycle(
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
     problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
-    trained = context.named(trained) or reinforcement(
+    trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options
     )
     report = realtime.run_cycle(context, problems, trained)

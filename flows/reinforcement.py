@@ -6,7 +6,7 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Artifact, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
@@ -18,7 +18,7 @@ def reinforcement(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     problems: ProblemSet = None,
-    start: Artifact | None = None,
+    start: Checkpoint | None = None,
     options: Options = None,
 ) -> ArtifactRef:
     """Runs RL from a fine-tuned checkpoint. Returns the checkpoint after it.
@@ -28,7 +28,7 @@ def reinforcement(
     """
     context = StageContext.open(recipe, seed, options)
     problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
-    start = context.named(start) or mtp_distillation(
+    start = context.checkpoint(start) or mtp_distillation(
         recipe, seed, problems, options=context.options
     )
     reinforced = chain.reinforce(context, problems, start)

@@ -25,6 +25,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 
 _UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
+_CHECKPOINT = rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}"
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ RecipeName = Annotated[
 Seed = Annotated[
     Annotated[int, Field(ge=0, title="Seed")] | None, Described("overrides the recipe's seed.")
 ]
-CheckpointName = Annotated[
-    str, Field(pattern=rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}", title="Checkpoint")
-]
+CheckpointName = Annotated[str, Field(pattern=_CHECKPOINT, title="Checkpoint")]
 # a flow hands on what it made; a person types its name
 Artifact = Annotated[
     ArtifactRef | str, WithJsonSchema({"title": "Name", "type": "string", "pattern": _REFERENCE})
+]
+Checkpoint = Annotated[
+    ArtifactRef | str,
+    WithJsonSchema({"title": "Checkpoint", "type": "string", "pattern": _CHECKPOINT}),
 ]
 ProblemSet = Annotated[Artifact | None, Described("a built problem set; built when absent.")]
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe
+from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
 from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
@@ -78,6 +79,14 @@ class StageContext:
     def named(self, artifact: ArtifactRef | str | None) -> ArtifactRef | None:
         """The artifact that a flow was given, by reference or by its name. None when it was not."""
         return self.artifacts.get(artifact) if isinstance(artifact, str) else artifact
+
+    def checkpoint(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
+        """The checkpoint that a flow was given, by reference, as kind/name@version, `champion` or `newest`.
+        None when it was not.
+        """
+        if isinstance(given, str):
+            return checkpoint_named(self.recipe, self.ledger, self.artifacts, given)
+        return given
 
     def run_directory(self, kind: str, identity: str) -> Path:
         """Directory of a stage's unfinished work. The same identity resumes in it."""

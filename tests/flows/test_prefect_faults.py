@@ -320,7 +320,12 @@ def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
     here: PrefectHere,
 ) -> None:
     deployment = here.deployment("checkpoint-evaluation/ci")
-    asked = {"checkpoint": "candidate/mine@9", "suite": "unseen-mutations", "commit": "3f2a"}
+    asked = {
+        "checkpoint": "candidate/mine@9",
+        "suite": "unseen-mutations",
+        "commit": "3f2a",
+        "against": "candidate/mine@8",
+    }
     event = {
         "event": "ci.evaluate.requested",
         "occurred": datetime.datetime.now(tz=datetime.UTC).isoformat(),
