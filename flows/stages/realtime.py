@@ -384,12 +384,20 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     started = time.monotonic()
     served = _begun_with(context) or serving_checkpoint(context, problems, trained)
     if served is None:
+        tell_skipped(
+            line_of(context.recipe), "nothing is served: the first checkpoint did not pass"
+        )
         return CycleReport(cycle_id="", served="", users=None)
     users = serve_simulated_users(context, problems, served)
     champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
     report = CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
     cycle = open_cycle(context, served)
-    if cycle is not None:
+    if cycle is None:
+        least = context.recipe.cycle.feedback.minimum_interactions
+        tell_skipped(
+            line_of(context.recipe), f"fewer than {least} interactions since the last cycle"
+        )
+    else:
         report = report.model_copy(
             update={
                 "cycle_id": cycle.cycle_id,

@@ -55,6 +55,24 @@ def test_first_checkpoint_below_the_floor_serves_nobody(tmp_path: Path, home: Pa
         realtime.champion_ref(context)
 
 
+def test_a_cycle_without_work_says_that_it_was_skipped(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(realtime, "tell_skipped", lambda *said: told.append(said))
+    context = open_context(tmp_path, "mine", MINE)
+    problems = add_problems(context, "a")
+    bad = add_checkpoint(context, problems, "bad")
+    add_scorecard(context, problems, bad, 0.0)
+    realtime.run_cycle(context, problems, bad)
+    good = add_checkpoint(context, problems, "good")
+    add_scorecard(context, problems, good, 0.9)
+    assert realtime.run_cycle(context, problems, good).cycle_id == ""
+    assert [line for line, _ in told] == ["mine", "mine"]
+    assert "nothing is served" in told[0][1]
+    assert "fewer than" in told[1][1]
+
+
 def test_floor_of_zero_is_for_the_line_of_tests_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "miniature"\nname = "mine"\n[serving]\nline = "mine"\n')
