@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
+from matplotlib.figure import Figure
 from pydantic import Field
 from rich.table import Table
 
 from ostinato.flows.reporting.pages import render
 from ostinato.infra.platform.record import Record
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 
 
 class ReportRow(NamedTuple):
@@ -28,9 +25,11 @@ class ReportRow(NamedTuple):
 
 
 class Curve(Record):
-    """One plotted series."""
+    """One plot: its series, and what it looks like when things go well."""
 
+    key: str = Field(description="of its picture in Prefect, after the stage's name")
     title: str
+    expected: str = Field(description="one sentence: how it looks when things go well")
     x_label: str
     y_label: str
     series: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
@@ -48,8 +47,9 @@ def console_table(rows: Sequence[ReportRow], title: str) -> Table:
 
 
 def plot_png(curve: Curve) -> bytes:
-    """The curve as a PNG."""
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), dpi=110)
+    """The curve as a PNG. Threads may draw at once: it uses nothing of pyplot, whose figures they would share."""
+    figure = Figure(figsize=(6.4, 3.4), dpi=110)
+    axes = figure.subplots()
     for label, (x_values, y_values) in curve.series.items():
         axes.plot(x_values, y_values, label=label, linewidth=1.4)
         if label in curve.intervals:
@@ -63,7 +63,6 @@ def plot_png(curve: Curve) -> bytes:
     figure.tight_layout()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    pyplot.close(figure)
     return buffer.getvalue()
 
 

@@ -11,15 +11,27 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import Curve, ReportRow, console_table, plot_png, write_html
-from ostinato.flows.reporting.rl_curves import newest_runs, rl_curves, seed_curves, steps_of
+from ostinato.flows.reporting.report import Curve, ReportRow, console_table, write_html
+from ostinato.flows.reporting.rl_curves import (
+    evaluation_curves,
+    newest_runs,
+    rl_curves,
+    seed_curves,
+    steps_of,
+)
+from ostinato.flows.reporting.training_curves import (
+    perplexity_curve,
+    show_curves,
+    training_curves,
+)
 from ostinato.flows.reporting.trajectories import find_examples
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.artifacts import show_image, show_link, show_markdown, show_table
+from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
 from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import METRICS
+from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.environments.run import EnvironmentsResult
 from ostinato.tasks.evaluation.locating import ArmComparison
@@ -28,7 +40,7 @@ from ostinato.tasks.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.records import Metric, Split
-from ostinato.tasks.reinforcement.records import EvaluationPoint, ReinforcementResult
+from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
 HEADLINE = ("RL", "unseen mutations: average solve rate")  # stage and measure of a row
@@ -99,6 +111,10 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
         for item in result.evaluations
     ]
     show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
+    losses = [
+        curve for curve in _training_curves(context, pretrained) if curve.key != "perplexity"
+    ]  # of the codebase alone; the result has it by source
+    show_curves("pretraining", pretrained, [perplexity_curve(result.evaluations), *losses])
 
 
 def show_ablation(found: ArmComparison) -> None:
@@ -141,6 +157,7 @@ def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: Arti
         )
     ]
     show_table(rows, key="draft-layers", description=str(drafted))
+    show_curves("mtp", distilled, _training_curves(context, distilled))
     show_table([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
 
 
@@ -161,44 +178,8 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
     if rows:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
-    for curve in evaluation_curves(result.evaluations):
-        show_image(plot_png(curve), key="reinforcement-evaluation", description=str(reinforced))
-
-
-def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
-    """Solve rates measured beside training, with intervals. None where nothing was measured."""
-    measured = [
-        (point.step, point.attempts_per_problem, point.average, point.best_of)
-        for point in points
-        if point.average is not None and point.best_of is not None
-    ]
-    if not measured:
-        return []
-    steps = tuple(float(step) for step, _, _, _ in measured)
-    by_name = {
-        "average": [average for _, _, average, _ in measured],
-        f"best of {measured[0][1]}": [best for _, _, _, best in measured],
-    }
-    average = measured[0][2]
-    return [
-        Curve(
-            title=f"RL: solve rate of each weight version, {average.count} problems, "
-            f"{average.confidence:.0%} intervals",
-            x_label="step",
-            y_label="",
-            series={
-                name: (steps, tuple(found.mean for found in metrics))
-                for name, metrics in by_name.items()
-            },
-            intervals={
-                name: (
-                    tuple(found.low for found in metrics),
-                    tuple(found.high for found in metrics),
-                )
-                for name, metrics in by_name.items()
-            },
-        )
-    ]
+    curves = evaluation_curves(result.evaluations) + rl_curves(_curve(context, reinforced))
+    show_curves("reinforcement", reinforced, curves)
 
 
 def show_cycle(cycle: CycleReport) -> None:
@@ -424,18 +405,7 @@ def _no_samples(note: str) -> ReportRow:
 
 def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[Curve]:
     trained = chain.result_of(context, pretrained, PretrainingResult)
-    steps = tuple(float(item.step) for item in trained.evaluations)
-    curves = [
-        Curve(
-            title="held-out perplexity",
-            x_label="step",
-            y_label="perplexity",
-            series={
-                name: (steps, tuple(item.by_source[name] for item in trained.evaluations))
-                for name in trained.evaluations[0].by_source
-            },
-        )
-    ]
+    curves = [perplexity_curve(trained.evaluations)]
     curves += seed_curves(newest_runs(context.settings.home, context.recipe.name))
     curves += rl_curves(_curve(context, reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
@@ -445,6 +415,11 @@ def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: Artifact
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
     path = context.run_directory(ref.kind, ref.fingerprint) / METRICS
     return steps_of(path)
+
+
+def _training_curves(context: StageContext, ref: ArtifactRef) -> list[Curve]:
+    """Plots of a training stage that ran here. None for an artifact from elsewhere."""
+    return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
 
 
 def _hack_row(run: ReinforcementResult) -> ReportRow:

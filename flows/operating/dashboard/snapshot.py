@@ -17,6 +17,7 @@ from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
 from ostinato.flows.reporting.report import Curve
 from ostinato.flows.reporting.rl_curves import rl_curves
+from ostinato.flows.reporting.training_curves import training_curves
 from ostinato.infra.platform.cluster.workspace import METRICS, PROGRESS, Progress, read_record
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import open_ledger
@@ -159,10 +160,12 @@ def _newest_curves(home: Path) -> list[Curve]:
         losses = _thin([row for row in rows if "loss" in row and "solve_rate" not in row])
         if losses and not has_losses:
             has_losses = True
-            steps = tuple(float(row["step"]) for row in losses)
-            series = {"loss": (steps, tuple(float(row["loss"]) for row in losses))}
             title = f"loss of {path.parent.parent.name} {path.parent.name.partition('-')[0]}"
-            curves.append(Curve(title=title, x_label="step", y_label="nats", series=series))
+            curves += [
+                curve.model_copy(update={"title": title})
+                for curve in training_curves(losses)
+                if curve.key == "loss"
+            ]
     return curves
 
 

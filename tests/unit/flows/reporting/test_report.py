@@ -5,7 +5,7 @@ from pathlib import Path
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import Curve, ReportRow, plot_png, write_html
-from ostinato.flows.reporting.showing import evaluation_curves
+from ostinato.flows.reporting.rl_curves import evaluation_curves
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Metric
 from ostinato.tasks.reinforcement.records import EvaluationPoint
@@ -16,7 +16,14 @@ ROW = ReportRow(
 
 
 def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
-    curve = Curve(title="t", x_label="step", y_label="", series={"a": ((1.0, 2.0), (0.1, 0.2))})
+    curve = Curve(
+        key="t",
+        title="t",
+        expected="It <rises>.",
+        x_label="step",
+        y_label="",
+        series={"a": ((1.0, 2.0), (0.1, 0.2))},
+    )
     links = {"the best attempt": "attempts.html#t1"}
     headline = ROW._replace(measure="the headline")
     path = write_html(

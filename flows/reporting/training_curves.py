@@ -1,0 +1,76 @@
+"""Curves of a stage that trains with a loss, and how curves of any stage become pictures in Prefect."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.flows.reporting.report import Curve, plot_png
+from ostinato.flows.reporting.rl_curves import measured_curves, rl_curves, series_of
+from ostinato.flows.stages.artifacts import optional, show_image
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.pretraining.config import Perplexity
+
+_LOSS_EXPECTED = (
+    "The line falls quickly and then slowly; a step up is the begin of another phase, and a climb is too high "
+    "a learning rate."
+)
+_PERPLEXITY_EXPECTED = "Lines fall and level off; one that climbs at the end is over-fitted, or a source that is being forgotten."
+_DRAFT_EXPECTED = "The lines of all depths fall and level off, the first below the later ones."
+_DRAFT_METRIC = "kl_nats_"  # and the depth
+
+
+def stage_curves(metrics: Path) -> list[Curve]:
+    """Plots of a stage, whichever it is, from its metrics so far."""
+    rows = read_metrics(metrics)
+    steps = [row for row in rows if "solve_rate" in row]
+    return measured_curves(steps) + rl_curves(steps) if steps else training_curves(rows)
+
+
+def training_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Loss, held-out perplexity and distance of draft layers, where rows have them."""
+    depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
+    plots = (
+        ("loss", "training loss", "nats per token", ("loss",), _LOSS_EXPECTED),
+        ("perplexity", "held-out perplexity", "perplexity", ("perplexity",), _PERPLEXITY_EXPECTED),
+        ("kl", "draft layers: KL to the main head", "nats", depths, _DRAFT_EXPECTED),
+    )
+    curves = []
+    for key, title, y_label, names, expected in plots:
+        series = {name: found for name in names if (found := series_of(rows, name))[0]}
+        if series:
+            curves.append(
+                Curve(
+                    key=key,
+                    title=title,
+                    expected=expected,
+                    x_label="step",
+                    y_label=y_label,
+                    series=series,
+                )
+            )
+    return curves
+
+
+def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
+    """Held-out perplexity of each source through the phases."""
+    steps = tuple(float(item.step) for item in evaluations)
+    return Curve(
+        key="perplexity",
+        title="held-out perplexity",
+        expected=_PERPLEXITY_EXPECTED,
+        x_label="step",
+        y_label="perplexity",
+        series={
+            name: (steps, tuple(item.by_source[name] for item in evaluations))
+            for name in evaluations[0].by_source
+        },
+    )
+
+
+def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve]) -> None:
+    """A picture of each plot of a finished stage, with what it looks like when things go well."""
+    for curve in curves:
+        key = f"{stage}-{curve.key}"
+        with optional(key):
+            show_image(plot_png(curve), key=key, description=f"{curve.expected} ({ref})")
