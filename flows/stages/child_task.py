@@ -26,6 +26,7 @@ from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
 from ostinato.flows.stages.naming import as_key
+from ostinato.flows.stages.pictures import shown_pictures
 from ostinato.flows.stages.progress import shown_progress
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
@@ -145,6 +146,7 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
     key, settings = as_key(directory.parent.name, name), load_settings()
     with (
         shown_progress(name, key, f"{name}: {directory.name}") as show,
+        shown_pictures(name, directory),
         tracked(directory, settings) as begin_tracking,
         _cancellable() as raise_if_cancelled,
     ):

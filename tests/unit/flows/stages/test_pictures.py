@@ -1,0 +1,47 @@
+"""Pictures of a stage under way never reach the stage: not when the server is away, not when they cannot be drawn."""
+
+import logging
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from ostinato.flows.stages import pictures
+from ostinato.flows.stages.pictures import shown_pictures
+from ostinato.infra.platform.cluster.workspace import METRICS
+
+
+@pytest.mark.parametrize("line", ['{"step":1,"loss":2.0}', '{"step":1,"loss":"two"}'])
+def test_what_cannot_be_shown_is_logged_and_tried_again(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def away(png: bytes, key: str, *_: object) -> UUID:
+        tried.append(key)
+        if len(tried) == 1:
+            raise ConnectionError("the server is away")
+        return uuid4()
+
+    monkeypatch.setattr(pictures, "refresh_image", away)
+    directory = tmp_path / "toy-seed0" / "pretrained-0"
+    directory.mkdir(parents=True)
+    (directory / METRICS).write_text(f"{line}\n")
+    thread = pictures._Pictures("pretraining", directory)
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        thread.is_over.set()
+        thread._show()
+    assert "not_shown" in caplog.text
+    assert tried == (["toy-seed0-pretraining-loss"] * 2 if "two" not in line else [])
+
+
+def test_stage_without_metrics_has_none_and_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> UUID:
+        raise AssertionError
+
+    monkeypatch.setattr(pictures, "refresh_image", never)
+    with shown_pictures("problems", tmp_path):
+        pass
