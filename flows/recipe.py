@@ -113,7 +113,9 @@ class Recipe(Record):
         description="names artifacts and run directories",
     )
     seed: int = Field(default=0, ge=0, description="of everything that is drawn")
-    description: str = ""
+    description: str = Field(
+        default="", description="what it is for; `ostinato recipe list` and the report show it"
+    )
     base_checkpoint: str = Field(
         default="",
         description="checkpoint to continue from: a reference as `ostinato import` prints it, or a directory, "

@@ -2,24 +2,40 @@
 
 import json
 import textwrap
+import typing
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 
 def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
-    """Every setting of a recipe as TOML, each under its description."""
+    """Every setting of a recipe as TOML, each under its description, and so each table."""
     lines: list[str] = []
     tables: list[str] = []
     for name, field in type(recipe).model_fields.items():
         value = getattr(recipe, name)
+        meaning = [f"# {line}" for line in textwrap.wrap(meaning_of(field), 96)]
         if isinstance(value, BaseModel):
-            tables.append(f"\n[{prefix}{name}]\n{describe_recipe(value, f'{prefix}{name}.')}")
+            inner = describe_recipe(value, f"{prefix}{name}.")
+            tables.append("\n".join(["", *meaning, f"[{prefix}{name}]", inner]))
             continue
-        if field.description:
-            lines += [f"# {line}" for line in textwrap.wrap(field.description, 96)]
+        lines += meaning
         lines.append(f"# {name} is not set" if value is None else f"{name} = {_as_toml(value)}")
     return "\n".join([*lines, *tables])
+
+
+def meaning_of(field: FieldInfo) -> str:
+    """The description of a setting, in one line. A table without one says what it is in its class's docstring."""
+    text = field.description or next((table.__doc__ for table in tables_in(field.annotation)), "")
+    return " ".join((text or "").split())
+
+
+def tables_in(annotation: object) -> list[type[BaseModel]]:
+    """The record classes that an annotation names, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for part in typing.get_args(annotation) for table in tables_in(part)]
 
 
 def _as_toml(value: Any) -> str:

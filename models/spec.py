@@ -51,7 +51,9 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = Field(
+        default=1, description="Version of this table; 1 is the only one."
+    )
     vocab_size: int = Field(gt=0, description="Rows of the embedding, special tokens included.")
     hidden_size: int = Field(gt=0, description="Width of the residual stream.")
     num_layers: int = Field(

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ostinato.flows.recipe import Recipe
+from ostinato.flows.recipe_text import meaning_of, tables_in
 
 HEAD = """# Recipe reference
 
@@ -33,23 +34,16 @@ def _section(model: type[BaseModel], path: str, written: dict[type[BaseModel], s
     inside: list[str] = []
     for name, field in model.model_fields.items():
         place = f"{path}.{name}" if path else name
-        tables = _tables(field.annotation)
-        meaning = _one_line(field.description or "")
+        tables = tables_in(field.annotation)
+        meaning = meaning_of(field)
         for table in tables:
             if table in written:
-                meaning += f" keys as `[{written[table]}]`"
+                meaning = f"{meaning.rstrip('.')}; keys as `[{written[table]}]`"
             else:
                 inside += _section(table, place, written)
-        row = (f"`{name}`", _type_name(field.annotation), _default(field), meaning.strip())
+        row = (f"`{name}`", _type_name(field.annotation), _default(field), meaning)
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n")
     return lines + inside
-
-
-def _tables(annotation: object) -> list[type[BaseModel]]:
-    """The record classes that an annotation names, in order."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [table for part in typing.get_args(annotation) for table in _tables(part)]
 
 
 def _type_name(annotation: object) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from ostinato.flows.recipe import Recipe, recipe_names
+from ostinato.flows.recipe_text import meaning_of
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
 from ostinato.infra.platform.artifacts import ArtifactRef
 
@@ -97,7 +98,7 @@ def _changes_of(model: type[BaseModel]) -> type[Changes]:
         for rule in field.metadata:
             kind = Annotated[kind, rule]
         label = name.replace("_", " ")
-        fields[name] = (kind, Field(default=None, title=label, description=field.description))
+        fields[name] = (kind, Field(default=None, title=label, description=meaning_of(field)))
     return create_model(
         f"{model.__name__}Changes",
         __base__=Changes,

@@ -61,9 +61,18 @@ class HarnessConfig(Record):
     max_broken_turns: PositiveInt = Field(
         default=3, description="turns in a row whose calls are all the model's own mistakes"
     )
-    max_calls_per_turn: PositiveInt = 16
-    call_time_limit_seconds: PositiveFloat = 20.0
-    attempt_time_limit_seconds: PositiveFloat = 300.0
+    max_calls_per_turn: PositiveInt = Field(
+        default=16, description="calls of one answer that are run; any more are refused as invalid"
+    )
+    call_time_limit_seconds: PositiveFloat = Field(
+        default=20.0,
+        description="wall time of one call; then it is stopped and the model reads that it ran too long",
+    )
+    attempt_time_limit_seconds: PositiveFloat = Field(
+        default=300.0,
+        description="wall time of one attempt; then it ends with the files as they are. A gateway that is stopped waits "
+        "as long for those under way",
+    )
     visible_tests: Literal["fresh", "hot"] = Field(
         default="fresh",
         description="where an agent's tests run: in a box that never held the original code, or, three "
@@ -86,7 +95,9 @@ class HarnessConfig(Record):
     summarise_at_tokens: int | None = Field(
         default=None, description="context length that asks for a summary; None: never"
     )
-    max_summaries: NonNegativeInt = 4
+    max_summaries: NonNegativeInt = Field(
+        default=4, description="summaries of one attempt, at most; 0: none"
+    )
     max_restarts: NonNegativeInt = Field(
         default=0,
         description="times an attempt may start over of its own accord: an answer without a call that begins with "

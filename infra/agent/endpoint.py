@@ -39,7 +39,7 @@ class Endpoint(Record):
         pattern=r"^https?://[^\s@?#]+$",
         description="up to and with /v1, as OpenAI's clients take it; kept, so no key stands in it",
     )
-    model: str
+    model: str = Field(description="name of the model, as the API knows it")
     key_env: str | None = Field(
         default=None, description="environment variable that holds the key; None: no key"
     )

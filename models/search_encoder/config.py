@@ -11,8 +11,12 @@ class TowerConfig(BaseModel):
     width: int = Field(default=128, ge=8, description="length of a vector")
     num_words: int = Field(default=12_000, ge=1, description="words that get a vector of their own")
     num_buckets: int = Field(default=4_096, ge=1, description="fixed vectors for all other words")
-    query_dropout: float = Field(default=0.2, ge=0, lt=1, description="words dropped in training")
-    code_dropout: float = Field(default=0.4, ge=0, lt=1)
+    query_dropout: float = Field(
+        default=0.2, ge=0, lt=1, description="share of a question's words dropped in training"
+    )
+    code_dropout: float = Field(
+        default=0.4, ge=0, lt=1, description="share of a function's words dropped in training"
+    )
     forget_ratio: float = Field(
         default=0.1,
         ge=0,

@@ -127,7 +127,9 @@ class LoraConfig(TrainingRecord):
 class LoopConfig(TrainingRecord):
     """Settings shared by every step and rank."""
 
-    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
+    phases: tuple[PhaseConfig, ...] = Field(
+        min_length=1, description="stretches of training, one after another"
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: Literal["fp32", "bf16", "mx32", "mx128"] = Field(
         default="fp32",
@@ -140,11 +142,18 @@ class LoopConfig(TrainingRecord):
     evaluate_every_steps: int | None = Field(
         default=None, gt=0, description="None: only before and at the end of each phase"
     )
-    checkpoint_every_seconds: float = Field(default=20.0, ge=0)
+    checkpoint_every_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        description="time between resume points; 0: after every step. The end of a phase writes one anyway",
+    )
     world_size: int = Field(
         default=1, ge=1, description="processes; each takes its part of every step"
     )
-    seed: int = 0
+    seed: int = Field(
+        default=0,
+        description="of weights that begin at random and of the order of the data; unless given, the recipe's",
+    )
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:

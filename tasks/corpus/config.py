@@ -17,7 +17,10 @@ DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluati
 class CodeSource(Record):
     """One place where general source code comes from."""
 
-    kind: Literal["standard_library", "package", "directory", "jsonl"]
+    kind: Literal["standard_library", "package", "directory", "jsonl"] = Field(
+        description="standard_library: of the Python that runs this; package: an installed one; directory: the Python "
+        "files below path; jsonl: a file with one source file a line"
+    )
     name: str = Field(default="", description="import name of an installed package, else a label")
     path: str = Field(
         default="", description="for directory and jsonl; a jsonl line has text and path"
@@ -77,7 +80,9 @@ class DemonstrationConfig(Record):
         description="whose problems are repaired: demonstration, also train, never others",
     )
     concurrency: PositiveInt = Field(default=8, description="attempts at the same time")
-    boxes_per_repository: PositiveInt = 4
+    boxes_per_repository: PositiveInt = Field(
+        default=4, description="sandboxes in use at the same time for one repository, at most"
+    )
     locating: Locating = Field(
         default="named", description="how a function is found that the prompt only describes"
     )
@@ -123,7 +128,11 @@ class CorpusConfig(Record):
         description=".jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations; "
         "`ostinato run sft --data FILE` sets it",
     )
-    seed: int = 0
+    seed: int = Field(
+        default=0,
+        description="of which files and functions are drawn, of self-made bugs and of demonstrations; unless given, "
+        "the recipe's",
+    )
 
 
 class FunctionLimits(Record):

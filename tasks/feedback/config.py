@@ -27,8 +27,8 @@ class SignalWeights(Record):
     )
     dissatisfied_follow_up: float = Field(default=-0.5, description="the user had to ask again")
     abandoned: float = Field(default=-0.5, description="the user left before looking at the answer")
-    thumbs_up: float = Field(default=0.25)
-    thumbs_down: float = Field(default=-0.25)
+    thumbs_up: float = Field(default=0.25, description="the user gave a thumb up")
+    thumbs_down: float = Field(default=-0.25, description="the user gave a thumb down")
     latency: float = Field(
         default=-0.2, description="reached when the answer took twice the target or more"
     )
@@ -137,7 +137,9 @@ class SimulatedUsersConfig(Record):
         default=120.0, description="leaves when the answer takes longer"
     )
     follow_up_probability: Share = Field(default=0.5, description="an unhappy user asks again")
-    maximum_follow_ups: NonNegativeInt = 1
+    maximum_follow_ups: NonNegativeInt = Field(
+        default=1, description="times a user asks again about one problem, at most; 0: never"
+    )
     thumbs_probability: Share = Field(default=0.3, description="gives a thumb, up or down, by mood")
     survival_probability: Share = Field(
         default=0.3,

@@ -41,9 +41,11 @@ class Pattern(StrEnum):
 class EffortWeights(Record):
     """Weight of one unit per kind of effort in x of the length penalty."""
 
-    thinking_tokens: NonNegativeFloat = 1.0
+    thinking_tokens: NonNegativeFloat = Field(
+        default=1.0, description="sampled tokens before the first call of a turn with tool calls"
+    )
     call_tokens: NonNegativeFloat = Field(
-        default=1.0, description="sampled tokens of turns with tool calls"
+        default=1.0, description="the other sampled tokens of turns with tool calls"
     )
     output_tokens: NonNegativeFloat = Field(
         default=0.1, description="tokens of tool results, which the model only reads"
@@ -51,8 +53,10 @@ class EffortWeights(Record):
     final_tokens: NonNegativeFloat = Field(
         default=1.0, description="sampled tokens of the closing message"
     )
-    tool_calls: NonNegativeFloat = 2.0
-    turns: NonNegativeFloat = 4.0
+    tool_calls: NonNegativeFloat = Field(default=2.0, description="calls, refused ones included")
+    turns: NonNegativeFloat = Field(
+        default=4.0, description="answers of the model, summaries included"
+    )
 
 
 class MonitorConfig(Record):

@@ -131,7 +131,10 @@ class ObjectiveConfig(Record):
 class RouterReplayConfig(Record):
     """Replay of the engine's choice of experts in the trainer."""
 
-    enabled: bool = True
+    enabled: bool = Field(
+        default=True,
+        description="a token goes to the experts that it had in the engine; false: the trainer's router chooses",
+    )
     plausibility_ratio: Share = Field(
         default=0.5,
         description="a replayed expert scoring under this share of the router's weakest own choice is replaced",

@@ -14,7 +14,7 @@ class SpeculationConfig(Record):
     lookup_tokens: NonNegativeInt = Field(
         default=7, description="drafts a step from the lookup, at most, the third way"
     )
-    max_new_tokens: PositiveInt = 48
+    max_new_tokens: PositiveInt = Field(default=48, description="tokens of one answer, at most")
 
 
 class SpeculationRequest(Record):

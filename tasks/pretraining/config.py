@@ -57,7 +57,9 @@ class PretrainingConfig(LoopConfig):
         description="held-out shards whose tokens make the codebase perplexity",
     )
     evaluation_tokens: PositiveInt = Field(default=16_384, description="of each held-out shard")
-    evaluation_row_tokens: int = Field(default=256, ge=8)
+    evaluation_row_tokens: int = Field(
+        default=256, ge=8, description="row length in which held-out shards are evaluated"
+    )
 
     @property
     def parallel_layout(self) -> ParallelLayout:

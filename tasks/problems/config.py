@@ -35,12 +35,21 @@ class PromptLevel(StrEnum):
 
 
 class Quotas(Record):
-    """Most problems of each kind that one repository gives."""
+    """Most problems of each kind that one repository gives. Read for repositories that name a split."""
 
-    mutation: NonNegativeInt = 150
-    deleted_function: NonNegativeInt = 0
-    deleted_feature: NonNegativeInt = 0
-    combined: NonNegativeInt = 0
+    mutation: NonNegativeInt = Field(
+        default=150, description="problems with one wrong line; 0: none"
+    )
+    deleted_function: NonNegativeInt = Field(
+        default=0, description="problems in which a function, or its body, is gone; 0: none"
+    )
+    deleted_feature: NonNegativeInt = Field(
+        default=0,
+        description="problems in which a public symbol is gone, with the helpers that only it used; 0: none",
+    )
+    combined: NonNegativeInt = Field(
+        default=0, description="problems with two to four of the proven mutations at once; 0: none"
+    )
     trials_ratio: float = Field(
         default=1.6, ge=1, description="candidates tried at most for each wanted problem"
     )
@@ -115,11 +124,17 @@ class GitSource(Source):
     """A git repository on this machine, or a bare one, whose commits become problems."""
 
     path: str = Field(description="directory that git can read")
-    split: Split = Split.TRAIN
-    revision: str = "HEAD"
+    split: Split = Field(default=Split.TRAIN, description="of all its problems")
+    revision: str = Field(
+        default="HEAD",
+        description="commit, branch or tag at which the search begins; it goes back in time",
+    )
     max_commits: PositiveInt = Field(default=200, description="first parents looked at")
     max_changed_lines: PositiveInt = Field(default=400, description="of product code in a commit")
-    max_problems: NonNegativeInt = 50
+    max_problems: NonNegativeInt = Field(
+        default=50,
+        description="commits taken, at most, the newest that are usable; each is a problem if its tests prove it; 0: none",
+    )
 
 
 class GivenSource(Source):
@@ -128,7 +143,7 @@ class GivenSource(Source):
     version: str = Field(description="of the archive: its checksum, shortened")
     sha256: str = Field(description="of the archive")
     distribution: str = Field(description="name under which importlib.metadata knows the project")
-    split: Split = Split.TRAIN
+    split: Split = Field(default=Split.TRAIN, description="of its problem")
 
     @property
     def archive(self) -> SourceArchive:
@@ -138,11 +153,21 @@ class GivenSource(Source):
 class SplitSizes(Record):
     """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
-    demonstration: NonNegativeInt = 800
-    train: NonNegativeInt = 600
-    held_out: NonNegativeInt = 240
-    held_out_function: NonNegativeInt = 60
-    user: NonNegativeInt = 160
+    demonstration: NonNegativeInt = Field(
+        default=800, description="problems whose repair the demonstrations of the corpus show"
+    )
+    train: NonNegativeInt = Field(default=600, description="problems that RL samples attempts at")
+    held_out: NonNegativeInt = Field(
+        default=240,
+        description="problems to evaluate on: nothing trains on these mutations, but it may on others of their functions",
+    )
+    held_out_function: NonNegativeInt = Field(
+        default=60,
+        description="problems to evaluate on in the functions that functions_held_out sets aside",
+    )
+    user: NonNegativeInt = Field(
+        default=160, description="problems that simulated users bring to the gateway"
+    )
 
     def of(self, split: Split) -> int:
         return int(self.model_dump()[split.value])
@@ -161,9 +186,17 @@ class ValidityRules(Record):
     max_tests_first_run: int = Field(
         default=60, ge=2, description="covering tests run on a candidate; the rest is estimated"
     )
-    max_fail_to_pass: PositiveInt = 16
-    max_pass_to_pass: PositiveInt = 16
-    max_changed_lines: PositiveInt = 400
+    max_fail_to_pass: PositiveInt = Field(
+        default=16,
+        description="failing tests of a problem, at most; a solution makes all of them pass",
+    )
+    max_pass_to_pass: PositiveInt = Field(
+        default=16,
+        description="passing tests of a problem, at most; a solution breaks none of them",
+    )
+    max_changed_lines: PositiveInt = Field(
+        default=400, description="lines in which a candidate differs from the original, at most"
+    )
     max_test_calls: PositiveInt = Field(
         default=1_000_000,
         description="tests that call more functions take no part (100,000 take about 30 ms); "
@@ -194,7 +227,11 @@ class ValidityRules(Record):
 class OracleConfig(Record):
     """Calls by which a candidate is compared with the original."""
 
-    enabled: bool = True
+    enabled: bool = Field(
+        default=True,
+        description="make such calls, from arguments seen in tests; false: prompts hold no example call, and "
+        "grading.asks_oracle has nothing to ask",
+    )
     max_calls_derived: PositiveInt = Field(
         default=24, description="held-out arguments per function"
     )
@@ -204,10 +241,19 @@ class OracleConfig(Record):
 class ProblemsConfig(Record):
     """Everything that decides which problems come out."""
 
-    repositories: tuple[RepositorySource, ...] = ()
-    git: tuple[GitSource, ...] = ()
-    given: tuple[GivenSource, ...] = ()
-    seed: NonNegativeInt = 0
+    repositories: tuple[RepositorySource, ...] = Field(
+        default=(), description="packages of the index whose code is broken"
+    )
+    git: tuple[GitSource, ...] = Field(
+        default=(), description="git repositories whose commits become problems"
+    )
+    given: tuple[GivenSource, ...] = Field(
+        default=(), description="tasks of Harbor and instances of SWE-bench"
+    )
+    seed: NonNegativeInt = Field(
+        default=0,
+        description="of what is broken, of the splits and of the prompts; unless given, the recipe's",
+    )
     quotas: Quotas = Quotas()
     sizes: SplitSizes = Field(
         default=SplitSizes(), description="of the repositories that name no split"
@@ -222,7 +268,11 @@ class ProblemsConfig(Record):
         description="mutate only undecorated top-level functions whose name is defined once",
     )
     max_function_lines: int = Field(default=120, ge=2, description="of a mutated function")
-    max_function_characters: int = Field(default=20_000, ge=20)
+    max_function_characters: int = Field(
+        default=20_000,
+        ge=20,
+        description="of a mutated function, line ends included; the corpus has the same limits",
+    )
     max_per_function: PositiveInt = Field(default=6, description="mutations of one function")
     operator_mix: Literal["even", "noticed"] = Field(
         default="even",

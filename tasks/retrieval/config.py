@@ -57,8 +57,14 @@ def shipped_packages(
 class PairsConfig(Record):
     """Selection of functions that become question-answer pairs."""
 
-    least_query_words: PositiveInt = 3
-    least_body_lines: PositiveInt = 3
+    least_query_words: PositiveInt = Field(
+        default=3,
+        description="words a docstring's first paragraph, or a function's name, must have to be a question",
+    )
+    least_body_lines: PositiveInt = Field(
+        default=3,
+        description="lines a function must have, its docstring not counted, to train or to measure",
+    )
     most_pairs: PositiveInt = Field(default=60_000, description="drawn at random beyond these")
     name_ratio: NonNegativeFloat = Field(
         default=0.5,
@@ -69,12 +75,20 @@ class PairsConfig(Record):
 class ContrastiveConfig(Record):
     """Contrastive training on code."""
 
-    epochs: NonNegativeInt = 6
-    batch_pairs: int = Field(default=256, ge=2)
+    epochs: NonNegativeInt = Field(
+        default=6, description="passes over all pairs; 0: the encoder stays untrained"
+    )
+    batch_pairs: int = Field(
+        default=256,
+        ge=2,
+        description="pairs of one step; to each question the code of the other pairs is a wrong answer",
+    )
     hard_negatives: NonNegativeInt = Field(
         default=1, description="wrong answers that BM25 likes, a question"
     )
-    learning_rate: PositiveFloat = 2e-3
+    learning_rate: PositiveFloat = Field(
+        default=2e-3, description="peak, of Adam, after the first tenth of the steps; it falls to 0"
+    )
 
 
 class RetrievalConfig(Record):
@@ -97,7 +111,11 @@ class RetrievalConfig(Record):
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(
+        default=0,
+        description="of the encoder's first weights and of which pairs and wrong answers are drawn; unless given, the "
+        "recipe's",
+    )
 
     @model_validator(mode="after")
     def _disjoint(self) -> "RetrievalConfig":

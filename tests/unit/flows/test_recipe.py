@@ -1,12 +1,16 @@
 """Recipes: shipped ones load, mistakes name key, value and what is wanted."""
 
 import tomllib
+import typing
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
-from ostinato.flows.recipe_text import describe_recipe
+from ostinato.flows.recipe_text import describe_recipe, meaning_of
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.grading.rewards import term_weights
@@ -140,6 +144,31 @@ def test_a_recipe_as_shown_is_the_recipe(name: str) -> None:
     recipe = load_recipe(name)
     shown = tomllib.loads(describe_recipe(recipe))
     assert Recipe.model_validate(shown) == recipe
+
+
+def _fields_without_meaning(annotation: object, place: str) -> Iterator[str]:
+    """Settings of the tables in an annotation, however deep, that say nothing; their tables say it in a docstring."""
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for part in typing.get_args(annotation):
+            yield from _fields_without_meaning(part, place)
+        return
+    for name, field in annotation.model_fields.items():
+        if not meaning_of(field):
+            yield f"{place}.{name}"
+        yield from _fields_without_meaning(field.annotation, f"{place}.{name}")
+
+
+def test_every_setting_and_every_table_of_a_recipe_says_what_it_means() -> None:
+    assert list(_fields_without_meaning(Recipe, "recipe")) == []
+
+
+def test_a_recipe_as_shown_says_what_each_table_and_setting_means() -> None:
+    shown = describe_recipe(load_recipe("nano"))
+    assert "\n# Rules that a candidate must meet to become a problem.\n[problems.rules]\n" in shown
+    assert "real traffic only\n[cycle.simulated_users]\n# users at work" in shown
+    said = [line for line in shown.splitlines() if line]
+    bare = [line for above, line in pairwise(said) if line[0] != "#" and above[0] != "#"]
+    assert bare == []
 
 
 def test_credit_per_edit_is_refused_where_there_are_no_groups() -> None:
