@@ -1,5 +1,7 @@
 """The checkpoint after RL beside the controls: what its start does as it is, started over and at best of n."""
 
+import logging
+
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import share
 from ostinato.flows.reporting.report import ReportRow
@@ -7,8 +9,11 @@ from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.controls import Control, ControlReport, compare_with_controls
 from ostinato.tasks.evaluation.statistics import AttemptRow
+
+logger = logging.getLogger(__name__)
 
 
 def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow]:
@@ -20,8 +25,14 @@ def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow
 def control_rows(
     context: StageContext, start: ArtifactRef, trained: ArtifactRef
 ) -> list[ReportRow]:
-    """Report rows from the two evaluations that a report has anyway. Nothing is run for them."""
-    report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
+    """Report rows from the two evaluations that a report has anyway. Nothing is run for them. None where
+    the two had other problems, which is no reason to have no report.
+    """
+    try:
+        report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
+    except GradingError as error:
+        logger.warning("the report has no controls: %s", error)
+        return []
     verdict = "above" if report.gain_counts else "not above"
     return [
         ReportRow(

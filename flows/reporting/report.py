@@ -38,6 +38,24 @@ class Curve(Record):
     )
 
 
+class RunPage(NamedTuple):
+    """What the page of a run holds, in its order. The first curve stands beside the headline."""
+
+    title: str
+    headline: ReportRow
+    controls: Sequence[ReportRow]
+    curves: Sequence[Curve]
+    rows: Sequence[ReportRow]
+    links: Mapping[str, str]  # addresses of example attempts
+    facts: Mapping[str, str]
+
+
+class _Picture(NamedTuple):
+    title: str
+    expected: str
+    png: str
+
+
 def console_table(rows: Sequence[ReportRow], title: str) -> Table:
     """The rows for a terminal."""
     table = Table(*ReportRow._fields, title=title)
@@ -66,20 +84,12 @@ def plot_png(curve: Curve) -> bytes:
     return buffer.getvalue()
 
 
-def write_html(
-    path: Path,
-    title: str,
-    headline: ReportRow,
-    rows: Sequence[ReportRow],
-    curves: Sequence[Curve],
-    facts: Mapping[str, str],
-    links: Mapping[str, str],
-) -> Path:
-    """Writes one self-contained page and returns its path. `links`: addresses of example attempts."""
-    images = [base64.b64encode(plot_png(curve)).decode() for curve in curves]
+def write_html(path: Path, page: RunPage) -> Path:
+    """Writes one self-contained page and returns its path."""
+    pictures = [
+        _Picture(curve.title, curve.expected, base64.b64encode(plot_png(curve)).decode())
+        for curve in page.curves
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(
-        "report", title=title, headline=headline, rows=rows, images=images, facts=facts, links=links
-    )
-    path.write_text(page)
+    path.write_text(render("report", pictures=pictures, **page._asdict()))
     return path

@@ -11,7 +11,7 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import Curve, ReportRow, console_table, write_html
+from ostinato.flows.reporting.report import Curve, ReportRow, RunPage, console_table, write_html
 from ostinato.flows.reporting.rl_curves import (
     evaluation_curves,
     newest_runs,
@@ -111,10 +111,8 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
         for item in result.evaluations
     ]
     show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
-    losses = [
-        curve for curve in _training_curves(context, pretrained) if curve.key != "perplexity"
-    ]  # of the codebase alone; the result has it by source
-    show_curves("pretraining", pretrained, [perplexity_curve(result.evaluations), *losses])
+    curves = [perplexity_curve(result.evaluations), *_losses(context, pretrained)]
+    show_curves("pretraining", pretrained, curves)
 
 
 def show_ablation(found: ArmComparison) -> None:
@@ -209,7 +207,8 @@ class MadeByRun(NamedTuple):
 
 def show_run(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> Path:
     """Writes the report of the whole chain, prints its table, and returns its path."""
-    rows = _rows(context, made, cycle)
+    rows, controls = _rows(context, made), _control_rows(context, made)
+    cycle_rows = _cycle_rows(cycle)
     recipe = context.recipe
     line = recipe.serving.line
     champion = None if line is None else context.ledger.promotions.current(line)
@@ -224,10 +223,14 @@ def show_run(context: StageContext, made: MadeByRun, cycle: CycleReport | None) 
         "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
         **describe_origin(recipe, context.settings),
     }
-    curves = _curves(context, made.pretrained, made.reinforced)
+    curves = _curves(context, made)
     links = _write_examples(context, made.reinforced, place)
     headline = next(row for row in rows if (row.stage, row.measure) == HEADLINE)
-    page = write_html(place / "report.html", title, headline, rows, curves, facts, links)
+    page = write_html(
+        place / "report.html",
+        RunPage(title, headline, controls, curves, rows + cycle_rows, links, facts),
+    )
+    rows += controls + cycle_rows
     show_table([row._asdict() for row in rows], key="run-report", description=title)
     # by the dashboard, which `ostinato up` keeps running: browsers refuse links to files
     port = context.settings.dashboard_port
@@ -250,7 +253,16 @@ def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path)
     return {f"{what}: {name}": f"{page.name}#{name}" for what, name in names.items()}
 
 
-def _rows(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> list[ReportRow]:
+def _control_rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
+    """The controls on unseen mutations, from evaluations that the report has anyway."""
+    start, after_rl = (
+        chain.evaluation(context, made.problems, checkpoint, Split.HELD_OUT)
+        for checkpoint in (made.drafted, made.reinforced)
+    )
+    return control_rows(context, start, after_rl)
+
+
+def _rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
     problems, pretrained, drafted, reinforced = made
     built = chain.result_of(context, problems, ProblemsResult)
     trained = chain.result_of(context, pretrained, PretrainingResult)
@@ -294,12 +306,7 @@ def _rows(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> 
                 overlap.get(split, ""),
             ),
         ]
-    start, after_rl = (
-        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
-        for checkpoint in (drafted, reinforced)
-    )
-    rows += control_rows(context, start, after_rl)
-    return rows + _cycle_rows(cycle)
+    return rows
 
 
 def _change(stage: str, measure: str, metrics: tuple[Metric, Metric], note: str) -> ReportRow:
@@ -403,13 +410,17 @@ def _no_samples(note: str) -> ReportRow:
     return ReportRow("cycle", "samples", "", "0", note)
 
 
-def _curves(context: StageContext, pretrained: ArtifactRef, reinforced: ArtifactRef) -> list[Curve]:
-    trained = chain.result_of(context, pretrained, PretrainingResult)
-    curves = [perplexity_curve(trained.evaluations)]
-    curves += seed_curves(newest_runs(context.settings.home, context.recipe.name))
-    curves += rl_curves(_curve(context, reinforced))
-    result = chain.result_of(context, reinforced, ReinforcementResult)
-    return evaluation_curves(result.evaluations) + curves
+def _curves(context: StageContext, made: MadeByRun) -> list[Curve]:
+    """All plots of the report, the solve rate first."""
+    trained = chain.result_of(context, made.pretrained, PretrainingResult)
+    run = chain.result_of(context, made.reinforced, ReinforcementResult)
+    return [
+        *evaluation_curves(run.evaluations),
+        *seed_curves(newest_runs(context.settings.home, context.recipe.name)),
+        *rl_curves(_curve(context, made.reinforced)),
+        perplexity_curve(trained.evaluations),
+        *_losses(context, made.pretrained),
+    ]
 
 
 def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
@@ -420,6 +431,12 @@ def _curve(context: StageContext, ref: ArtifactRef) -> list[dict]:
 def _training_curves(context: StageContext, ref: ArtifactRef) -> list[Curve]:
     """Plots of a training stage that ran here. None for an artifact from elsewhere."""
     return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
+
+
+def _losses(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
+    """Plots of pretraining but perplexity, of which the result has more."""
+    found = _training_curves(context, pretrained)
+    return [curve for curve in found if curve.key != "perplexity"]
 
 
 def _hack_row(run: ReinforcementResult) -> ReportRow:

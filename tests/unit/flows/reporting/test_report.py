@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import Curve, ReportRow, plot_png, write_html
+from ostinato.flows.reporting.report import Curve, ReportRow, RunPage, plot_png, write_html
 from ostinato.flows.reporting.rl_curves import evaluation_curves
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Metric
@@ -26,14 +26,28 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     )
     links = {"the best attempt": "attempts.html#t1"}
     headline = ROW._replace(measure="the headline")
-    path = write_html(
-        tmp_path / "report.html", "title", headline, [ROW], [curve], {"seed": "1"}, links
-    )
+    controls = [ROW._replace(measure="control: start")]
+    made = RunPage("title", headline, controls, [curve], [ROW], links, {"seed": "1"})
+    path = write_html(tmp_path / "report.html", made)
     page = path.read_text()
     assert '<a href="attempts.html#t1">the best attempt</a>' in page
-    assert page.index("the headline: 41.9% &rarr; 49.6%") < page.index("<table>")
-    assert "solve rate &lt;b&gt;" in page
+    places = [
+        "the headline: 41.9% &rarr; 49.6%",
+        "control: start",
+        "base64",
+        "solve rate &lt;b&gt;",
+    ]
+    found = [page.index(text) for text in places]
+    assert found == sorted(found)
+    assert 'alt="t. It &lt;rises&gt;."' in page
+    assert "<figcaption>When things go well: It &lt;rises&gt;.</figcaption>" in page
+    assert "ostinato run controls" not in page
     assert page.count("data:image/png;base64,") == 1
+
+
+def test_report_without_controls_says_how_to_make_them(tmp_path: Path) -> None:
+    path = write_html(tmp_path / "report.html", RunPage("title", ROW, [], [], [ROW], {}, {}))
+    assert "<code>ostinato run controls</code>" in path.read_text()
 
 
 def test_origin_names_machine_commit_and_what_was_changed_in_the_recipe(tmp_path: Path) -> None:
