@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe, load_recipe
+from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe, base_directory, load_recipe
 from ostinato.flows.reporting.console import say
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
@@ -30,6 +30,16 @@ KeepOption = Annotated[
     typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
 ]
 RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
+
+
+_TRAIN = (
+    "agent_training",
+    "continued_pretraining",
+    "mtp_distillation",
+    "reinforcement",
+    "realtime_cycle",
+    "sft",
+)
 
 
 def make_options(
@@ -62,7 +72,9 @@ def launch_flow(
     # a mistake in it stops here, before anything starts
     arms = SEARCH_ARMS if flow == "search_ablation" else ()
     for needed in (recipe, *(arm_recipe(recipe, arm) for arm in arms)):
-        load_recipe(needed, seed=seed, overrides=options.overrides)
+        loaded = load_recipe(needed, seed=seed, overrides=options.overrides)
+        if flow in _TRAIN:
+            base_directory(loaded.base_checkpoint)  # ConfigError when nobody imported it
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]
