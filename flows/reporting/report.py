@@ -24,6 +24,14 @@ class ReportRow(NamedTuple):
     note: str = ""
 
 
+class StageTime(NamedTuple):
+    """The time that one stage took. Pauses of a run that was ended and went on are within."""
+
+    stage: str
+    began: str
+    seconds: str
+
+
 class Curve(Record):
     """One plot: its series, and what it looks like when things go well."""
 
@@ -39,7 +47,7 @@ class Curve(Record):
 
 
 class RunPage(NamedTuple):
-    """What the page of a run holds, in its order. The first curve stands beside the headline."""
+    """Content of the page of a run. The first curve stands below the headline."""
 
     title: str
     headline: ReportRow
@@ -47,6 +55,7 @@ class RunPage(NamedTuple):
     curves: Sequence[Curve]
     rows: Sequence[ReportRow]
     links: Mapping[str, str]  # addresses of example attempts
+    times: Sequence[StageTime]
     facts: Mapping[str, str]
 
 

@@ -11,7 +11,14 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import Curve, ReportRow, RunPage, console_table, write_html
+from ostinato.flows.reporting.report import (
+    Curve,
+    ReportRow,
+    RunPage,
+    StageTime,
+    console_table,
+    write_html,
+)
 from ostinato.flows.reporting.rl_curves import (
     evaluation_curves,
     newest_runs,
@@ -19,6 +26,7 @@ from ostinato.flows.reporting.rl_curves import (
     seed_curves,
     steps_of,
 )
+from ostinato.flows.reporting.stage_times import stage_times
 from ostinato.flows.reporting.training_curves import (
     perplexity_curve,
     show_curves,
@@ -225,10 +233,11 @@ def show_run(context: StageContext, made: MadeByRun, cycle: CycleReport | None) 
     }
     curves = _curves(context, made)
     links = _write_examples(context, made.reinforced, place)
+    times = _times(context, made, cycle)
     headline = next(row for row in rows if (row.stage, row.measure) == HEADLINE)
     page = write_html(
         place / "report.html",
-        RunPage(title, headline, controls, curves, rows + cycle_rows, links, facts),
+        RunPage(title, headline, controls, curves, rows + cycle_rows, links, times, facts),
     )
     rows += controls + cycle_rows
     show_table([row._asdict() for row in rows], key="run-report", description=title)
@@ -251,6 +260,19 @@ def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path)
     page = write_attempts(place / ATTEMPTS_PAGE, f"Attempts of {run_id}", [*examples.values()])
     names = {what: attempt.facts["trajectory_id"] for what, attempt in examples.items()}
     return {f"{what}: {name}": f"{page.name}#{name}" for what, name in names.items()}
+
+
+def _times(context: StageContext, made: MadeByRun, cycle: CycleReport | None) -> list[StageTime]:
+    """What each stage of the chain took, the evaluations and the cycle too."""
+    refs = {str(ref): ref for ref in made}
+    for checkpoint in (made.drafted, made.reinforced):
+        for split in (Split.HELD_OUT, Split.HELD_OUT_FUNCTION):
+            card = chain.evaluation(context, made.problems, checkpoint, split)
+            refs[f"{card}: {checkpoint}, {split.value}"] = card
+    times = stage_times(context, refs)
+    if cycle is not None and cycle.cycle_id:
+        times.append(StageTime(f"cycle {cycle.cycle_id}", "", f"{cycle.seconds:.0f}"))
+    return times
 
 
 def _control_rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:

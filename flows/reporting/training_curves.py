@@ -12,11 +12,14 @@ from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.pretraining.config import Perplexity
 
 _LOSS_EXPECTED = (
-    "The line falls quickly and then slowly; a step up is the begin of another phase, and a climb is too high "
-    "a learning rate."
+    "The line falls quickly and then slowly; a step is the begin of another phase, and a lasting climb is too "
+    "high a learning rate."
 )
-_PERPLEXITY_EXPECTED = "Lines fall and level off; one that climbs at the end is over-fitted, or a source that is being forgotten."
-_DRAFT_EXPECTED = "The lines of all depths fall and level off, the first below the later ones."
+_PERPLEXITY_EXPECTED = (
+    "Lines fall and level off while code is read; a climb in the phase of transcripts is usual, an earlier one "
+    "is over-fitting or forgetting."
+)
+_DRAFT_EXPECTED = "All lines are far lower at the last step, where they are measured again, the first depth below the others."
 _DRAFT_METRIC = "kl_nats_"  # and the depth
 
 

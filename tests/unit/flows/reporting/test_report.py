@@ -4,7 +4,14 @@ from pathlib import Path
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import Curve, ReportRow, RunPage, plot_png, write_html
+from ostinato.flows.reporting.report import (
+    Curve,
+    ReportRow,
+    RunPage,
+    StageTime,
+    plot_png,
+    write_html,
+)
 from ostinato.flows.reporting.rl_curves import evaluation_curves
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Metric
@@ -13,6 +20,7 @@ from ostinato.tasks.reinforcement.records import EvaluationPoint
 ROW = ReportRow(
     stage="RL", measure="solve rate <b>", before="41.9%", after="49.6%", note="33 steps"
 )
+TIME = StageTime("corpus/toy@1", "2026-01-02 03:04:05", "37")
 
 
 def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
@@ -27,7 +35,7 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     links = {"the best attempt": "attempts.html#t1"}
     headline = ROW._replace(measure="the headline")
     controls = [ROW._replace(measure="control: start")]
-    made = RunPage("title", headline, controls, [curve], [ROW], links, {"seed": "1"})
+    made = RunPage("title", headline, controls, [curve], [ROW], links, [TIME], {"seed": "1"})
     path = write_html(tmp_path / "report.html", made)
     page = path.read_text()
     assert '<a href="attempts.html#t1">the best attempt</a>' in page
@@ -43,10 +51,11 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     assert "<figcaption>When things go well: It &lt;rises&gt;.</figcaption>" in page
     assert "ostinato run controls" not in page
     assert page.count("data:image/png;base64,") == 1
+    assert "<td>corpus/toy@1</td><td>2026-01-02 03:04:05</td><td>37</td>" in page
 
 
 def test_report_without_controls_says_how_to_make_them(tmp_path: Path) -> None:
-    path = write_html(tmp_path / "report.html", RunPage("title", ROW, [], [], [ROW], {}, {}))
+    path = write_html(tmp_path / "report.html", RunPage("title", ROW, [], [], [ROW], {}, [], {}))
     assert "<code>ostinato run controls</code>" in path.read_text()
 
 
