@@ -14,19 +14,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ostinato.infra.platform.errors import (
-    CapacityExhausted,
-    ConfigError,
-    EngineError,
-    OstinatoError,
-    StorageError,
-)
+from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.agents import AgentService
 from ostinato.infra.serving.gateway.answers.completions import ChatService, Finished
 from ostinato.infra.serving.gateway.answers.generation import Answering
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import ApiError, error_body
+from ostinato.infra.serving.gateway.failures import (
+    ApiError,
+    error_body,
+    fault_answer,
+    fault_body,
+)
 from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
@@ -108,7 +107,8 @@ class Gateway:
 async def _tenant_of(
     request: Request, authorization: Annotated[str | None, Header()] = None
 ) -> Caller:
-    return request.app.state.gateway.authenticate(authorization)
+    """The caller that the middleware let in. The header is a parameter for the published schema."""
+    return request.state.caller
 
 
 Tenant = Annotated[Caller, Depends(_tenant_of)]
@@ -131,7 +131,7 @@ def build_app(context: GatewayContext) -> FastAPI:
     app.state.gateway = gateway
 
     _answer_errors(app)
-    app.add_middleware(RequestLimits)
+    app.add_middleware(RequestLimits, admit=gateway.authenticate)
     app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
     _add_openai_routes(app, gateway)
     _add_agent_routes(app, gateway)
@@ -266,7 +266,7 @@ async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterato
                 yield _event({**envelope, "choices": [], "usage": piece.usage.model_dump()})
     except OstinatoError as error:
         logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
-        yield _event(_body_of(error))
+        yield _event(fault_body(error))
     yield "data: [DONE]\n\n"
 
 
@@ -303,28 +303,6 @@ def _openai_message(finished: Finished) -> dict[str, Any]:
     return body
 
 
-_STATUS_OF: tuple[tuple[type[OstinatoError], int, str], ...] = (
-    (CapacityExhausted, 503, "capacity_exhausted"),
-    (EngineError, 503, "engine_failed"),
-    (StorageError, 503, "storage_failed"),
-    (ConfigError, 400, "invalid_value"),
-    (OstinatoError, 500, "internal_error"),
-)
-
-
-def _code_of(error: OstinatoError) -> str:
-    return next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
-
-
-def _body_of(error: OstinatoError) -> dict[str, object]:
-    """What a client is told. A fault of the server is its code alone: texts may hold local paths."""
-    code = _code_of(error)
-    said = (
-        str(error) if code == "invalid_value" else f"{code}: a fault of this server, not of yours"
-    )
-    return error_body(said, code=code)
-
-
 def _answer_errors(app: FastAPI) -> None:
     """Every failure leaves in OpenAI's error format."""
 
@@ -347,9 +325,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(OstinatoError)
     async def failed(request: Request, error: OstinatoError) -> JSONResponse:
-        status = next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
         logger.error("path=%s failed=%s", request.url.path, error)
-        return JSONResponse(_body_of(error), status_code=status)
+        return fault_answer(error)
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,17 @@
 """Failures that a caller of the API sees, in OpenAI's error format."""
 
-from fastapi import HTTPException
+from collections.abc import Mapping
 
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    ConfigError,
+    EngineError,
+    OstinatoError,
+    StorageError,
+)
 from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
 
 _MOST_CHARACTERS = 400
@@ -49,3 +59,38 @@ def check_length(text: str, param: str) -> None:
 SERVER_CODES = frozenset(
     {"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"}
 )
+
+
+_STATUS_OF: tuple[tuple[type[OstinatoError], int, str], ...] = (
+    (CapacityExhausted, 503, "capacity_exhausted"),
+    (EngineError, 503, "engine_failed"),
+    (StorageError, 503, "storage_failed"),
+    (ConfigError, 400, "invalid_value"),
+    (OstinatoError, 500, "internal_error"),
+)
+
+
+def refusal_answer(refusal: ApiError, headers: Mapping[str, str]) -> JSONResponse:
+    """The answer of a refusal, with further headers."""
+    return JSONResponse(
+        refusal.detail,
+        status_code=refusal.status_code,
+        headers={**(refusal.headers or {}), **headers},
+    )
+
+
+def fault_answer(error: OstinatoError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer of a failure below the API."""
+    status = next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
+    return JSONResponse(fault_body(error), status_code=status, headers=headers)
+
+
+def fault_body(error: OstinatoError) -> dict[str, object]:
+    """Text and code of a failure for a client. A fault of the server is its code alone: texts may
+    hold local paths.
+    """
+    code = next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
+    said = (
+        str(error) if code == "invalid_value" else f"{code}: a fault of this server, not of yours"
+    )
+    return error_body(said, code=code)

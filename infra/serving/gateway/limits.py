@@ -1,50 +1,73 @@
-"""Limits of a request before anything of it is parsed: size, time to arrive, encoding, nesting.
+"""Limits of a request before anything of it is parsed: who asks, size, time to arrive, bytes.
 
-`RequestLimits` is ASGI middleware. It hands the application a body that has arrived whole.
+`RequestLimits` is ASGI middleware. It lets a request in by its head, and hands the application a
+body that has arrived whole.
 """
 
 import asyncio
-import re
+import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.serving.gateway.bodies import PIECE_BYTES, scan_pieces
+from ostinato.infra.serving.gateway.config import Caller
+from ostinato.infra.serving.gateway.failures import ApiError, fault_answer, refusal_answer
 
 MAX_BODY_BYTES = 4 << 20
-MAX_NESTING = 32
-MAX_BRACKETS = 40_000  # arrays and objects, opened and closed
+MAX_KEYLESS_BODY_BYTES = 64 << 10
 BODY_SECONDS = 10.0
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-# everything up to an escape of half a surrogate pair, which is no text in any encoding
-_HALF_PAIR = re.compile(
-    rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+\\u", re.DOTALL
+# all else, unknown paths too, wants a key
+OPEN_PATHS = frozenset(
+    {"/healthz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"},
 )
-_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_DISCARD_SECONDS = 2.0  # that a refused client may go on sending
+_DISCARD_PAUSE_SECONDS = 0.005  # between two reads, so that sending fast wins no processor time
+
+logger = logging.getLogger(__name__)
 
 
 class RequestLimits:
-    """Middleware that refuses requests by their raw bytes."""
+    """Middleware that refuses requests by their head, then by their raw bytes."""
 
-    def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        admit: Callable[[str | None], Caller],
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        """`admit` gives the caller of an Authorization header, counted against its rate."""
+        self._app, self._admit = app, admit
         self._body_seconds = body_seconds
+        self._turn = asyncio.Lock()  # of all long bodies, so that the loop runs one piece at a time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a refusal itself, otherwise passes the request on."""
+        """Answers a refusal itself, otherwise passes the request on with its caller."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        most_bytes = MAX_KEYLESS_BODY_BYTES
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                caller = self._admit(headers.get("authorization"))
+            except (ApiError, OstinatoError) as refusal:
+                await _refuse_unread(refusal, scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+            most_bytes = MAX_BODY_BYTES
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(headers, receive, most_bytes)
             if body is None:
                 return
-            await asyncio.to_thread(check_body, body)
+            await self._scan(body)
         except ApiError as refusal:
             # what is left of the body stays unread, so the connection cannot be used again
-            headers = {"connection": "close"}
-            answer = JSONResponse(refusal.detail, status_code=refusal.status_code, headers=headers)
+            answer = refusal_answer(refusal, {"connection": "close"})
             await answer(scope, receive, send)
             return
         is_given = False
@@ -58,11 +81,11 @@ class RequestLimits:
 
         await self._app(scope, give_body_first, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(self, headers: Headers, receive: Receive, most_bytes: int) -> bytes | None:
         """The whole body. None when the client left."""
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
-            raise _too_large(int(declared))
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > most_bytes:
+            raise _too_large(int(declared), most_bytes)
         parts: list[bytes] = []
         num_bytes = 0
         try:
@@ -73,8 +96,8 @@ class RequestLimits:
                         return None
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
-                    if num_bytes > MAX_BODY_BYTES:
-                        raise _too_large(num_bytes)
+                    if num_bytes > most_bytes:
+                        raise _too_large(num_bytes, most_bytes)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError as error:
@@ -84,32 +107,64 @@ class RequestLimits:
                 code="request_timeout",
             ) from error
 
-
-def check_body(body: bytes) -> None:
-    """ApiError for what is no UTF-8 text, is nested too deeply or holds too many arrays and objects."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"body is no UTF-8: {error.reason} at byte {error.start}") from error
-    if b"\0" in body or _HALF_PAIR.match(body):
-        raise ApiError(400, "body holds a zero byte or half a surrogate pair, wanted UTF-8 text")
-    brackets = _TEXT.sub(b"", body).translate(None, _NO_BRACKETS)
-    if len(brackets) > MAX_BRACKETS:
-        raise ApiError(
-            400,
-            f"body holds {len(brackets) // 2} arrays and objects, wanted at most "
-            f"{MAX_BRACKETS // 2}",
-        )
-    depth = 0
-    for bracket in brackets:
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_NESTING:
-            raise ApiError(400, f"body is nested deeper than {MAX_NESTING}, wanted less")
+    async def _scan(self, body: bytes) -> None:
+        """Passes a sound body. Others' requests run between two pieces, short ones before long."""
+        pieces = scan_pieces(body)
+        if len(body) <= PIECE_BYTES:
+            next(pieces)
+            return
+        is_left = True
+        while is_left:
+            async with self._turn:
+                is_left = next(pieces, "end") is None
+                await asyncio.sleep(0)
 
 
-def _too_large(num_bytes: int) -> ApiError:
+async def _refuse_unread(
+    refusal: ApiError | OstinatoError, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers at once, then drops what still comes of the body for a while: a connection closed
+    before would take the answer from a client that is still sending.
+    """
+    if isinstance(refusal, OstinatoError):
+        logger.error("path=%s failed=%s", scope["path"], refusal)
+    headers = Headers(scope=scope)
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    more = {"connection": "close"} if has_body else {}
+    answer = (
+        refusal_answer(refusal, more)
+        if isinstance(refusal, ApiError)
+        else fault_answer(refusal, more)
+    )
+    if not has_body:
+        await answer(scope, receive, send)
+        return
+
+    async def send_unended(message: Message) -> None:
+        is_body = message["type"] == "http.response.body"
+        await send({**message, "more_body": True} if is_body else message)
+
+    await answer(scope, receive, send_unended)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            await _discard(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    """Reads to the end of a body, or as far as a body may be long."""
+    num_bytes = 0
+    while num_bytes <= MAX_BODY_BYTES:
+        message = await receive()
+        if not message.get("more_body", False):
+            return
+        num_bytes += len(message.get("body", b""))
+        await asyncio.sleep(_DISCARD_PAUSE_SECONDS)
+
+
+def _too_large(num_bytes: int, most_bytes: int) -> ApiError:
     return ApiError(
         413,
-        f"body has {num_bytes} bytes or more, wanted at most {MAX_BODY_BYTES}",
+        f"body has {num_bytes} bytes or more, wanted at most {most_bytes}",
         code="request_too_large",
     )

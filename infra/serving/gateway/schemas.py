@@ -2,6 +2,7 @@
 
 Chat completions follow OpenAI's format: fields we do not read are ignored, except those that would
 change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
+Lists end at their first wrong entry: one is told, and describing thousands would hold up other requests.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,13 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
-from ostinato.infra.serving.gateway.config import MAX_MESSAGES
+from ostinato.infra.serving.gateway.config import MAX_MESSAGES, MAX_UPLOAD_FILES
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
 
 
@@ -32,10 +35,30 @@ ClientSignal = Annotated[
 ]
 
 
+def _few(files: object) -> object:
+    if isinstance(files, dict) and len(files) > MAX_UPLOAD_FILES:
+        raise ValueError(f"{len(files)} files, wanted at most {MAX_UPLOAD_FILES}")
+    return files
+
+
+Uploads = Annotated[dict[str, str], Field(max_length=MAX_UPLOAD_FILES), BeforeValidator(_few)]
+"""Path -> text. Counted before any of them is looked at."""
+
+
 class Wire(BaseModel):
     """Our own endpoints."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, sent: object) -> object:
+        """The object with the first of its unknown fields, which is refused by name."""
+        if not isinstance(sent, dict):
+            return sent
+        known = cls.model_fields
+        unknown = [name for name in sent if name not in known]
+        return {name: sent[name] for name in (*(sent.keys() & known.keys()), *unknown[:1])}
 
 
 class OpenAIWire(BaseModel):
@@ -70,8 +93,8 @@ class ChatMessage(OpenAIWire):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     tool_call_id: str | None = None
 
     @property
@@ -106,7 +129,7 @@ class ChatRequest(OpenAIWire):
     """POST /v1/chat/completions."""
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -114,10 +137,12 @@ class ChatRequest(OpenAIWire):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    tools: list[ToolDefinition] | None = Field(default=None, max_length=128)
+    tools: list[ToolDefinition] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
     n: int | None = None
-    stop: list[str] | None = Field(default=None, description="one string may come bare")
+    stop: list[str] | None = Field(
+        default=None, fail_fast=True, description="one string may come bare"
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(
         default=None, description="0 to 20 likeliest tokens at each place; needs logprobs"
@@ -155,11 +180,12 @@ class AgentSessionRequest(Wire):
 
     repository: str
     message: str = Field(min_length=1)
-    files: dict[str, str] = Field(
+    files: Uploads = Field(
         default_factory=dict, description="path -> text that differs in the user's copy"
     )
     test_ids: list[str] | None = Field(
         default=None,
+        fail_fast=True,
         description="what `pytest` runs in this session; None: every test of the repository",
     )
     problem_kind: str = Field(
@@ -176,7 +202,7 @@ class AgentMessageRequest(Wire):
     """POST /v1/agent/sessions/{id}/messages: a follow-up in the state the agent left."""
 
     message: str = Field(min_length=1)
-    files: dict[str, str] = Field(default_factory=dict, description="files the user changed since")
+    files: Uploads = Field(default_factory=dict, description="files the user changed since")
     seed: int | None = None
 
 

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from ostinato.infra.platform.errors import SandboxLost, StorageError
-from ostinato.infra.serving.gateway import limits
+from ostinato.infra.serving.gateway import bodies, limits
+from ostinato.infra.serving.gateway.bodies import scan_pieces
 from ostinato.infra.serving.gateway.failures import ApiError
-from ostinato.infra.serving.gateway.limits import RequestLimits, check_body
+from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import Toy
 
 HEADERS = {"Authorization": "Bearer key-of-team", "content-type": "application/json"}
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
+PIECES = st.integers(1, 20) | st.just(bodies.PIECE_BYTES)
 SESSION = {"repository": "toy", "message": "Fix first in pkg/first.py"}
 
 
@@ -76,15 +78,54 @@ async def test_bad_path_is_refused(toy: Toy, paths: list[str]) -> None:
     assert len(answer.text) < 600
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.booleans())
-def test_any_text_is_let_through(text: str, is_ascii: bool) -> None:
-    check_body(json.dumps({text: [text, {"text": text}]}, ensure_ascii=is_ascii).encode())
+def check_body(body: bytes, piece_bytes: int) -> None:
+    """Scans all pieces."""
+    for _ in scan_pieces(body, piece_bytes):
+        pass
 
 
-@given(st.integers(0xD800, 0xDFFF), st.text('a\\u"', max_size=6), st.text('a\\u"', max_size=6))
-def test_half_a_pair_is_refused_wherever_it_stands(half: int, before: str, after: str) -> None:
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.booleans(), PIECES)
+def test_any_text_is_let_through(text: str, is_ascii: bool, piece_bytes: int) -> None:
+    body = json.dumps({text: [text, {"text": text}]}, ensure_ascii=is_ascii).encode()
+    check_body(body, piece_bytes)
+
+
+@given(
+    st.integers(0xD800, 0xDFFF), st.text('a\\u"\U0001f600', max_size=6), st.text('a\\u"', max_size=6),
+    PIECES,
+)  # fmt: skip
+def test_half_a_pair_is_refused_wherever_it_stands(
+    half: int, before: str, after: str, piece_bytes: int
+) -> None:
     with pytest.raises(ApiError, match="half"):
-        check_body(json.dumps(before + chr(half) + after).encode())
+        check_body(json.dumps(before + chr(half) + after).encode(), piece_bytes)
+
+
+def nest(strings: list[str], depth: int) -> object:
+    return [nest(strings, depth - 1), *strings] if depth else {}
+
+
+@given(st.lists(st.text('a\\u"[{,]}', max_size=6), max_size=4), PIECES)
+def test_nesting_is_counted_outside_of_strings(strings: list[str], piece_bytes: int) -> None:
+    check_body(json.dumps(nest(strings, bodies.MAX_NESTING - 1)).encode(), piece_bytes)
+    with pytest.raises(ApiError, match="nested"):
+        check_body(json.dumps(nest(strings, bodies.MAX_NESTING)).encode(), piece_bytes)
+
+
+@pytest.mark.parametrize(
+    ("part", "most"), [(b"1,", bodies.MAX_COMMAS), (b"[]\n", bodies.MAX_BRACKETS // 2 - 1)]
+)
+@pytest.mark.parametrize("piece_bytes", [999, bodies.PIECE_BYTES])
+def test_values_are_counted(part: bytes, most: int, piece_bytes: int) -> None:
+    check_body(b"[" + part * most + b"]", piece_bytes)
+    with pytest.raises(ApiError, match="holds more than"):
+        check_body(b"[" + part * (most + 1) + b"]", piece_bytes)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 5, 100])
+def test_place_of_a_wrong_byte_is_told(piece_bytes: int) -> None:
+    with pytest.raises(ApiError, match="at byte 7"):
+        check_body('["éé"'.encode() + b"\xff]", piece_bytes)
 
 
 @pytest.mark.asyncio
@@ -98,8 +139,10 @@ async def test_body_that_does_not_come_is_given_up(toy: Toy) -> None:
     async def send(message: Message) -> None:
         said.append(message)
 
-    app = RequestLimits(toy.app, body_seconds=0.01)
-    await app({"type": "http", "method": "POST", "headers": []}, never, send)
+    app = RequestLimits(toy.app, lambda _: toy.context.config.tenants[0], body_seconds=0.01)
+    await app(
+        {"type": "http", "method": "POST", "path": "/v1/feedback", "headers": []}, never, send
+    )
     assert said[0]["status"] == 408
 
 
