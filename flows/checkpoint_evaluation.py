@@ -74,7 +74,8 @@ def checkpoint_evaluation(
     )
     if decision is not None:
         tell_gate(report.checkpoint, decision)
-    show_evaluation(report, None if report_directory is None else Path(report_directory))
+    directory = None if report_directory is None else Path(report_directory)
+    show_evaluation(report, directory, held_against)
     if decision is None:
         return Completed(message="an outside baseline is scored, not judged")
     if decision.passed:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
+from ostinato.flows.reporting.gate_picture import show_gate
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import GateDecision, Scorecard
@@ -26,8 +27,12 @@ class EvaluationReport(Record):
     decision: GateDecision | None
 
 
-def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
-    """Scorecards and the gate's decision: on the console, as artifacts and, if asked, as two files."""
+def show_evaluation(
+    report: EvaluationReport, directory: Path | None, held_against: Scorecard | None
+) -> None:
+    """Scorecards and the gate's decision: on the console, as artifacts and, if asked, as two files.
+    `held_against`: what the gate compared with.
+    """
     text = evaluation_as_markdown(report)
     rows = [_row(card) for card in report.scorecards]
     show_table(rows, key="scorecards", description=report.checkpoint)
@@ -35,6 +40,9 @@ def show_evaluation(report: EvaluationReport, directory: Path | None) -> None:
         say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
     if report.decision is not None:
         say(f"gate {_word(report.decision)}: {report.decision.reason}")
+        cards = (report.scorecards[0], *(() if held_against is None else (held_against,)))
+        rates = {f"{card.checkpoint}\n{card.suite}": card.average for card in cards}
+        show_gate(rates, f"Gate {_word(report.decision)}: {report.decision.reason}")
     show_markdown(text, key="gate", description=report.checkpoint)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from ostinato.flows.reporting.attempts_page import write_attempts
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
+from ostinato.flows.reporting.gate_picture import show_gate
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import (
     Curve,
@@ -200,7 +201,11 @@ def show_cycle(cycle: CycleReport) -> None:
         if cycle.training.left_out:
             lines.append(f"late: {cycle.training.left_out} more samples were not trained on")
     if cycle.promotion is not None:
+        decided = f"{cycle.promotion.outcome.value}: {cycle.promotion.reason}"
         lines.append(f"**{cycle.promotion.outcome.value}**: {cycle.promotion.reason}")
+        cards = {"candidate": cycle.candidate_scorecard, "champion": cycle.champion_scorecard}
+        rates = {name: card.average for name, card in cards.items() if card is not None}
+        show_gate(rates, decided)
     show_markdown("\n\n".join(lines), key="cycle")
 
 
