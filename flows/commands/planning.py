@@ -295,7 +295,8 @@ def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -
     console.print(
         f"\nrollouts beside the trainer: {plan.replicas} replicas of {replica.gpus} GPUs, each with "
         f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms a token; "
-        f"{plan.sandboxes} sandboxes; all attempts of a step take {plan.attempts_seconds:.0f} s",
+        f"{plan.sandboxes} sandboxes; all attempts of a step take {plan.attempts_seconds:.0f} s; options "
+        f"--set decoding.gpus_per_replica={replica.gpus} --set reinforcement.engine_replicas={plan.replicas}",
         highlight=False,
         soft_wrap=True,
     )

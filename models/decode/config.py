@@ -37,6 +37,10 @@ class DecodingConfig(BaseModel):
         default=Precision.FP32,
         description="of vLLM's weights and caches; our engine is fp32 only",
     )
+    gpus_per_replica: NonNegativeInt = Field(
+        default=0,
+        description="GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0: none",
+    )
     draft_layers: NonNegativeInt = Field(
         default=0,
         description="draft (multi-token prediction) layers used for speculative decoding, at most those "
@@ -58,6 +62,10 @@ class DecodingConfig(BaseModel):
         if self.lookup_entries & (self.lookup_entries - 1):
             raise ValueError(
                 f"lookup_entries is {self.lookup_entries}, wanted 0 or a power of two such as 65536"
+            )
+        if self.engine == "local" and self.gpus_per_replica:
+            raise ValueError(
+                f"gpus_per_replica is {self.gpus_per_replica} with engine 'local', wanted 0: it computes on processors"
             )
         if self.engine == "local" and self.precision is not Precision.FP32:
             raise ValueError(

@@ -96,6 +96,7 @@ def start_replicas(
             config,
             chain,
             num_cpus=num_cpus,
+            num_gpus=config.gpus_per_replica,
             max_restarts=_RESTARTS,
             max_concurrency=_MAX_CONCURRENCY,
             on_node=node,

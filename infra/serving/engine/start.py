@@ -37,6 +37,7 @@ def start_engine(
         version,
         slots=config.slots,
         max_context_tokens=config.max_context_tokens,
+        gpus=config.gpus_per_replica,
         dtype=torch.float32 if config.precision is Precision.FP32 else torch.bfloat16,
         reloads_in_place=torch.cuda.is_available(),
         name=name,

@@ -58,6 +58,7 @@ class VllmEngine:
         *,
         slots: int = 64,
         max_context_tokens: int = 0,  # 0: the model's
+        gpus: int = 0,  # the model is split over them
         dtype: torch.dtype = torch.float32,
         reloads_in_place: bool = True,  # on a GPU
         name: str = "vllm",
@@ -69,7 +70,7 @@ class VllmEngine:
         self._swapping = asyncio.Lock()
         self._is_closed = False
         self._generated_tokens = 0
-        self._slots = slots
+        self._slots, self._gpus = slots, gpus
         longest = spec.max_sequence_tokens
         self.max_context_tokens = min(max_context_tokens or longest, longest)
         self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
@@ -190,6 +191,7 @@ class VllmEngine:
             dtype=str(self._dtype).split(".")[-1],
             max_model_len=self.max_context_tokens,
             max_num_seqs=self._slots,
+            tensor_parallel_size=max(1, self._gpus),
             kv_cache_memory_bytes=None if torch.cuda.is_available() else self._cache_bytes(),
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",

@@ -17,6 +17,7 @@ def test_every_field_reaches_the_engine() -> None:
     said = {
         "engine": "vllm",
         "precision": "bf16",
+        "gpus_per_replica": 2,
         "draft_layers": 1,
         "lookup_tokens": 7,
         "lookup_entries": 1024,
@@ -24,7 +25,7 @@ def test_every_field_reaches_the_engine() -> None:
     assert set(said) == set(DecodingConfig.model_fields)
     wanted = said | {"precision": Precision.BF16}
     for field, value in said.items():
-        vllm = {"engine": "vllm"} if field == "precision" else {}
+        vllm = {"engine": "vllm"} if field in ("precision", "gpus_per_replica") else {}
         engine = configure_engine(DecodingConfig(**vllm | {field: value}), slots=3)
         assert getattr(engine, field) == wanted[field]
 
@@ -47,3 +48,9 @@ def test_compiled_loops_in_bf16_are_refused() -> None:
 def test_flows_read_it_without_torch() -> None:
     code = "import ostinato.models.decode.config, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_gpus_are_reserved_for_vllm_alone() -> None:
+    assert DecodingConfig(engine="vllm", gpus_per_replica=4).gpus_per_replica == 4
+    with pytest.raises(ValidationError, match="gpus_per_replica is 4 with engine 'local'"):
+        DecodingConfig(gpus_per_replica=4)
