@@ -6,7 +6,8 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 
 SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
-MAX_SESSIONS = 1_000  # conversations kept in memory; the oldest go first
+MAX_SESSIONS = 1_000  # conversations kept in memory
+MAX_TENANT_SESSIONS = 500  # of one tenant, which loses its oldest first
 SESSION_IDLE_SECONDS = 3_600.0  # after which a conversation is forgotten
 MAX_UPLOAD_FILES = 64  # of one request
 MAX_UPLOAD_BYTES = 1 << 20  # all files of a request together
@@ -84,6 +85,11 @@ class GatewayConfig(Record):
     )
     harness: HarnessConfig = Field(
         default_factory=HarnessConfig, description="the same limits and tools as in training"
+    )
+    agents_at_once: int = Field(
+        default=16,
+        ge=1,
+        description="agents of one tenant at work or waiting for a sandbox; more are refused",
     )
     follow_up_context_tokens: int = Field(
         default=192,

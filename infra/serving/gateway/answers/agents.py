@@ -6,23 +6,25 @@ context in a follow-up's record, not trained again.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-
-from cachetools import TTLCache
 
 from ostinato.infra.agent.config import AgentRequest
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
+from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
 from ostinato.infra.serving.gateway.answers.workplaces import (
     changed_files,
     describe_changes,
 )
 from ostinato.infra.serving.gateway.config import (
     MAX_SESSIONS,
+    MAX_TENANT_SESSIONS,
     MAX_UPLOAD_BYTES,
     MAX_UPLOAD_FILES,
     SESSION_IDLE_SECONDS,
@@ -45,6 +47,7 @@ from ostinato.infra.serving.gateway.schemas import (
 from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)
+_WAIT_SECONDS = 5.0  # that a client is told to wait for a free box
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = (
     255,
     2_000,
@@ -77,9 +80,10 @@ class AgentService:
         self._arms, self._renderer = context.arms, context.renderer
         self._workplaces, self._recorder = context.workplaces, recorder
         self._config, self._clock = context.config, context.clock
-        self.sessions: TTLCache[str, AgentSession] = TTLCache(
-            MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
+        self.sessions: TenantCache[AgentSession] = TenantCache(
+            MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
+        self._at_work: Counter[str] = Counter()  # agents by tenant
 
     async def open(
         self,
@@ -112,11 +116,11 @@ class AgentService:
             files_at_start=dict(files),
             files=dict(files),
         )
-        async with session.lock:
+        with self._counted(tenant):
             answer = await self._work(
                 session, interaction_id, request.message, request.seed, tenant.account
             )
-        self.sessions[session.session_id] = session
+        self.sessions.put(tenant.name, session.session_id, session)
         return answer
 
     async def follow_up(
@@ -135,23 +139,42 @@ class AgentService:
                 code="session_busy",
             )
         async with session.lock:
-            held = {**self._workplaces.pristine(session.repository), **session.files}
-            there = [path for path, content in held.items() if content is not None]
-            session.files |= read_uploads(request.files, there)
-            interaction_id = new_interaction_id(
-                consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
-            )
-            return await self._work(
-                session, interaction_id, request.message, request.seed, tenant.account
-            )
+            with self._counted(tenant):
+                held = {**self._workplaces.pristine(session.repository), **session.files}
+                there = [path for path, content in held.items() if content is not None]
+                session.files |= read_uploads(request.files, there)
+                interaction_id = new_interaction_id(
+                    consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
+                )
+                return await self._work(
+                    session, interaction_id, request.message, request.seed, tenant.account
+                )
 
     def close(self, session_id: str, tenant: Caller) -> None:
         self._find(session_id, tenant)
-        del self.sessions[session_id]
+        self.sessions.remove(tenant.name, session_id)
 
     def count_sessions(self, tenant: Caller) -> int:
         """Number of a tenant's open sessions."""
-        return sum(session.tenant == tenant.name for session in self.sessions.values())
+        return self.sessions.count(tenant.name)
+
+    @contextmanager
+    def _counted(self, tenant: Caller) -> Iterator[None]:
+        """An agent at work for the length of the block. ApiError when its tenant has too many."""
+        most = self._config.agents_at_once
+        if self._at_work[tenant.name] >= most:
+            self._recorder.counters[tenant.name]["too_many_agents"] += 1
+            raise ApiError(
+                429,
+                f"{most} agents of this tenant are at work, wanted at most {most} at once",
+                code="too_many_agents",
+                retry_after_seconds=_WAIT_SECONDS,
+            )
+        self._at_work[tenant.name] += 1
+        try:
+            yield
+        finally:
+            self._at_work[tenant.name] -= 1
 
     async def _work(
         self,
@@ -211,7 +234,7 @@ class AgentService:
                 503,
                 f"all sandboxes of {session.repository} are in use",
                 code="capacity_exhausted",
-                retry_after_seconds=5.0,
+                retry_after_seconds=_WAIT_SECONDS,
             ) from error
         except SandboxError as error:
             logger.error("session=%s sandbox_failed=%s", session.session_id, error)
@@ -274,15 +297,15 @@ class AgentService:
         )
 
     def _find(self, session_id: str, tenant: Caller) -> AgentSession:
-        session = self.sessions.get(session_id)
-        if session is None or session.tenant != tenant.name:
+        session = self.sessions.get(tenant.name, session_id)
+        if session is None:
             raise ApiError(
                 404,
                 f"session is {session_id!r}, which is not open here (idle sessions are "
                 "forgotten); open a new one",
                 code="unknown_session",
             )
-        self.sessions[session_id] = session  # used: kept longer
+        self.sessions.put(tenant.name, session_id, session)  # used: kept longer
         return session
 
 

@@ -6,8 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from cachetools import TTLCache
-
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.transcript import (
@@ -24,10 +22,12 @@ from ostinato.infra.serving.gateway.answers.messages import (
     history_key,
     render_messages,
 )
+from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
 from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
     MAX_SESSIONS,
+    MAX_TENANT_SESSIONS,
     SESSION_IDLE_SECONDS,
     Caller,
     GatewayConfig,
@@ -77,8 +77,8 @@ class ChatService:
     def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
         self._arms, self._renderer, self._recorder = context.arms, context.renderer, recorder
         self._config, self._clock = context.config, context.clock
-        self.conversations: TTLCache[str, Conversation] = TTLCache(
-            MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
+        self._conversations: TenantCache[Conversation] = TenantCache(
+            MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
         self._generator = AnswerGenerator(context.renderer)
         self._form = form_of(context.config.harness, context.renderer)
@@ -169,8 +169,10 @@ class ChatService:
         if answering.stop_reason is StopReason.STOP_TOKEN:
             # other answers end inside the model's turn: their tokens do not stand for the message
             history = [*answering.request.messages, message]
-            self.conversations[self._key(answering.owner, answering.request, history)] = (
-                Conversation(answering.session_id, tuple(answering.builder.token_ids))
+            key = self._key(answering.owner, answering.request, history)
+            tokens = tuple(answering.builder.token_ids)
+            self._conversations.put(
+                answering.tenant.name, key, Conversation(answering.session_id, tokens)
             )
         await self._record(answering, parsed=parsed)
         return self._told(answering, message, finish_reason)
@@ -260,7 +262,7 @@ class ChatService:
         if last < 0:
             return None, messages
         key = self._key(owner, request, messages[: last + 1])
-        earlier = self.conversations.get(key)
+        earlier = self._conversations.get(owner[0], key)
         return earlier, messages if earlier is None else messages[last + 1 :]
 
     def _key(self, owner: tuple[str, str], request: ChatRequest, history: list[ChatMessage]) -> str:

@@ -2,10 +2,14 @@
 were.
 """
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.errors import CapacityExhausted, EngineError
+from ostinato.infra.serving.gateway.config import MAX_TENANT_SESSIONS
 from tests.fakes.toy_gateway import PRISTINE, REQUEST, Toy
 
 pytestmark = pytest.mark.asyncio
@@ -126,3 +130,50 @@ async def test_bad_requests_name_field_value_and_what_is_wanted(toy: Toy) -> Non
             assert error["param"] == field
             assert words in error["message"]
     assert toy.ledger.interactions.since(0) == []
+
+
+async def test_a_tenant_ends_only_its_own_sessions(toy: Toy) -> None:
+    async with toy.client() as client, toy.client("key-of-private") as crowd:
+        mine = (await client.post("/v1/agent/sessions", json=REQUEST)).json()["session_id"]
+        first = (await crowd.post("/v1/agent/sessions", json=REQUEST)).json()["session_id"]
+        for _ in range(MAX_TENANT_SESSIONS):
+            assert (await crowd.post("/v1/agent/sessions", json=REQUEST)).status_code == 200
+        again = {"message": "It still fails"}
+        kept = await client.post(f"/v1/agent/sessions/{mine}/messages", json=again)
+        lost = await crowd.post(f"/v1/agent/sessions/{first}/messages", json=again)
+        status = (await crowd.get("/v1/status")).json()
+    assert (kept.status_code, lost.status_code) == (200, 404)
+    assert status["open_sessions"] == MAX_TENANT_SESSIONS
+
+
+async def test_agents_of_one_tenant_at_once_are_limited(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(agents_at_once=2)
+    gate = asyncio.Event()
+    toy.model.wait = gate.wait
+    async with toy.client() as client, toy.client("key-of-private") as stranger:
+        mine = [
+            asyncio.create_task(client.post("/v1/agent/sessions", json=REQUEST)) for _ in range(2)
+        ]
+        while len(toy.workplaces.leases) < 2:
+            await asyncio.sleep(0)
+        refused = await client.post("/v1/agent/sessions", json=REQUEST)
+        other = asyncio.create_task(stranger.post("/v1/agent/sessions", json=REQUEST))
+        while len(toy.workplaces.leases) < 3:
+            await asyncio.sleep(0)
+        gate.set()
+        answers = [await task for task in (*mine, other)]
+        url = f"/v1/agent/sessions/{answers[0].json()['session_id']}/messages"
+        later = await client.post(url, json={"message": "It still fails"})
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "too_many_agents"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [answer.status_code for answer in (*answers, later)] == [200] * 4
+
+
+async def test_agent_that_failed_counts_no_more(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy(agents_at_once=1)
+    async with toy.client() as client:
+        for failure, status in ((CapacityExhausted("none"), 503), (None, 200)):
+            toy.workplaces.failure = failure
+            answer = await client.post("/v1/agent/sessions", json=REQUEST)
+            assert answer.status_code == status
