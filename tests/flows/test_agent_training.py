@@ -132,7 +132,12 @@ def check_evaluation_points(context: StageContext, prefect: httpx.Client) -> Non
     assert points[0].average is not None
     wanted = {"artifacts": {"type": {"any_": ["image"]}}}
     pictures = prefect.post("artifacts/filter", json=wanted).raise_for_status().json()
-    assert any("reinforcement-evaluation" in (picture["key"] or "") for picture in pictures)
+    keys = {picture["key"] or "" for picture in pictures}
+    for plot in (
+        *("pretraining-loss", "pretraining-perplexity", "mtp-kl", "reinforcement-evaluation"),
+        *("reinforcement-solve-rate", "reinforcement-staleness", "reinforcement-weight-chain"),
+    ):
+        assert any(key.endswith(plot) for key in keys), (plot, keys)
 
 
 def check_draft_layers(context: StageContext) -> None:
