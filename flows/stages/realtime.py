@@ -118,6 +118,7 @@ def judge(
 def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
     """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing."""
     line = serving_line(context)
+    _problems_of(context, trained)  # what the gateway could not serve is not promoted
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
@@ -176,11 +177,18 @@ def served_model(context: StageContext, line: str | None = None) -> ServedModel:
     """
     candidate = _watch_canary(context, line)
     served = champion_ref(context, line)
-    problems = [ref for ref in context.artifacts.lineage(served) if ref.kind == "problems"]
-    if not problems:
-        raise ConfigError(f"checkpoint {served} has no problem set among its ancestors, wanted one")
-    model = _as_served(context, served, problems[0], line)
+    model = _as_served(context, served, _problems_of(context, served), line)
     return model.model_copy(update={"candidate": candidate})
+
+
+def _problems_of(context: StageContext, checkpoint: ArtifactRef) -> ArtifactRef:
+    """The problem set that a checkpoint was made with, whose repositories are served."""
+    for ref in context.artifacts.lineage(checkpoint):
+        if ref.kind == "problems":
+            return ref
+    raise ConfigError(
+        f"checkpoint {checkpoint} has no problem set among its ancestors, wanted one that a recipe trained"
+    )
 
 
 def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | None:

@@ -73,6 +73,17 @@ def test_a_cycle_without_work_says_that_it_was_skipped(
     assert "fewer than" in told[1][1]
 
 
+def test_a_checkpoint_that_could_not_be_served_is_not_promoted(tmp_path: Path, home: Path) -> None:
+    context = open_context(tmp_path, "mine", MINE)
+    problems = add_problems(context, "a")
+    (tmp_path / "imported").mkdir()
+    (tmp_path / "imported" / "config.json").write_text("{}")
+    identity = context.artifacts.identify("checkpoint", "mine", {}, {}, ())
+    imported = context.artifacts.publish(identity, tmp_path / "imported", {})
+    with pytest.raises(ConfigError, match="has no problem set among its ancestors"):
+        realtime.offer(context, problems, imported)
+
+
 def test_floor_of_zero_is_for_the_line_of_tests_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "miniature"\nname = "mine"\n[serving]\nline = "mine"\n')

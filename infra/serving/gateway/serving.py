@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from ostinato.infra.agent.search.service import SearchService
-from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
+from ostinato.infra.platform.errors import ConfigError, OstinatoError, StorageError, boundary
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.protocol import SandboxKind
@@ -187,11 +187,11 @@ async def open_gateway(
 async def follow_plan(
     gateway: OpenGateway, read_plan: Callable[[], ServingPlan], *, poll_seconds: float
 ) -> None:
-    """Applies `read_plan` again and again until cancelled. Ledger faults change nothing."""
+    """Applies `read_plan` again and again until cancelled. A plan that cannot be read or loaded changes nothing."""
     while True:
         try:
             plan = await asyncio.to_thread(read_plan)
             await gateway.models.apply(plan, gateway.context.arms)
-        except StorageError as error:
+        except OstinatoError as error:
             logger.warning("serving_plan_unreadable=%s", error)
         await asyncio.sleep(poll_seconds)

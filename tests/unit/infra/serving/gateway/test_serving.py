@@ -198,6 +198,27 @@ async def test_canary_and_promotion_reach_a_running_gateway(
         following.cancel()
 
 
+async def test_a_plan_that_cannot_be_made_is_passed_over(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    old, new = (checkpoint(tmp_path, renderer, version) for version in (1, 2))
+    gone = ServedCheckpoint("nano@9", tmp_path / "nowhere", 9)
+    asked: list[int] = []
+
+    def read_plan() -> ServingPlan:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            raise ConfigError("checkpoint mine@1 has no problem set among its ancestors")
+        return ServingPlan(gone if len(asked) == 2 else new)
+
+    async with served(tmp_path, ServingPlan(old)) as (gateway, _):
+        following = asyncio.create_task(follow_plan(gateway, read_plan, poll_seconds=0.01))
+        while [arm.checkpoint_id for arm in gateway.context.arms.all] != ["nano@2"]:
+            assert not following.done()
+            await asyncio.sleep(0.01)
+        following.cancel()
+
+
 async def test_missing_checkpoint_and_too_long_context_are_named(
     tmp_path: Path, renderer: Renderer
 ) -> None:
