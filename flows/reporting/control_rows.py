@@ -41,7 +41,7 @@ def control_rows(
             f"{control.solved:.1%}",
             f"{report.trained.solved:.1%}",
             f"{_points(control)} points, 95 % by function, {control.generated_tokens:.0f} and "
-            f"{report.trained.generated_tokens:.0f} tokens; RL is {verdict} all controls",
+            f"{report.trained.generated_tokens:.0f} tokens; RL is {verdict} all controls at equal tokens",
         )
         for control in report.controls
     ]
@@ -63,7 +63,7 @@ def show_controls(report: ControlReport) -> None:
                 "trained minus this": _points(control),
             }
         )
-    verdict = "is above all controls" if report.gain_counts else "is not above all controls"
+    verdict = f"is {'above' if report.gain_counts else 'not above'} all controls at equal tokens"
     for row in rows:
         say(", ".join(f"{name} {value}" for name, value in row.items() if value))
     say(f"differences in points, 95 % by function: the trained one {verdict}")

@@ -4,6 +4,11 @@
 `best of n`: n whole attempts, of which one must pass. Both get the tokens that the trained
 checkpoint takes on average; between two whole numbers of attempts a share of the problems gets the
 larger one. A restart decides by the graded tests, so it is a control only where an agent sees those.
+
+A gain counts over controls that could spend those tokens. Where the attempts of the start, all of them,
+take fewer, nothing is known of what more of them would solve. Where the trained checkpoint takes fewer
+than one attempt of the start, neither policy fits a second one: both are then the start as it is, which
+has more tokens, and a gain over it counts.
 """
 
 from collections import defaultdict
@@ -34,7 +39,8 @@ class Control(Record):
         description="attempts that ended at a limit or repeated an edit; None as above"
     )
     has_equal_tokens: bool = Field(
-        description="false: its attempts, all of them, take fewer tokens than the trained checkpoint"
+        description="false: a policy whose attempts, all of them, take fewer tokens than the trained "
+        "checkpoint; true of the start, which has no tokens to use up"
     )
     difference: Metric | None = Field(
         description="trained minus this, drawn by function; None: the trained one itself"
@@ -47,14 +53,19 @@ class ControlReport(Record):
     trained: Control
     controls: tuple[Control, ...]
     gain_counts: bool = Field(
-        description="every difference has its whole interval above 0; three seeds make a claim"
+        description="every difference has its whole interval above 0, and each policy could spend the "
+        "trained checkpoint's tokens (one attempt that takes more will do); three seeds make a claim"
     )
 
 
 def compare_with_controls(
     start: Iterable[AttemptRow], trained: Iterable[AttemptRow]
 ) -> ControlReport:
-    """The trained checkpoint against its start and against what the start does with equal tokens."""
+    """The trained checkpoint against its start and against what the start does with equal tokens.
+
+    No gain counts where a policy used up its attempts before those tokens. One that the trained
+    checkpoint's tokens do not even buy a second attempt is the start, and a gain over that counts.
+    """
     before, after = _by_problem(start), _by_problem(trained)
     if before.keys() != after.keys():
         raise GradingError(
@@ -89,7 +100,10 @@ def compare_with_controls(
         trained=_measured("trained", after, None),
         controls=tuple(controls),
         gain_counts=all(
-            control.difference is not None and control.difference.low > 0 for control in controls
+            control.has_equal_tokens
+            and control.difference is not None
+            and control.difference.low > 0
+            for control in controls
         ),
     )
 
@@ -119,7 +133,7 @@ def spend(
     by_problem: Mapping[str, Sequence[AttemptRow]], policy: Policy, tokens: float
 ) -> tuple[dict[str, float], float, bool]:
     """Solve rate of each problem when the policy spends `tokens` on average, what it spends, and
-    whether it could spend as much. Never less than one attempt.
+    whether it could spend as much. Never less than one attempt, even where that takes more.
     """
     most = min(len(rows) for rows in by_problem.values())
     steps = [

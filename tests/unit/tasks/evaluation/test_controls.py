@@ -11,6 +11,7 @@ from ostinato.tasks.evaluation.controls import best_of, compare_with_controls, r
 from ostinato.tasks.evaluation.statistics import attempt_row
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
+from tests.benchmarks import ablations
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.transcripts import make_call
 
@@ -80,6 +81,32 @@ def test_a_policy_that_only_tries_more_often_gains_nothing_over_restarts() -> No
     assert restarts.difference.high <= 0
     assert not report.gain_counts
     assert compare_with_controls(start, many("+++-", 100)).gain_counts
+
+
+def test_no_gain_over_controls_whose_attempts_are_used_up() -> None:
+    start = many("--", 95)  # 190 tokens at most
+    report = compare_with_controls(start, many("++--", 1000))
+    for control in report.controls:
+        assert control.difference is not None
+        assert control.difference.low > 0
+    assert [control.has_equal_tokens for control in report.controls[1:]] == [False, False]
+    assert not report.gain_counts
+    assert compare_with_controls(start, many("++--", 200)).gain_counts  # 150 a problem
+
+
+def test_the_start_alone_is_the_control_of_fewer_tokens() -> None:
+    fewer = compare_with_controls(many("+---", 100), many("++--", 50))
+    plain, restarts, best = fewer.controls
+    assert plain.solved == restarts.solved == best.solved == pytest.approx(0.25)
+    assert min(control.generated_tokens for control in fewer.controls) > 50
+    assert all(control.has_equal_tokens for control in fewer.controls)
+    assert fewer.gain_counts
+
+
+def test_committed_rows_are_readable_and_count_no_gain_of_more_tokens_than_two_attempts() -> None:
+    for row in ablations.read_rows().values():
+        before, after = row.tokens
+        assert not row.gain_counts or after <= 2 * before
 
 
 def test_other_problems_are_refused() -> None:
