@@ -6,7 +6,7 @@ Imports without torch, so that flows can read recipes.
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 
 class CachePolicy(StrEnum):
@@ -31,7 +31,7 @@ class DecodingConfig(BaseModel):
     engine: Literal["local", "vllm"] = Field(
         default="local",
         description="engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that numba "
-        "compiles at the first start, or vLLM (extra `vllm`), which has no drafts",
+        "compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read as local",
     )
     precision: Precision = Field(
         default=Precision.FP32,
@@ -56,6 +56,12 @@ class DecodingConfig(BaseModel):
         description="places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, "
         "as always before users, of whom none should learn from an answer's speed what others were told",
     )
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _read_native(cls, engine: object) -> object:
+        """Our engine's other name. One spelling is kept, so that both make the same fingerprint."""
+        return "local" if engine == "native" else engine
 
     @model_validator(mode="after")
     def _check(self) -> Self:

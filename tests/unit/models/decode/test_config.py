@@ -45,6 +45,21 @@ def test_compiled_loops_in_bf16_are_refused() -> None:
         DecodingConfig(precision="bf16")
 
 
+@pytest.mark.parametrize("config", [DecodingConfig, EngineConfig])
+def test_native_is_another_spelling_of_the_local_engine(config: type[DecodingConfig]) -> None:
+    decoding = config.model_validate({"engine": "native"})
+    assert decoding == config()
+    assert decoding.model_dump()["engine"] == "local"
+    with pytest.raises(ValidationError, match="'bf16' with engine 'local'"):
+        config.model_validate({"engine": "native", "precision": "bf16"})
+
+
+@pytest.mark.parametrize("engine", ["nativ", "Local", "", 3, ["local"], None])
+def test_a_mistyped_engine_names_the_choices(engine: object) -> None:
+    with pytest.raises(ValidationError, match=r"engine\n +Input should be 'local' or 'vllm'"):
+        DecodingConfig.model_validate({"engine": engine})
+
+
 def test_flows_read_it_without_torch() -> None:
     code = "import ostinato.models.decode.config, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
