@@ -96,7 +96,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     }
     progress.update(4, 5, "shards")
     trained = [document for shard in shards.values() for document in shard.train]
-    trained += [item.token_ids for item in demonstrations.documents]
+    trained += [document.token_ids for document in learned]
     statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
     result = CorpusResult(
         directory=str(workspace.directory),

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from safetensors.numpy import load_file
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.rendering import Renderer
+from ostinato.tasks.corpus import run
 from ostinato.tasks.corpus.config import (
     CodeSource,
     CorpusConfig,
@@ -21,7 +24,8 @@ from ostinato.tasks.corpus.config import (
     DemonstrationConfig,
     TokenBudgets,
 )
-from ostinato.tasks.corpus.run import main
+from ostinato.tasks.corpus.located import make_located
+from ostinato.tasks.corpus.overlap import measure_overlap
 from ostinato.tasks.records import Split
 from tests.unit.tasks.corpus.conftest import BUGS
 
@@ -40,6 +44,12 @@ def read_number_{number}(path, fallback={number}):
     with open(path) as file:
         text = file.read()
     return int(text) if text.isdigit() else fallback + {number}
+'''
+DESCRIBED = '''def open_box_{number}(path):
+    """Open whatever box {number} stands at a path."""
+    with open(path) as file:
+        text = file.read()
+    return text
 '''
 
 
@@ -76,7 +86,7 @@ def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusReques
 def build(request: CorpusRequest, directory: Path) -> tuple[CorpusResult, Renderer]:
     directory.mkdir()
     settings = Settings(home=directory / "home")
-    result = main(request, Workspace.open(directory, settings))
+    result = run.main(request, Workspace.open(directory, settings))
     return result, Renderer.load(directory)
 
 
@@ -153,6 +163,53 @@ def test_the_answers_of_functions_held_out_whole_stand_in_no_document(
     # the function is not held out, so its right line is trained on, and the card says so
     assert (lines.problems, lines.problems_with_answer) == (1, 1)
     assert lines.median_documents > 1
+
+
+def test_every_document_written_for_training_is_compared_with_the_answers(
+    request_for_corpus: CorpusRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "messages": [
+            {"role": "user", "content": "What does largest_gap return?"},
+            {"role": "assistant", "content": "This:\n    return max(gaps, default=0)\n"},
+        ]
+    }
+    path = tmp_path / "told.jsonl"
+    path.write_text(f"{json.dumps(told)}\n" * 5)
+    for number in range(6):
+        text = (DESCRIBED + GENERAL).replace("{number}", str(number))
+        (tmp_path / "code" / f"described_{number}.py").write_text(text)
+    config = request_for_corpus.config
+    budgets = config.budgets.model_copy(update={"located": 2000})
+    config = config.model_copy(update={"conversations": str(path), "budgets": budgets})
+    compared: list[tuple[int, ...]] = []
+
+    def measure(problems, documents, renderer):
+        compared.extend(tuple(document) for document in documents)
+        return measure_overlap(problems, compared, renderer)
+
+    monkeypatch.setattr(run, "measure_overlap", measure)
+    located = []
+    monkeypatch.setattr(
+        run, "make_located", lambda *given: located.extend(make_located(*given)) or located
+    )
+    out = tmp_path / "out"
+    result, _ = build(request_for_corpus.model_copy(update={"config": config}), out)
+    assert located
+    arrays = load_file(out / "demonstrations.safetensors")
+    written = [
+        tuple(arrays["token_ids"][start:end].tolist())
+        for start, end in pairwise(arrays["offsets"].tolist())
+    ]
+    assert len(written) == result.demonstrations + len(located) + 4
+    for shard in result.shards:
+        if shard.name.endswith("_train"):
+            dataset = IndexedDataset(str(out / "shards" / shard.name))
+            written += [tuple(dataset[index].tolist()) for index in range(len(dataset))]
+    assert Counter(compared) == Counter(written)
+    whole = next(item for item in result.overlap if item.split is Split.HELD_OUT_FUNCTION)
+    # four conversations tell the answer, the fifth is held out
+    assert (whole.problems, whole.problems_with_answer, whole.median_documents) == (1, 1, 4)
 
 
 def test_the_same_request_gives_the_same_corpus(
