@@ -11,7 +11,11 @@ from typing import Any
 import torch
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.published_models import CONFIG, write_model_directory
+from ostinato.infra.serving.published_models import (
+    CONFIG,
+    family_of_spec,
+    write_model_directory,
+)
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
@@ -22,7 +26,8 @@ from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.conversion.sources import load_gguf_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CARD = "README.md"
+CARD, TOKENIZER_SETTINGS = "README.md", "tokenizer_config.json"
+CODE = "auto_map"  # names Python files beside a published model, of which none is taken in
 
 
 def export_model(
@@ -35,24 +40,29 @@ def export_model(
     dtype: str | None,
     with_gguf: bool = False,
 ) -> dict[str, Any]:
-    """Fills `directory`, which must be new or empty, and returns facts. `dtype` None: as stored."""
+    """Fills `directory`, which must be new or empty, and returns facts. `dtype` None: as stored.
+
+    What has no such form, or with `with_gguf` none as GGUF, is refused before anything is written.
+    """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty, wanted a new or empty directory")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, wanted one of {', '.join(DTYPES)}")
     marker, spec = read_marker(checkpoint), load_spec(checkpoint)
+    family = family_of_spec(spec)
+    gguf = load_gguf_module("ostinato.tasks.conversion.gguf_writing") if with_gguf else None
+    if gguf is not None:
+        gguf.check_gguf(family.config_of(spec), checkpoint / TOKENIZER)
     weights = TensorFiles.of([checkpoint / WEIGHTS])
     chosen = DTYPES[dtype] if dtype is not None else weights.headers[EMBEDDING].dtype
     fields = _published_fields(checkpoint)
     kept = {name: header.dtype for name, header in weights.headers.items()} if dtype is None else {}
-    family = write_model_directory(directory, spec, weights.fetch, chosen, fields, kept)
+    write_model_directory(directory, spec, weights.fetch, chosen, fields, kept)
     (directory / TOKENIZER).write_bytes((checkpoint / TOKENIZER).read_bytes())
     for path in sorted((checkpoint / PUBLISHED).glob("*")):
         if path.name != CONFIG:
             (directory / path.name).write_bytes(path.read_bytes())
-    if not (directory / "tokenizer_config.json").is_file():
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    _write_tokenizer_settings(directory / TOKENIZER_SETTINGS)
     facts = {
         "family": family.model_type,
         "parameters": num_parameters(spec),
@@ -60,8 +70,8 @@ def export_model(
         "draft_layers_left_out": spec.mtp_depth,
     }
     (directory / CARD).write_text(_card(name, lineage, scores, facts, marker["metadata"]))
-    if with_gguf:
-        load_gguf_module("ostinato.tasks.conversion.gguf_writing").write_gguf(directory)
+    if gguf is not None:
+        gguf.write_gguf(directory)
     return facts
 
 
@@ -98,7 +108,17 @@ def _published_fields(checkpoint: Path) -> dict[str, Any]:
     fields = json.loads(path.read_bytes())
     # the family writes these anew, from the shape as it is now
     rope = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-    return {key: value for key, value in fields.items() if key not in rope}
+    return {key: value for key, value in fields.items() if key not in (*rope, CODE)}
+
+
+def _write_tokenizer_settings(path: Path) -> None:
+    """Those that the model came with, without the code they name; the least for a model without any."""
+    if not path.is_file():
+        path.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=1))
+        return
+    settings = json.loads(path.read_bytes())
+    if settings.pop(CODE, None) is not None:
+        path.write_text(json.dumps(settings, indent=1))
 
 
 def _card(

@@ -5,7 +5,7 @@ convert_hf_to_gguf.py. One tensor is in memory at a time.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG
+from ostinato.models.checkpoint.store import TOKENIZER
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.rendering.chat_template import find_template
 
 GGUF_FILE = "model.gguf"
 ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+ROTATIONS = ("default", "linear")
 TYPES = {
     torch.float32: (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     torch.float16: (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
@@ -54,15 +56,32 @@ class GgufTensor:
     kind: GGMLQuantizationType
 
 
-def write_gguf(directory: Path) -> Path:
-    """Writes `model.gguf` into an exported directory. ConfigError for a model without such a form."""
-    config = json.loads((directory / CONFIG).read_bytes())
-    architecture = ARCHITECTURES.get(config["model_type"])
-    if architecture is None:
+def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
+    """ConfigError for a model, by its published configuration and tokenizer, without a GGUF form."""
+    if config["model_type"] not in ARCHITECTURES:
         raise ConfigError(
             f"a {config['model_type']} has no GGUF form here, wanted one of "
             f"{', '.join(ARCHITECTURES)}; without --gguf the directory is written"
         )
+    rotation = config["rope_parameters"]["rope_type"]
+    if rotation not in ROTATIONS:
+        raise ConfigError(
+            f"rope_type {rotation!r} is not written as GGUF, wanted {' or '.join(ROTATIONS)}"
+        )
+    described = json.loads(tokenizer_file.read_bytes())
+    model = described["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        raise ConfigError(
+            f"{tokenizer_file.name} is a {model['type']}, wanted byte-level BPE for GGUF"
+        )
+    _split_name(described["pre_tokenizer"])
+
+
+def write_gguf(directory: Path) -> Path:
+    """Writes `model.gguf` into an exported directory. ConfigError for a model without such a form."""
+    config = json.loads((directory / CONFIG).read_bytes())
+    check_gguf(config, directory / TOKENIZER)
+    architecture = ARCHITECTURES[config["model_type"]]
     path = directory / GGUF_FILE
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[architecture])
     _add_shape(writer, config)
@@ -115,10 +134,6 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    elif rope["rope_type"] != "default":
-        raise ConfigError(
-            f"rope_type {rope['rope_type']!r} is not written as GGUF, wanted default or linear"
-        )
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -134,12 +149,10 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
-    """Byte-level BPE alone. Ids of the model that the tokenizer does not use are marked as such."""
-    file = directory / "tokenizer.json"
+    """Ids of the model that the tokenizer does not use are marked as such."""
+    file = directory / TOKENIZER
     described = json.loads(file.read_bytes())
     model = described["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise ConfigError(f"{file.name} is a {model['type']}, wanted byte-level BPE for GGUF")
     tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
     types = [TokenType.UNUSED] * len(tokens)
     for text, index in model["vocab"].items():

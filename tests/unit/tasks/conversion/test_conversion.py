@@ -44,6 +44,42 @@ def test_imported_and_exported_directory_answers_as_before(published: Path, tmp_
     assert "a@1" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_export_names_no_code_that_is_not_in_it(tmp_path: Path) -> None:
+    sizes = {
+        "head_dim": 8,
+        "q_lora_rank": None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "num_key_value_heads": 9,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    }
+    published = tmp_path / "published"
+    write_published_model(published, model_type="deepseek_v3", **sizes)
+    for name in ("config.json", "tokenizer_config.json"):
+        fields = json.loads((published / name).read_text())
+        fields["auto_map"] = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+        (published / name).write_text(json.dumps(fields))
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    out = tmp_path / "out"
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None)
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in json.loads((out / name).read_text())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.eos_token == "<|im_end|>"
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    ids = torch.tensor([tokenizer("def add(a, b):")["input_ids"]])
+    expected = transformers.DeepseekV3ForCausalLM.from_pretrained(published)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
 def test_archive_is_imported_like_its_directory(published: Path, tmp_path: Path) -> None:
     archive = tmp_path / "model.zip"
     with zipfile.ZipFile(archive, "w") as opened:

@@ -1,5 +1,6 @@
 """GGUF out: transformers and llama.cpp read from the file what the directory beside it holds."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,47 @@ def test_model_without_a_gguf_form_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a glm4_moe has no GGUF form here, wanted one of llama"):
         write_gguf(tmp_path)
     assert not (tmp_path / GGUF_FILE).exists()
+
+
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+}
+ROTATION = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_split_by_words", "says"),
+    [
+        (EXPERTS, False, "a qwen3_moe has no GGUF form here, wanted one of llama"),
+        ({"rope_parameters": ROTATION}, False, "rope_type 'llama3' is not written as GGUF"),
+        ({}, True, "the tokenizer splits texts by Whitespace in a way"),
+    ],
+)
+def test_model_without_a_gguf_form_is_refused_before_anything_is_written(
+    fields: dict, is_split_by_words: bool, says: str, tmp_path: Path
+) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write_published_model(published, **fields)
+    if is_split_by_words:
+        file = published / "tokenizer.json"
+        tokenizer = json.loads(file.read_text())
+        file.write_text(json.dumps(tokenizer | {"pre_tokenizer": {"type": "Whitespace"}}))
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    wanted = {"name": "x", "lineage": [], "dtype": None}
+    with pytest.raises(ConfigError, match=says):
+        export_model(tmp_path / "checkpoint", out, **wanted, with_gguf=True)
+    assert not out.exists()
+    export_model(tmp_path / "checkpoint", out, **wanted)
+    assert (out / "config.json").is_file()
