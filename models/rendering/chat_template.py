@@ -208,14 +208,13 @@ class TemplateRenderer(Renderer):
     def _token_bytes(self) -> list[bytes]:
         byte_of = {character: value for value, character in byte_characters().items()}
         added = self.tokenizer.get_added_tokens_decoder()
-        table = []
-        for token_id in range(self.vocab_size):
+        ids = self.tokenizer.get_vocab()
+        table = [b""] * (max(ids.values()) + 1)  # some tokenizers skip ids
+        for token, token_id in ids.items():
             if token_id in added:
-                table.append(added[token_id].content.encode())
-                continue
-            token = self.tokenizer.id_to_token(token_id)
-            assert token is not None
-            table.append(bytes(byte_of[character] for character in token))
+                table[token_id] = added[token_id].content.encode()
+            else:
+                table[token_id] = bytes(byte_of[character] for character in token)
         return table
 
 

@@ -90,11 +90,15 @@ class Renderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, specials by name. Bytes that are not UTF-8 become U+FFFD."""
         table = self._token_bytes
-        return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
+        spelled = [table[token_id] for token_id in token_ids if token_id < len(table)]
+        return b"".join(spelled).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to the text, which may end inside a character."""
-        return self._token_bytes[token_id]
+        """Bytes that a token adds to the text, which may end inside a character. None for an id of a
+        model's padded vocabulary, which no tokenizer knows.
+        """
+        table = self._token_bytes
+        return table[token_id] if token_id < len(table) else b""
 
     def start(self, user: str, system: str | None = None) -> list[int]:
         """Opens a conversation: system message if any, user's message, the answer's header."""

@@ -1,10 +1,12 @@
 """Conversations by published templates: the template's tokens, and nothing sampled is encoded again."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import transformers
+from tokenizers import Tokenizer
 
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
@@ -130,3 +132,21 @@ def test_threads_that_encode_at_once_get_their_own_tokens() -> None:
         forms = threads.submit(lambda: [ours.start("a") for _ in range(1500)])
         assert all(tokens == content for tokens in contents.result())
         assert all(tokens == form for tokens in forms.result())
+
+
+def test_ids_of_a_padded_vocabulary_are_no_text() -> None:
+    """Models have more rows than their tokenizer has tokens, and may sample any."""
+    ours = renderer()
+    size = ours.tokenizer.get_vocab_size()
+    assert ours.decode([size, *ours.encode_content("ok"), size + 99]) == "ok"
+    assert ours.token_bytes(size) == b""
+
+
+def test_a_tokenizer_with_a_gap_in_its_ids_decodes() -> None:
+    content = json.loads(small_tokenizer().to_str())
+    ids = content["model"]["vocab"]
+    last = max(ids, key=ids.get)
+    ids[last] += 5
+    ours = TemplateRenderer(Tokenizer.from_str(json.dumps(content)), TEMPLATE, SETTINGS)
+    assert ours.decode([ids[last] - 1]) == ""
+    assert ours.decode([ids[last]])
