@@ -5,6 +5,7 @@ behind the model's own tokens. A template that rewrites what came before is refu
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -27,6 +28,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
 QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
 TOOL_NAME = "example_tool"
+MARK = "0mark0"  # survives whatever a template does to contents: JSON, trimming
 
 
 class TemplateRenderer(Renderer):
@@ -115,21 +117,43 @@ class TemplateRenderer(Renderer):
     def _encode(
         self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Tokens of the template's text behind `after`. Contents yield no special token."""
+        """Tokens of the template's text behind `after`. Contents yield no special token, however the
+        template writes them: rendered again with a mark inside theirs, only the template's are whole.
+        """
+        text = self._show(messages, after, tools)
+        found = [self._specials.search(message["content"]) for message in messages]
+        first = next((match for match in found if match is not None), None)
+        if first is None:
+            return self._encode_form(text)
+        mark = MARK
+        while mark in text or any(mark in message["content"] for message in messages):
+            mark += MARK
+        broken = [
+            message | {"content": self._special_starts.sub(rf"\g<0>{mark}", message["content"])}
+            for message in messages
+        ]
+        marked = self._show(broken, after, tools)
+        if marked.replace(mark, "") != text:
+            raise ValueError(
+                f"the chat template rewrites contents that hold {first[0]!r}, wanted them kept whole"
+            )
+        ids: list[int] = []
+        form = ""
+        for piece in self._specials.split(marked):
+            if mark in piece:
+                ids += self._encode_form(form) + self.encode_content(piece.replace(mark, ""))
+                form = ""
+            else:
+                form += piece
+        return ids + self._encode_form(form)
+
+    def _show(self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]]) -> str:
+        """The template's text behind `after`. ValueError for messages that it refuses."""
         try:
             text = self._render(messages, opens_answer=True, tools=tools)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
-        text = text[text.index(after) + len(after) :]
-        contents = [message["content"].strip() for message in messages]
-        if not any(special in content for content in contents for special in self._special_texts):
-            return self._encode_form(text)
-        ids: list[int] = []
-        for content in contents:
-            if content and content in text:
-                before, _, text = text.partition(content)
-                ids += self._encode_form(before) + self.encode_content(content)
-        return ids + self._encode_form(text)
+        return text[text.index(after) + len(after) :]
 
     def _encode_form(self, text: str) -> list[int]:
         return self._tokens(text, special_tokens=True)
@@ -142,6 +166,18 @@ class TemplateRenderer(Renderer):
     @cached_property
     def _special_texts(self) -> tuple[str, ...]:
         return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values())
+
+    @cached_property
+    def _specials(self) -> re.Pattern[str]:
+        """A special token's text, the longest that fits."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return re.compile("(" + ("|".join(map(re.escape, texts)) or "(?!)") + ")")
+
+    @cached_property
+    def _special_starts(self) -> re.Pattern[str]:
+        """The first character of each such text, also of one that overlaps another."""
+        return re.compile(f"(?={self._specials.pattern}).", re.DOTALL)
 
     @cached_property
     def states_tools(self) -> bool:
