@@ -230,6 +230,15 @@ class TemplateRenderer(Renderer):
             )
         return ending[0]
 
+    @cached_property
+    def _header_ids(self) -> list[int]:
+        """The header, and before it what stands behind an answer's end: there messages are appended."""
+        told = self._render(_opening()[:1], opens_answer=False)
+        opened = self._render(_opening()[:1], opens_answer=True)
+        closed = self._render(_opening(), opens_answer=False)
+        header = opened[len(told) :] if opened.startswith(told) else ""
+        return self._encode_form(closed[len(opened) + len(ANSWER) :] + header)[1:]
+
     def _find_result_role(self) -> str:
         """`tool` where the template shows such a message, else `user`."""
         try:

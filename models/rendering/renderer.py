@@ -123,6 +123,17 @@ class Renderer:
         ids.append(self.assistant_id)
         return ids
 
+    def header_size(self, token_ids: Sequence[int]) -> int:
+        """Tokens at the end of `token_ids` that are the answer's header. A further message comes in its
+        place where no answer was sampled.
+        """
+        size = len(self._header_ids)
+        return size if list(token_ids[len(token_ids) - size :]) == self._header_ids else 0
+
+    @property
+    def _header_ids(self) -> list[int]:
+        return [self.assistant_id]
+
     @cached_property
     def _token_bytes(self) -> list[bytes]:
         byte_of = {character: value for value, character in byte_characters().items()}

@@ -162,7 +162,7 @@ class TokenConversation:
         if self.num_unanswered:
             self.append_results([INTERRUPTED] * self.num_unanswered, None, None)
         if self.has_header:
-            self.builder.drop_answer_header()
+            self.builder.drop_answer_header(self.renderer.header_size(self.builder.token_ids))
         elif self.builder.token_ids[-1] != self.renderer.end_id:
             self.builder.append_unsampled([self.renderer.end_id])
         self.builder.append_unsampled(self.renderer.append_user(text))

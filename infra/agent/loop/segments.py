@@ -31,9 +31,9 @@ class SegmentBuilder:
         """Adds tokens of the template or of tool results."""
         self.token_ids.extend(token_ids)
 
-    def drop_answer_header(self) -> None:
-        """Takes back the last template token, which was never sent to a model."""
-        self.token_ids.pop()
+    def drop_answer_header(self, num_tokens: int) -> None:
+        """Takes back the last template tokens, which were never sent to a model."""
+        del self.token_ids[len(self.token_ids) - num_tokens :]
 
     def append_generation(self, generation: Generation) -> None:
         """Adds what the model sampled after the tokens so far."""

@@ -59,8 +59,12 @@ def render_messages(
     if not rest or rest[-1].role == "assistant":
         raise _wrong("the last message is no user's or tool's, wanted a user or tool message")
     tokens = list(earlier)
+    has_header = False  # the tokens end with the opening of the next answer
     for role, group in groupby(rest, key=lambda message: message.role):
         said = list(group)
+        if has_header and role != "assistant":
+            del tokens[len(tokens) - renderer.header_size(tokens) :]
+        has_header = role != "assistant"
         if role == "assistant":
             if not tokens:
                 raise _wrong("the first message is the assistant's, wanted a user message")
