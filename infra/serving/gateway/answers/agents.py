@@ -264,7 +264,10 @@ class AgentService:
 
     def _closed(self, transcript: Transcript) -> tuple[int, ...]:
         """The conversation's tokens with the last answer ended, ready for a user message."""
-        tokens = tuple(int(token) for token in transcript.segments[-1].token_ids_T)
+        segment = transcript.segments[-1]
+        tokens = tuple(int(token) for token in segment.token_ids_T)
+        if not segment.loss_mask_T[-1]:  # nothing was sampled behind the header
+            return tokens[: len(tokens) - self._renderer.header_size(tokens)]
         return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
 
     def _answer(

@@ -87,6 +87,20 @@ async def test_engine_failure_is_an_answer_with_a_reason(toy: Toy) -> None:
     assert answer["detail"] == "replica 0 is gone"
 
 
+async def test_follow_up_to_an_attempt_without_an_answer_takes_the_headers_place(toy: Toy) -> None:
+    toy.model.failure = EngineError("replica 0 is gone")
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        toy.model.failure = None
+        url = f"/v1/agent/sessions/{first['session_id']}/messages"
+        num_requests = len(toy.model.requests)
+        await client.post(url, json={"message": "It still fails"})
+    prompt = toy.context.renderer.decode(toy.model.requests[num_requests].token_ids)
+    assert prompt == (
+        "<|user|>Fix first in pkg/first.py<|end|><|user|>It still fails<|end|><|assistant|>"
+    )
+
+
 async def test_tests_of_the_session_reach_the_sandbox(toy: Toy) -> None:
     async with toy.client() as client:
         await client.post(
