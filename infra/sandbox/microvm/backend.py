@@ -8,8 +8,9 @@ import asyncio
 import hashlib
 import itertools
 import os
+import shlex
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, SKIPPED_NAMES
 _ENVIRONMENT = {**VARIABLES, "PATH": "/usr/local/bin:/usr/bin:/bin", "PIP_NO_INPUT": "1"}
 _READ_BATCH_BYTES = 32 << 20
 _MAX_DEPTH = 200
+_PATHS_PER_COMMAND = 100  # of some hundred bytes each; a command has at most 128 KiB
+_TIMES_SECONDS, _MAX_TIMES_BYTES = 30.0, 1 << 20
 
 
 def check_host(image_folder: Path) -> None:
@@ -91,10 +94,30 @@ class MicroVmSandbox(BoxTools):
         await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
 
     async def lay_over(self, files: dict[str, bytes | None]) -> None:
-        """Write and remove files. One to be removed need not be there."""
-        for path, error in (await self.write_files(files)).items():
+        """Write and remove files. One to be removed need not be there. Times stay, so that they do not tell which
+        files a problem changed.
+        """
+        times = await self._read_times({*files, *(str(Path(path).parent) for path in files)})
+        errors = await self.write_files(files)
+        await self._set_times(times)
+        for path, error in errors.items():
             if files[path] is not None or not isinstance(error, SandboxNotFound):
                 raise error
+
+    async def _read_times(self, paths: Collection[str]) -> dict[str, str]:
+        """Seconds of the last change of those paths that are there."""
+        times: dict[str, str] = {}
+        for some in _in_lots(sorted(paths)):
+            command = f"stat -c '%Y %n' {shlex.join(some)} 2>/dev/null"
+            told = await self.exec(command, _TIMES_SECONDS, _MAX_TIMES_BYTES)
+            lines = (line.split(" ", 1) for line in os.fsdecode(told.output).splitlines())
+            times |= {line[1]: line[0] for line in lines if len(line) == 2}
+        return {path: times[path] for path in paths if path in times}
+
+    async def _set_times(self, times: Mapping[str, str]) -> None:
+        for some in _in_lots(sorted(times)):
+            touched = (f"touch -c -m -d @{times[path]} {shlex.quote(path)}" for path in some)
+            await self.exec("; ".join(touched), _TIMES_SECONDS)
 
     async def read_repository(self) -> dict[str, bytes]:
         """Regular files of /repo. Of one moment when read in `paused`."""
@@ -301,3 +324,9 @@ def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
         key=lambda item: item[1] // _READ_BATCH_BYTES,
     ):
         yield [status.path for status, _ in group]
+
+
+def _in_lots(paths: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Paths in groups that fit one command."""
+    for start in range(0, len(paths), _PATHS_PER_COMMAND):
+        yield paths[start : start + _PATHS_PER_COMMAND]
