@@ -45,7 +45,7 @@ class TrunkArrays(NamedTuple):
     up: np.ndarray  # packed [D, 2F] an expert of a layer, gate half first
     down: np.ndarray  # packed [F, D] an expert of a layer
     final_norm_D: np.ndarray
-    qkv_bias: np.ndarray  # [(H + 2G) * d] a layer; none where the model has none
+    qkv_bias: np.ndarray  # [(H + 2G) * d] a layer; one zero where the model has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
         qkv_bias=join_flat(
             [_fuse_biases(spec, source, layer) for layer in layers]
             if spec.qkv_bias
-            else [torch.zeros(0)]
+            else [torch.zeros(1)]
         ),
     )
 
