@@ -98,7 +98,7 @@ class ChainSubscriber:
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version by name, verified. They are shared with later fetches: do not write into them.
 
-        The cheapest road is tried first, then every other one; StorageError names what failed on each, and the
+        The cheapest path is tried first, then every other one; StorageError names what failed on each, and the
         publisher is asked for an anchor.
         """
         self._tell(wanted_version=version)
@@ -106,24 +106,24 @@ class ChainSubscriber:
         if self._held is not None and self._held_manifest == target:
             return dict(self._held)
         failures: list[str] = []
-        for road in self._roads(target, failures):
+        for path in self._build_paths(target, failures):
             try:
-                tensors = self._travel(road, target)
+                tensors = self._follow(path, target)
             except StorageError as error:
                 logger.warning(
-                    "chain=%s version=%d road=%s failed: %s",
+                    "chain=%s version=%d path=%s failed: %s",
                     self.chain_id,
                     version,
-                    road.name,
+                    path.name,
                     error,
                 )
-                failures.append(f"{road.name}: {error}")
+                failures.append(f"{path.name}: {error}")
                 continue
             self._held, self._held_manifest = tensors, target
             return dict(tensors)
         self.ask_for_anchor(version)
         raise StorageError(
-            f"chain {self.chain_id}: version {version} cannot be built, wanted one sound road: "
+            f"chain {self.chain_id}: version {version} cannot be built, wanted one sound build path: "
             + ("; ".join(failures) or "the chain holds no anchor at or before it")
             + "; the publisher's next version will be an anchor"
         )
@@ -156,7 +156,7 @@ class ChainSubscriber:
         )
         try:
             write_reader(self._objects, self.chain_id, record)
-        except StorageError as error:  # weights matter more: unprotected it still has other roads
+        except StorageError as error:  # weights matter more: unprotected it still has other paths
             logger.warning(
                 "chain=%s reader=%s is silent: %s", self.chain_id, self._reader_id, error
             )
@@ -165,8 +165,8 @@ class ChainSubscriber:
         """Tells the publisher that `version` could not be built, so that its next version is an anchor."""
         self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
 
-    def _roads(self, target: ChainManifest, failures: list[str]) -> Iterator[_BuildPath]:
-        """Every road to the target: the cheaper of held version and nearest anchor, the other, then older anchors."""
+    def _build_paths(self, target: ChainManifest, failures: list[str]) -> Iterator[_BuildPath]:
+        """Every path to the target: the cheaper of held version and nearest anchor, the other, then older anchors."""
         history = self._history(target, failures)
         first: list[_BuildPath] = []
         for current, deltas in history:
@@ -178,7 +178,7 @@ class ChainSubscriber:
             is_behind = self.held_version is None or current.version <= self.held_version
             if first and (is_behind or _delta_bytes(deltas) > first[0].download_bytes):
                 break
-        yield from sorted(first, key=lambda road: road.download_bytes)
+        yield from sorted(first, key=lambda path: path.download_bytes)
         for current, deltas in history:
             if current.anchor:
                 yield _BuildPath(f"anchor {current.version}", current, deltas)
@@ -206,9 +206,9 @@ class ChainSubscriber:
                 return
             current = base
 
-    def _travel(self, road: _BuildPath, target: ChainManifest) -> dict[str, torch.Tensor]:
-        tensors = {} if road.anchor is not None else dict(self._held or {})
-        stages = list(road.stages)
+    def _follow(self, path: _BuildPath, target: ChainManifest) -> dict[str, torch.Tensor]:
+        tensors = {} if path.anchor is not None else dict(self._held or {})
+        stages = list(path.stages)
         items = [self._own(objects) for _, objects in stages]
         payloads = self._download([item for own in items for item in own])
         for (manifest, _), own in zip(stages, items, strict=True):
