@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ostinato.infra.platform.cluster.workspace import read_record, replace_text
 from ostinato.infra.platform.errors import OstinatoError, ProblemError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import MetricsLog, fields, read_lines
 from ostinato.tasks.evaluation.attempts import (
     AttemptFunction,
@@ -33,9 +35,17 @@ from ostinato.tasks.rollout.records import AttemptRequest
 logger = logging.getLogger(__name__)
 
 POINTS_FILE = "evaluations.jsonl"
+BEGUN_FILE = "begun.json"  # the point under way
 DIRECTORY = "evaluation"  # of the run's workspace
 
 PinFunction = Callable[[int], Awaitable[object]]
+
+
+class Begun(Record):
+    """An evaluation that has begun."""
+
+    step: int
+    weight_version: int
 
 
 class EvaluationBeside:
@@ -79,8 +89,16 @@ class EvaluationBeside:
                 self._note(step, version, reason=f"step {self._running_step} was still evaluated")
                 return
             self._running.result()
-        self._running_step = step
-        self._running = asyncio.create_task(self._evaluate(step, version))
+        self._begin(step, version)
+
+    def resume(self, steps_done: int) -> None:
+        """Goes on with the evaluation that was under way when an earlier process ended, if any."""
+        begun = read_record(self._directory / BEGUN_FILE, Begun)
+        if begun is None or begun.step > steps_done:  # taken again, that step has other weights
+            return
+        known = self._points.get(begun.step)
+        if known is None or known.average is None:
+            self._begin(begun.step, begun.weight_version)
 
     async def finish(self) -> tuple[EvaluationPoint, ...]:
         """Waits for the evaluation under way. All points by step."""
@@ -107,6 +125,13 @@ class EvaluationBeside:
                     "evaluation_best_of": point.best_of.mean,
                 }
         return {}
+
+    def _begin(self, step: int, version: int) -> None:
+        begun = Begun(step=step, weight_version=version)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        replace_text(self._directory / BEGUN_FILE, begun.model_dump_json())
+        self._running_step = step
+        self._running = asyncio.create_task(self._evaluate(step, version))
 
     async def _evaluate(self, step: int, version: int) -> None:
         config = self._config

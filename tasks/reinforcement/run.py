@@ -154,6 +154,7 @@ class TrainingLoop:
             orchestrator.table.restore(item.group, item.birth_version)
         orchestrator.on_group = history.append
         if self._evaluation is not None:
+            self._evaluation.resume(status.step)
             self._evaluation.offer(status.step, status.weight_version)
         logger.info(
             "run begins %s",

@@ -123,6 +123,46 @@ async def test_what_is_due_meanwhile_is_noted_as_not_measured(tmp_path: Path) ->
     assert "not on the chain" in (await evaluation.finish())[-1].reason
 
 
+async def test_a_point_under_way_at_a_kill_is_measured_by_a_run_that_goes_on_from_a_later_step(
+    tmp_path: Path,
+) -> None:
+    before, after = Replica(), Replica()
+    killed = beside(before, tmp_path)
+    before.free.clear()
+    killed.offer(2, version=2)
+    killed.offer(3, version=3)
+    await asyncio.sleep(0)
+    assert killed.points == ()  # not known yet: nothing to draw
+    await killed.close()
+
+    resumed = beside(after, tmp_path)
+    resumed.resume(3)
+    resumed.offer(3, version=3)
+    [point] = await resumed.finish()
+    assert (point.step, point.weight_version) == (2, 2)
+    assert point.average is not None
+    assert set(after.pinned) == {2}
+    again = beside(after, tmp_path)
+    again.resume(3)
+    assert await again.finish() == (point,)
+    assert len(after.begun) == 2 * len(PROBLEMS)  # known: not evaluated again
+
+
+async def test_a_point_of_a_step_that_is_taken_again_waits_for_its_weights(tmp_path: Path) -> None:
+    before, after = Replica(), Replica()
+    killed = beside(before, tmp_path)
+    before.free.clear()
+    killed.offer(4, version=4)
+    await killed.close()
+    resumed = beside(after, tmp_path)
+    resumed.resume(3)  # its checkpoint was damaged and deleted
+    assert await resumed.finish() == ()
+    resumed.offer(4, version=5)
+    [point] = await resumed.finish()
+    assert (point.step, point.weight_version) == (4, 5)
+    assert set(after.pinned) == {5}
+
+
 async def test_a_run_that_was_killed_makes_only_the_missing_attempts(tmp_path: Path) -> None:
     before, after = Replica(), Replica()
     killed = beside(before, tmp_path)
