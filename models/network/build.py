@@ -17,11 +17,16 @@ from torch import Tensor
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
-from ostinato.models.network.canonical import join_qkv, layer_tensors, split_qkv
+from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.head import score_rows, score_tokens
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.parallel.context import row_rotary, take_mine
-from ostinato.models.network.parallel.shards import cut_mine, find_cuts, gather_whole
+from ostinato.models.network.parallel.shards import (
+    cut_mine,
+    find_cuts,
+    gather_whole,
+    mark_heads,
+)
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import RankRouters
 from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
@@ -69,6 +74,8 @@ class TrainerModel(torch.nn.Module):
         depth = spec.mtp_depth if self.last_chunk.post_process else 0
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(depth))
         self.adapters = torch.nn.ModuleDict()  # see adapters.py; empty: all weights are trained
+        for name, tensor in self.canonical_tensors().items():
+            mark_heads(tensor, head_rows(name, spec))
 
     def set_rope_scaling(self, factor: float) -> None:
         """Divides positions by `factor` from now on. The spec follows."""

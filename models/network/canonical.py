@@ -64,6 +64,18 @@ def _dense_tensors(mlp: Any, prefix: str) -> dict[str, Tensor]:
     }
 
 
+def head_rows(name: str, spec: ModelSpec) -> tuple[int, ...]:
+    """Rows of the maps of one head, which follow one another and repeat with each head, in the matrix of that
+    name. Empty: it is not made of heads.
+    """
+    if name.endswith((".qkv_proj.weight", ".q_b_proj.weight", ".self_attn.q_proj.weight")):
+        return (spec.head_dim,)  # a key and a value between queries have as many
+    if name.endswith(".kv_b_proj.weight"):
+        assert spec.latent is not None
+        return (spec.head_dim - spec.latent.rotary_head_dim, spec.latent.value_head_dim)
+    return ()
+
+
 def split_qkv(tensor: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Splits Megatron's interleaved rows (a group's queries, its key, its value) into q, k, v."""
     queries = spec.num_attention_heads // spec.num_query_groups

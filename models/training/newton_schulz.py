@@ -26,6 +26,26 @@ def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
     return working.to(matrices_MRC.dtype)
 
 
+def orthogonalise_all(
+    stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """`orthogonalise_shared` of stacks of any shapes, lying or standing. Those of a shape become one."""
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    lying = [one if one.shape[-2] <= one.shape[-1] else one.mT for one in stacks]
+    for index, one in enumerate(lying):
+        by_shape.setdefault((one.shape[-2], one.shape[-1]), []).append(index)
+    joined = [torch.cat([lying[index] for index in same]) for same in by_shape.values()]
+    turned: dict[int, Tensor] = {}
+    for same, whole in zip(
+        by_shape.values(), orthogonalise_shared(joined, dtype, group), strict=True
+    ):
+        turned |= zip(same, whole.split([len(lying[index]) for index in same]), strict=True)
+    return [
+        turned[index] if one.shape == lying[index].shape else turned[index].mT
+        for index, one in enumerate(stacks)
+    ]
+
+
 def orthogonalise_shared(
     stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
 ) -> list[Tensor]:

@@ -5,8 +5,9 @@ rates applies.
 
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
 and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
-one matrix; all matrices of a shape go through one batched product. A matrix that ranks
-hold parts of is gathered first; ranks that hold the same matrices share the products (`newton_schulz.py`).
+one matrix, and so is each head's query, key and value; all matrices of a shape go through one batched
+product. A matrix that ranks hold parts of is gathered first, which heads never are; ranks that hold the
+same matrices share the products (`newton_schulz.py`).
 AdamW's state is shared out over data parallelism (`sharded_adamw.py`), Muon's momentum is not.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
@@ -22,11 +24,11 @@ from ostinato.models.network.parallel.shards import (
     cut_mine,
     find_cuts,
     gather_whole,
-    is_expert,
+    head_rows,
     matrix_cuts,
     matrix_holders,
 )
-from ostinato.models.training.newton_schulz import orthogonalise_shared
+from ostinato.models.training.newton_schulz import orthogonalise_all
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.training.sharded_adamw import ShardedAdamW
 
@@ -53,35 +55,32 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every parameter that has a gradient."""
         for group in self.param_groups:
-            by_kind: dict[bool, list[Tensor]] = {}
+            by_holders: dict[dist.ProcessGroup | None, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_kind.setdefault(is_expert(parameter), []).append(parameter)
-            for parameters in by_kind.values():
-                self._move(group, parameters)
+                    by_holders.setdefault(matrix_holders(parameter), []).append(parameter)
+            for holders, parameters in by_holders.items():
+                self._move(group, parameters, holders)
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _move(
+        self, group: dict[str, Any], parameters: list[Tensor], holders: dist.ProcessGroup | None
+    ) -> None:
         """Moves parameters that the same ranks hold."""
-        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-        for parameter in parameters:
-            update = gather_whole(self._update(group, parameter), matrix_cuts(parameter))
-            update = update.view(-1, *update.shape[-2:])
-            longer, shorter = max(update.shape[-2:]), min(update.shape[-2:])
-            by_shape.setdefault((shorter, longer), []).append((parameter, update))
+        updates = [
+            gather_whole(self._update(group, parameter), matrix_cuts(parameter))
+            for parameter in parameters
+        ]
         stacks = [
-            torch.cat([one if one.shape[-1] == columns else one.mT for _, one in pairs])
-            for (_, columns), pairs in by_shape.items()
+            _matrices(update, head_rows(parameter))
+            for parameter, update in zip(parameters, updates, strict=True)
         ]
         dtype = newton_schulz_dtype(current_device())
-        turned = orthogonalise_shared(stacks, dtype, matrix_holders(parameters[0]))
-        for (_, columns), pairs, stack in zip(by_shape, by_shape.values(), turned, strict=True):
-            rate = group["lr"] * UPDATE_SCALE * columns**0.5
-            pieces = stack.split([len(update) for _, update in pairs])
-            for (parameter, update), piece in zip(pairs, pieces, strict=True):
-                whole = piece if update.shape[-1] == columns else piece.mT
-                whole = whole.reshape(*parameter.shape[:-2], *update.shape[-2:])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=rate)
+        turned = iter(orthogonalise_all([one for each in stacks for one in each], dtype, holders))
+        for parameter, update, each in zip(parameters, updates, stacks, strict=True):
+            scaled = [UPDATE_SCALE * max(one.shape[-2:]) ** 0.5 * next(turned) for one in each]
+            whole = torch.cat(scaled, dim=1).reshape(update.shape)
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=group["lr"])
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         """The momentum, one gradient ahead (Nesterov). It takes the gradient in."""
@@ -91,6 +90,14 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"])
+
+
+def _matrices(update: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Stacks of the matrices to turn. Of heads one for each of their maps, by `rows`."""
+    columns = update.shape[-1]
+    if rows:
+        return update.view(-1, sum(rows), columns).split(rows, 1)
+    return (update.view(-1, update.shape[-2], columns),)
 
 
 class HeldState(NamedTuple):

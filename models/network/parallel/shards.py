@@ -39,6 +39,17 @@ def is_expert(parameter: Tensor) -> bool:
     return not getattr(parameter, "allreduce", True)
 
 
+def mark_heads(parameter: Tensor, rows: tuple[int, ...]) -> None:
+    """Marks a matrix whose heads are maps of their own, of so many rows. Ranks that cut it hold whole heads."""
+    marked: Any = parameter
+    marked.head_rows = rows
+
+
+def head_rows(parameter: Tensor) -> tuple[int, ...]:
+    """What `mark_heads` marked. Empty: nothing."""
+    return getattr(parameter, "head_rows", ())
+
+
 def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
     """How a parameter is cut. Empty: every rank holds all of it."""
     dimension = getattr(parameter, "partition_dim", -1)
@@ -58,16 +69,20 @@ def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
 
 
 def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
-    """Those that leave a rank with a part of each matrix, not with fewer matrices of a stack."""
+    """Those that leave a rank with a part of each matrix, not with fewer matrices of a stack or fewer heads."""
+    if head_rows(parameter):
+        return ()
     return tuple(cut for cut in find_cuts(parameter) if cut.dimension >= parameter.ndim - 2)
 
 
 def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
     """Ranks that have the same matrices when parts are gathered, of experts those of one rank of
-    expert-tensor parallelism; None: groups are not open.
+    expert-tensor parallelism, of heads those of one rank of tensor parallelism; None: groups are not open.
     """
     if is_expert(parameter):
         group = parallel_state.get_expert_data_parallel_group(check_initialized=False)
+    elif head_rows(parameter) and find_cuts(parameter):
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     else:
         group = parallel_state.get_tensor_and_data_parallel_group(
             check_initialized=False, with_context_parallel=True

@@ -1,6 +1,7 @@
 """Muon and AdamW over a trainer model."""
 
 import io
+from collections.abc import Iterator
 from operator import mul
 
 import pytest
@@ -9,11 +10,16 @@ import torch.distributed as dist
 
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.canonical import join_qkv
+from ostinato.models.network.parallel.shards import cut_mine, find_cuts
+from ostinato.models.spec import ModelSpec
+from ostinato.models.training import optimizer as optimizer_module
 from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.training.newton_schulz import deal, orthogonalise, orthogonalise_shared
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
-from tests.fakes.small_spec import SMALL_SPEC
+from ostinato.models.weight_shapes import weight_shapes
+from tests.fakes.small_spec import SMALL_SPEC, make_spec
 
 
 def take_step(model: TrainerModel, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -70,6 +76,101 @@ def test_muon_treats_each_expert_as_its_own_matrix() -> None:
     moved = (experts.detach() - before).flatten(1).norm(dim=1)
     assert moved[1] > 0
     assert not moved[[0, 2, 3]].any()
+
+
+GROUPED = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64)
+LATENT = ModelSpec.model_validate(
+    {
+        **GROUPED.model_dump(),
+        "num_query_groups": 4,
+        "head_dim": 10,
+        "qk_norm": False,
+        "latent": {
+            "query_rank": 12,
+            "key_value_rank": 8,
+            "rotary_head_dim": 4,
+            "value_head_dim": 6,
+            "yarn": {"factor": 4.0, "original_tokens": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    }
+)
+
+
+def random_gradients(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """By canonical name, query, key and value apart."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(shape, generator=generator) for name, shape in weight_shapes(spec).items()
+    }
+
+
+def matrices_of(name: str, tensor: torch.Tensor, spec: ModelSpec) -> Iterator[torch.Tensor]:
+    """The matrices that Muon turns each on its own, as published files name and order them."""
+    if name.endswith((".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".q_b_proj.weight")):
+        yield from tensor.split(spec.head_dim)  # head by head
+    elif name.endswith(".kv_b_proj.weight"):
+        assert spec.latent is not None
+        value = spec.latent.value_head_dim
+        plain = spec.head_dim - spec.latent.rotary_head_dim
+        for head in tensor.split(plain + value):
+            yield from head.split((plain, value))
+    else:
+        yield from tensor.view(-1, *tensor.shape[-2:])
+
+
+def moved_by_muon(spec: ModelSpec, rank: int = 0) -> dict[str, torch.Tensor]:
+    """What a first step of rate 1 takes off each weight."""
+    gradients = random_gradients(spec)
+    model = build_trainer_model(spec, dist.get_world_size() if dist.is_initialized() else 1)
+    for name, tensor in model.canonical_tensors().items():
+        if "qkv_proj" in name:
+            parts = [gradients[name.replace("qkv", part)] for part in "qkv"]
+            whole = join_qkv((parts[0], parts[1], parts[2]), spec)
+        else:
+            whole = gradients[name]
+        tensor.grad = cut_mine(whole, find_cuts(tensor)).clone()
+    before = model.export_weights()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer_module, "newton_schulz_dtype", lambda device: torch.float32)
+        optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.0), muon=1.0, adam=0.0)
+        optimizer.step()
+    return {name: before[name] - weight for name, weight in model.export_weights().items()}
+
+
+def plain_newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """Of one matrix, in fp64, as it is published (Keller Jordan's Muon)."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.float()
+
+
+def check_each_head(spec: ModelSpec, moved: dict[str, torch.Tensor]) -> None:
+    gradients = random_gradients(spec)
+    projections = [name for name in moved if "self_attn" in name and "norm" not in name]
+    experts = [name for name in moved if ".experts." in name]
+    assert len(projections) == 4 * spec.num_layers + (spec.latent is not None) * spec.num_layers
+    for name in projections + experts:
+        seen = matrices_of(name, moved[name], spec)
+        for ours, gradient in zip(seen, matrices_of(name, gradients[name], spec), strict=True):
+            wanted = 0.2 * max(gradient.shape) ** 0.5 * plain_newton_schulz(gradient)
+            torch.testing.assert_close(ours, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [GROUPED, LATENT], ids=["grouped", "latent"])
+def test_muon_treats_each_head_as_its_own_matrix(spec: ModelSpec) -> None:
+    check_each_head(spec, moved_by_muon(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [GROUPED, LATENT], ids=["grouped", "latent"])
+@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"expert": 2}, {"expert_tensor": 2}])
+def test_muon_treats_each_head_alike_in_every_layout(
+    spec: ModelSpec, degrees: dict[str, int]
+) -> None:
+    layout = ParallelLayout.over(2, **degrees)
+    check_each_head(spec, run_ranks(moved_by_muon, spec, layout))
 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
