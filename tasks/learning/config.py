@@ -68,6 +68,11 @@ class ObjectiveConfig(Record):
         default=0.0,
         description="times k1 = log q(rollout) - log p(reference) of a trajectory, taken off its reward; 0: off",
     )
+    kl_estimator: Literal["k1_in_reward", "k3_in_loss"] = Field(
+        default="k1_in_reward",
+        description="k1_in_reward: as above; k3_in_loss: times p(reference) / p(policy) - 1 - its logarithm, added to "
+        "the loss at each sampled token, as in GRPO (arXiv:2402.03300)",
+    )
     kl_refresh_steps: PositiveInt | None = Field(
         default=None,
         description="the reference becomes the current policy every so many steps; None: it stays where RL began",
@@ -117,6 +122,11 @@ class ObjectiveConfig(Record):
         default=True,
         description="do not compute samples whose advantage is exactly 0; the gradient is the same",
     )
+
+    @property
+    def has_kl_loss(self) -> bool:
+        """Whether tokens without an advantage have a gradient towards the reference."""
+        return self.kl_coefficient > 0 and self.kl_estimator == "k3_in_loss"
 
     @model_validator(mode="after")
     def _division_of_whole_attempts(self) -> Self:

@@ -97,7 +97,9 @@ class RLTrainer:
         if self._own.reference is not None:
             k1_nats = gather_k1(samples, self.config, self._score_reference)
             penalty = penalize_divergence(samples, k1_nats, self.config.objective.kl_coefficient)
-            advantages, reference_k1_nats = penalty.advantages, penalty.mean_k1_nats
+            reference_k1_nats = penalty.mean_k1_nats
+            if not self.config.objective.has_kl_loss:
+                advantages = penalty.advantages
         report = self._update.step(
             samples,
             step=self.step + 1,

@@ -79,7 +79,8 @@ class PolicyUpdate:
         is_live = [bool(a) and t for a, t in zip(advantages, has_tokens, strict=True)]
         objective = self._config.objective
         entropy_coefficient = _entropy_coefficient(samples, objective)
-        is_skipping = objective.skip_zero_advantage and not entropy_coefficient
+        has_other_gradient = bool(entropy_coefficient) or objective.has_kl_loss
+        is_skipping = objective.skip_zero_advantage and not has_other_gradient
         is_computed = is_live if is_skipping else has_tokens
         chosen = [index for index, wanted in enumerate(is_computed) if wanted]
         microbatches = pack(
@@ -91,7 +92,7 @@ class PolicyUpdate:
         parity = StepParity(self._config, step, weight_version)
         parity.score_earlier(self._model, samples, earlier_weights or {})  # before weights move
         hinted = pack_hinted(samples, self._config.packing) if objective.hint_coefficient else []
-        is_updated = any(is_live) or bool(hinted) or bool(entropy_coefficient)
+        is_updated = any(is_live) or bool(hinted) or has_other_gradient
         plan = StepShare(tuple(microbatches), is_updated, tuple(hinted), entropy_coefficient)
         results, loss, scores = self._compute(plan, step)
         places = sum(batch.tokens_BT.size for batch in microbatches)

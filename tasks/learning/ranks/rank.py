@@ -70,7 +70,6 @@ class TrainerRank:
                 "wanted mtp.depth of 1 or more"
             )
         self.model.draft.requires_grad_(config.trains_drafts)
-        self._work = ShareWork(self.model, self.optimizer, config)
         self.reference: TrainerModel | None = None
         self.reference_step: int | None = None
         self.whole: dict[str, Tensor] = {}
@@ -79,6 +78,7 @@ class TrainerRank:
         if config.objective.kl_coefficient > 0:
             self.reference = build_trainer_model(self.spec, config.world_size)
             self.reference.import_weights(start.weights)
+        self._work = ShareWork(self.model, self.optimizer, config, self.reference)
         self.checkpoints = StepCheckpoints(
             Path(request.work_directory),
             self.spec,

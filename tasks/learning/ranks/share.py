@@ -18,6 +18,7 @@ from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.gradients import LayoutGradients
+from ostinato.models.training.objective import k3_nats
 from ostinato.tasks.learning.batches.packing import Microbatch
 from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
 from ostinato.tasks.learning.hints import HintedRows, hint_divergence
@@ -54,11 +55,16 @@ class ShareWork:
     """The part of one rank in the update of one model by one optimiser."""
 
     def __init__(
-        self, model: TrainerModel, optimizer: torch.optim.Optimizer, config: LearningConfig
+        self,
+        model: TrainerModel,
+        optimizer: torch.optim.Optimizer,
+        config: LearningConfig,
+        reference: TrainerModel | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._config = config
+        self._reference = reference
         self._gradients = LayoutGradients(model)
 
     def run(self, share: StepShare) -> ShareResult:
@@ -103,7 +109,8 @@ class ShareWork:
         objective = policy_loss(
             logprobs_N, on_device(rollout_logprobs_N), advantages_N, self._config.objective
         )
-        objective.total.backward()
+        total = objective.total + self._reference_loss(batch, logprobs_N)
+        total.backward()
         draft_kl_N = self._teach_drafts(batch, hidden_TBD)
         scores = TokenScores(
             trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
@@ -115,7 +122,16 @@ class ShareWork:
             importance_weights_N=objective.importance_weights_N.cpu().numpy(),
             is_clipped_N=objective.is_clipped_N.cpu().numpy(),
         )
-        return float(objective.total.detach()), scores
+        return float(total.detach()), scores
+
+    def _reference_loss(self, batch: Microbatch, logprobs_N: torch.Tensor) -> torch.Tensor | float:
+        """k3 to the KL reference, where the objective has it in its loss."""
+        objective = self._config.objective
+        if self._reference is None or not objective.has_kl_loss:
+            return 0.0
+        reference_BT = score_reference(self._reference, batch)
+        kl_N = k3_nats(logprobs_N, reference_BT[on_device(batch.loss_mask_BT)])
+        return objective.kl_coefficient * kl_N.sum() / objective.loss_divisor_tokens
 
     def _teach_drafts(self, batch: Microbatch, hidden_TBD: torch.Tensor) -> np.ndarray:
         """Adds the gradient of the draft layers alone. Returns their divergence from the trunk."""
@@ -164,16 +180,21 @@ def score_batch(
 
 
 @torch.no_grad()
+def score_reference(reference: TrainerModel, batch: Microbatch) -> torch.Tensor:
+    """logprobs_BT of a microbatch under the KL reference."""
+    reference.eval()
+    return reference.token_logprobs(
+        on_device(batch.tokens_BT),
+        mask_BT=on_device(batch.loss_mask_BT),
+        temperature_B=on_device(batch.temperatures_B),
+    )
+
+
 def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[list[float]]:
     """By microbatch and row, the sum over sampled tokens of log q(rollout) - log p(reference)."""
-    reference.eval()
     sums = []
     for batch in batches:
-        logprobs_BT = reference.token_logprobs(
-            on_device(batch.tokens_BT),
-            mask_BT=on_device(batch.loss_mask_BT),
-            temperature_B=on_device(batch.temperatures_B),
-        )
+        logprobs_BT = score_reference(reference, batch)
         difference_BT = np.where(
             batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.cpu().numpy(), 0.0
         )

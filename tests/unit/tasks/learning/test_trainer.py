@@ -76,6 +76,7 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
         {},
         {"kl_coefficient": 0.05, "kl_refresh_steps": 3},
         {"kl_coefficient": 0.05, "kl_refresh_steps": 3, "lora": LORA},
+        {"kl_coefficient": 0.05, "kl_refresh_steps": 3, "kl_estimator": "k3_in_loss"},
     ],
 )
 def test_trainer_killed_and_reopened_ends_with_identical_weights(
@@ -218,6 +219,17 @@ def test_trainer_kl_pulls_towards_the_reference(tmp_path, start) -> None:
     drifted = open_trainer(request).train_step(far)
     assert drifted.is_updated
     assert drifted.advantage_absolute_mean > 0
+
+
+def test_trainer_k3_pulls_drifted_weights_back_and_leaves_the_start_alone(tmp_path, start) -> None:
+    request = make_request(tmp_path, start, kl_coefficient=1.0, kl_estimator="k3_in_loss")
+    trainer = open_trainer(request)
+    at_start = trainer.train_step(batch(1, advantage=0.0))
+    assert at_start.gradient_norm == pytest.approx(0, abs=1e-4)
+    trainer.train_step(batch(1))
+    away = [trainer.train_step(batch(1, advantage=0.0)).loss for _ in range(6)]
+    assert away[0] > 0
+    assert away[-1] < away[0]
 
 
 def test_actor_advance_publishes_and_saves_what_it_reports(tmp_path, start) -> None:

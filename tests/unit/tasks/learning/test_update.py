@@ -16,7 +16,7 @@ from ostinato.tasks.learning.config import (
     RouterReplayConfig,
 )
 from ostinato.tasks.learning.parity import choose_samples
-from ostinato.tasks.learning.ranks.share import sum_rows_k1
+from ostinato.tasks.learning.ranks.share import ShareWork, sum_rows_k1
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.update import PolicyUpdate, gather_k1
 from ostinato.tasks.records import Sample
@@ -185,6 +185,35 @@ def test_step_without_a_finite_gradient_is_refused_before_the_weights_move() -> 
     with pytest.raises(TrainingError, match="not touched"):
         run_step(model, draw(advantage=float("inf")))
     assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
+
+
+def test_k3_in_the_loss_is_its_own_gradient_at_every_sampled_token() -> None:
+    samples = [sample.model_copy(update={"advantage": 0.0}) for sample in draw(4)] + draw(3)
+    objective = ObjectiveConfig(
+        loss_divisor_tokens=64, kl_coefficient=0.5, kl_estimator="k3_in_loss"
+    )
+    config = make_config(objective=objective)
+    policy, reference = build_trainer_model(TINY, seed=3), build_trainer_model(TINY, seed=4)
+    loss = torch.zeros(())
+    for sample in samples:
+        tokens = torch.from_numpy(sample.segment.token_ids_T.astype(np.int64))
+        scored = []
+        for model in (policy, reference):
+            logits = forward_logits(model, tokens[None])[0]
+            scored.append(torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None])[:, 0])
+        mask = torch.from_numpy(sample.segment.loss_mask_T[1:])
+        logprobs, log_ratio = scored[0][mask], (scored[1].detach() - scored[0])[mask]
+        k3 = log_ratio.exp() - 1 - log_ratio
+        loss = loss + (0.5 * k3.sum() - sample.advantage * logprobs.sum()) / 64
+    loss.backward()
+    expected = [w.grad for w in policy.parameters() if w.grad is not None]
+    model = build_trainer_model(TINY, seed=3)
+    optimizer = KeepGradients(model.parameters(), lr=1.0)
+    work = ShareWork(model, optimizer, config, reference)
+    update = PolicyUpdate(model, optimizer, config, lambda shares: [work.run(s) for s in shares])
+    report = update.step(samples, step=1, weight_version=0)
+    assert_close(optimizer.kept, expected)
+    assert report.loss == pytest.approx(float(loss.detach()), rel=1e-4)
 
 
 def test_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
