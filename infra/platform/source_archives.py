@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages import SUFFIXES, IndexClient
+from ostinato.infra.platform.packages import SUFFIXES, fetch_source
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.unpacking import read_members
 
@@ -153,7 +153,7 @@ def _download(source: SourceArchive, folder: Path) -> None:
     """Written next to the final place and moved, so that a killed download leaves nothing half done."""
     _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
     try:
-        name, content = IndexClient().fetch_source(source.name, source.version, source.sha256)
+        name, content = fetch_source(source.name, source.version, source.sha256)
     except ConfigError as error:
         raise ConfigError(_explain(source, folder, str(error))) from None
     folder.mkdir(parents=True, exist_ok=True)

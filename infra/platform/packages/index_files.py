@@ -2,182 +2,157 @@
 
 `pip download` asks a source archive for its metadata and thereby runs it, before its checksum is
 known where none was given. Here only bytes move. Of pip's configuration `index-url`,
-`extra-index-url`, `find-links`, `no-index`, `cert`, `proxy` and `timeout` count.
+`extra-index-url`, `find-links`, `no-index`, `trusted-host`, `cert`, `proxy` and `timeout` count.
 """
 
-import hashlib
-import html
-import json
-import re
+import logging
 import ssl
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
 
-import httpx
-from packaging.utils import canonicalize_name
+import httpx2
 from packaging.version import InvalidVersion, Version
 from tenacity import (
-    Retrying,
+    retry,
     retry_if_exception_type,
+    retry_if_result,
     stop_after_attempt,
     stop_after_delay,
     wait_exponential,
 )
+from unearth import Link, PackageFinder
+from unearth.auth import MultiDomainBasicAuth
+from unearth.errors import HashMismatchError, UnpackError
+from unearth.fetchers import PyPIClient
+from unearth.finder import Source
+from unearth.preparer import download_link
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.packages.pip_questions import read_pip_settings
-from ostinato.infra.platform.record import Record
 
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # the first is the first choice
 _INDEX = "https://pypi.org/simple"
-_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
-_MAX_PAGE_BYTES = 64 << 20
 _MAX_FILE_BYTES = 512 << 20
 _SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
-_LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 _ON = ("1", "true", "yes", "on")
-_NETWORK = ("http", "https")
+logging.getLogger("unearth").setLevel(
+    logging.ERROR
+)  # what it warns of is told when nothing is found
 
 
-class IndexFile(Record):
-    """One file as a page of an index names it."""
+class _Client(PyPIClient):
+    """HTTP client that asks again where network or server fail for a moment."""
 
-    name: str
-    url: str
-    sha256: str = ""
+    @retry(
+        retry=retry_if_exception_type(httpx2.TransportError)
+        | retry_if_result(lambda answer: answer.is_server_error or answer.status_code == 429),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_SECONDS),
+        wait=wait_exponential(multiplier=0.25, max=8),
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+    )
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """The answer to a request. httpx2.TransportError when there is none after six tries."""
+        return super().send(request, **options)
 
 
-class _Passing(Exception):
-    """Failure of the network that a second try may get past."""
+def fetch_source(name: str, version: str, sha256: str) -> tuple[str, bytes]:
+    """File name and content of a source archive. ConfigError when there is none, or its checksum is
+    not `sha256`, or where that is empty not the one that the index tells.
+    """
+    settings = read_pip_settings()
+    places = list(_find_places(settings))
+    unread: list[str] = []  # pages that could not be, and why
+    with _open_client(settings, places, unread) as client, TemporaryDirectory() as folder:
+        found: list[Link] = []
+        for place in places:
+            try:
+                found += _find_sources(client, place, name, version)
+            except (httpx2.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
+                unread.append(f"{_shown(place)} is no index: {error!r}")
+        if not found:
+            asked = ", ".join(map(_shown, places)) or "any index: pip has none"
+            raise ConfigError("; ".join([f"no source archive of it at {asked}", *unread]))
+        best = min(found, key=lambda link: (_sha256_of(link) != sha256, _rank(link.filename)))
+        wanted = sha256 or _sha256_of(best)
+        hashes = {"sha256": [wanted]} if wanted else None
+        try:
+            path = download_link(client, best, Path(folder), hashes, _Limits())
+        except HashMismatchError as error:
+            raise ConfigError(
+                f"{best.redacted} has sha256 {error.actual['sha256']}, wanted {wanted}"
+            ) from None
+        except (UnpackError, httpx2.HTTPError, OSError) as error:
+            raise ConfigError(f"{best.redacted}: {error}") from None
+        return best.filename, path.read_bytes()
 
 
-class _Absent(ConfigError):
-    """Answer of a server that has no such page or file."""
-
-
-class IndexClient:
-    """The indexes of pip's configuration, for one package."""
+class _Limits:
+    """Bounds of size and time of one download."""
 
     def __init__(self) -> None:
-        self._settings = read_pip_settings()
         self._ends_at = time.monotonic() + _SECONDS
-        self._unread: list[str] = []  # pages that could not be, and why
-        self._client = _open_client(self._settings)
 
-    def fetch_source(self, name: str, version: str, sha256: str) -> tuple[str, bytes]:
-        """File name and content of a source archive. ConfigError when there is none, or its checksum is
-        not `sha256`, or where that is empty not the one that the index tells.
-        """
-        with self._client:
-            found = [file for file in self._files(name) if _is_source(file.name, name, version)]
-            if not found:
-                asked = [_shown(page) for page in self._locations(name)]
-                places = ", ".join(asked) or "any index: pip has none"
-                raise ConfigError(
-                    "; ".join([f"no source archive of it at {places}", *self._unread])
-                )
-            best = min(found, key=lambda file: (file.sha256 != sha256, _rank(file.name)))
-            _, content = self._read(best.url, _MAX_FILE_BYTES)
-        wanted, is_now = sha256 or best.sha256, hashlib.sha256(content).hexdigest()
-        if wanted and is_now != wanted:
-            raise ConfigError(f"{_shown(best.url)} has sha256 {is_now}, wanted {wanted}")
-        return best.name, content
+    def __call__(self, link: Link, completed: int, total: int | None) -> None:
+        if completed > _MAX_FILE_BYTES:
+            raise ConfigError(f"{link.redacted} is more than {_MAX_FILE_BYTES} bytes")
+        if time.monotonic() > self._ends_at:
+            raise ConfigError(f"{link.redacted} did not end in {_SECONDS} s")
 
-    def _locations(self, name: str) -> Iterator[str]:
-        """Pages that may name files of the package, in the order in which they are preferred."""
-        for place in self._settings.get("find-links", "").split():
-            yield place if "://" in place else Path(place).expanduser().absolute().as_uri()
-        if self._settings.get("no-index", "").lower() not in _ON:
-            main = self._settings.get("index-url") or _INDEX
-            for index in (main, *self._settings.get("extra-index-url", "").split()):
-                yield f"{index.rstrip('/')}/{canonicalize_name(name)}/"
 
-    def _files(self, name: str) -> Iterator[IndexFile]:
-        """Files that the pages name. As for pip, a page that cannot be read is none."""
-        for page in self._locations(name):
-            try:
-                yield from self._files_of(page)
-            except ConfigError as error:
-                self._unread += [] if isinstance(error, _Absent) else [str(error)]
+def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
+    """Indexes and folders that may name files, in the order in which they are preferred."""
+    for place in settings.get("find-links", "").split():
+        folder = place if "://" in place else str(Path(place).expanduser())
+        yield {"url": folder, "type": "find_links"}
+    if settings.get("no-index", "").lower() not in _ON:
+        main = settings.get("index-url") or _INDEX
+        for index in (main, *settings.get("extra-index-url", "").split()):
+            yield {"url": index, "type": "index"}
 
-    def _files_of(self, page: str) -> Iterator[IndexFile]:
-        """Files that one page names. A page of the network names none of this machine."""
-        if urlsplit(page).scheme not in _NETWORK:
-            try:
-                yield from _local_files(page)
-            except OSError as error:
-                raise ConfigError(f"{page}: {error}") from None
-            return
-        kind, content = self._read(page, _MAX_PAGE_BYTES)
-        try:
-            files = (
-                _read_json(content, page) if kind.endswith("json") else _read_html(content, page)
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{_shown(page)} is no page of an index: {error!r}") from None
-        for file in files:
-            if urlsplit(file.url).scheme in _NETWORK:
-                yield file.model_copy(update={"url": _with_password(file.url, page)})
 
-    def _read(self, url: str, max_bytes: int) -> tuple[str, bytes]:
-        """Media type and content of what lies at a URL."""
-        if urlsplit(url).scheme not in _NETWORK:
-            try:
-                return "", _local_path(url).read_bytes()
-            except OSError as error:
-                raise ConfigError(f"{url}: {error}") from None
-        again = Retrying(
-            retry=retry_if_exception_type(_Passing),
-            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_SECONDS),
-            wait=wait_exponential(multiplier=0.25, max=8),
-            reraise=True,
+def _find_sources(client: Any, place: Source, name: str, version: str) -> Iterator[Link]:
+    """Source archives that a place has. A page of the network names none of this machine."""
+    finder = PackageFinder(client, ignore_compatibility=True)
+    finder.sources = [place]
+    is_local = not place["url"].startswith(("http://", "https://"))
+    for package in finder.find_all_packages(name, allow_yanked=True):
+        is_wanted = package.link.filename.endswith(SUFFIXES) and _is_version(
+            package.version or "", version
         )
-        try:
-            return again(self._get, url, max_bytes)
-        except _Passing as error:
-            raise ConfigError(str(error)) from None
-
-    def _get(self, url: str, max_bytes: int) -> tuple[str, bytes]:
-        # an archive that travels compressed once more would have another checksum
-        headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity"}
-        content = bytearray()
-        try:
-            with self._client.stream("GET", url, headers=headers) as response:
-                status = response.status_code
-                if status == httpx.codes.NOT_FOUND:
-                    raise _Absent(f"{_shown(url)} answered {status}")
-                if response.is_server_error or status == httpx.codes.TOO_MANY_REQUESTS:
-                    raise _Passing(f"{_shown(url)} answered {status}")
-                if not response.is_success:
-                    raise ConfigError(f"{_shown(url)} answered {status}")
-                for chunk in response.iter_raw():
-                    content += chunk
-                    if len(content) > max_bytes:
-                        raise ConfigError(f"{_shown(url)} is more than {max_bytes} bytes")
-                    if time.monotonic() > self._ends_at:
-                        raise ConfigError(f"{_shown(url)} did not end in {_SECONDS} s")
-                kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
-                return kind, bytes(content)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error).replace(url, _shown(url))
-            raise _Passing(f"{_shown(url)}: {type(error).__name__}: {why}") from None
+        if is_wanted and (is_local or not package.link.is_file):
+            yield package.link
 
 
-def _open_client(settings: Mapping[str, str]) -> httpx.Client:
-    """A client as pip's settings want it. ConfigError when they cannot be used."""
+def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: list[str]) -> Any:
+    """A client as pip's settings want it. ConfigError when they cannot be used.
+
+    Typed as any: unearth declares less than its own client takes.
+    """
+
+    def note(answer: httpx2.Response) -> None:
+        if answer.is_error and answer.status_code != httpx2.codes.NOT_FOUND:
+            unread.append(f"{answer.url} answered {answer.status_code}")
+
     certificates = settings.get("cert", "")
     timeout = settings.get("timeout") or settings["default-timeout"]
     try:
-        return httpx.Client(
+        return _Client(
+            trusted_hosts=settings.get("trusted-host", "").split(),
             verify=ssl.create_default_context(cafile=certificates) if certificates else True,
             proxy=settings.get("proxy") or None,
             timeout=min(float(timeout), _SECONDS),
             follow_redirects=True,
+            # an archive that travels compressed once more would have another checksum
+            headers={"Accept-Encoding": "identity"},
+            auth=MultiDomainBasicAuth(
+                prompting=False,
+                index_urls=[place["url"] for place in places],
+            ),
+            event_hooks={"response": [note]},
         )
     except (OSError, ValueError) as error:  # an address of a proxy may hold a password
         raise ConfigError(
@@ -186,55 +161,17 @@ def _open_client(settings: Mapping[str, str]) -> httpx.Client:
         ) from None
 
 
-def _read_json(content: bytes, page: str) -> list[IndexFile]:
-    """Files of a page as PEP 691 has it."""
-    told: Mapping[str, Any] = json.loads(content)
-    return [
-        IndexFile(
-            name=file["filename"],
-            url=urljoin(page, file["url"]),
-            sha256=file.get("hashes", {}).get("sha256", ""),
-        )
-        for file in told["files"]
-    ]
+def _shown(place: Source) -> str:
+    """Address of an index or folder without name and password."""
+    return Link(place["url"]).redacted
 
 
-def _read_html(content: bytes, page: str) -> list[IndexFile]:
-    """Files of a page as PEP 503 has it: links that may end with #sha256=CHECKSUM."""
-    files: list[IndexFile] = []
-    for link in _LINK.findall(content.decode(errors="replace")):
-        url, _, fragment = urljoin(page, html.unescape(link)).partition("#")
-        sha256 = re.match(r"sha256=([0-9a-f]{64})", fragment)
-        name = unquote(urlsplit(url).path).rpartition("/")[2]
-        files.append(IndexFile(name=name, url=url, sha256=sha256[1] if sha256 else ""))
-    return files
-
-
-def _local_files(page: str) -> list[IndexFile]:
-    """Files that a folder or a page of this machine names."""
-    path = _local_path(page)
-    if path.is_dir() and not (path / "index.html").is_file():
-        return [IndexFile(name=file.name, url=file.as_uri()) for file in sorted(path.iterdir())]
-    path = path / "index.html" if path.is_dir() else path
-    return _read_html(path.read_bytes(), path.as_uri()) if path.is_file() else []
-
-
-def _local_path(url: str) -> Path:
-    return Path(urllib.request.url2pathname(urlsplit(url).path))
+def _sha256_of(link: Link) -> str:
+    return (link.hash_option or {}).get("sha256", [""])[0]
 
 
 def _rank(file_name: str) -> int:
     return next(n for n, suffix in enumerate(SUFFIXES) if file_name.endswith(suffix))
-
-
-def _is_source(file_name: str, name: str, version: str) -> bool:
-    """Whether a file is called like a source archive of that package and version."""
-    stem = next((file_name.removesuffix(s) for s in SUFFIXES if file_name.endswith(s)), "")
-    for dash in re.finditer("-", stem):
-        package, told = stem[: dash.start()], stem[dash.end() :]
-        if canonicalize_name(package) == canonicalize_name(name) and _is_version(told, version):
-            return True
-    return False
 
 
 def _is_version(told: str, version: str) -> bool:
@@ -242,18 +179,3 @@ def _is_version(told: str, version: str) -> bool:
         return Version(told) == Version(version)
     except InvalidVersion:
         return told == version
-
-
-def _with_password(url: str, page: str) -> str:
-    """The URL with the name and password of its page where both are of one host."""
-    file, index = urlsplit(url), urlsplit(page)
-    account, _, host = index.netloc.rpartition("@")
-    is_same = (file.scheme, file.netloc) == (index.scheme, host)
-    return file._replace(netloc=f"{account}@{host}").geturl() if account and is_same else url
-
-
-def _shown(url: str) -> str:
-    """The URL without name, password and query."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()
