@@ -6,7 +6,11 @@ Begins the next missing pair of ablations.toml until M minutes are used (0: prin
 runs `ostinato run controls` for it under OSTINATO_HOME, where pairs of a seed share all stages
 before RL, appends its row to docs/lab/ablations.jsonl and writes docs/lab/ablations.md from all of
 them. A pair that was stopped goes on where it was. The arms of a seed are compared with its
-baseline problem by problem, so the baseline comes first.
+baseline problem by problem, so the baseline comes first; where the home lacks its attempts, because
+another one made them, it is run again and the table has the newer row.
+
+Time to a reward is wall time of RL until the mean reward of five steps in a row has made half of the
+rise that the baseline of the seed makes from its first five steps to its last five.
 """
 
 import argparse
@@ -16,7 +20,7 @@ import sys
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -43,7 +47,11 @@ PAGE = ROWS.with_suffix(".md")
 ARMS_FILE = Path(__file__).with_suffix(".toml")
 CLI = [sys.executable, "-c", "from ostinato.flows.cli import main; main()"]
 BASELINE = "baseline"
+SYNCHRONOUS = "synchronous"
 SHARED_STAGES = ("problems", "corpus", "pretraining", "mtp")
+WINDOW_STEPS = 5
+
+Curve = Sequence[tuple[float, float]]  # seconds of RL and mean reward, by step
 
 
 class Arm(Record):
@@ -87,6 +95,12 @@ class Row(Record):
     over_baseline: Metric | None = Field(
         description="trained minus the baseline arm's of this seed, 95 % by function; None: it is it"
     )
+    wanted_reward: float | None = Field(
+        default=None, description="half of the baseline's rise; None: not measured"
+    )
+    seconds_to_reward: float | None = Field(
+        default=None, description="wall time of RL up to it; None: not measured, or never reached"
+    )
 
 
 def read_rows(path: Path = ROWS) -> dict[tuple[str, int], Row]:
@@ -126,11 +140,15 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
         if parent.kind == STAGES["reinforcement"].kind
     )
     run = chain.result_of(context, reinforced, ReinforcementResult)
-    curve = context.run_directory(reinforced.kind, reinforced.fingerprint) / METRICS
+    metrics = context.run_directory(reinforced.kind, reinforced.fingerprint) / METRICS
     start = next(control for control in report.controls if control.name == "start")
     attempts = read_attempts(context, evaluation)
     lines = "".join(f"{row.model_dump_json()}\n" for row in attempts)
     (notes / f"{name}-{seed}.jsonl").write_text(lines)
+    steps = [row for row in read_metrics(metrics) if "solve_rate" in row]
+    curve = [(float(row["used_seconds"]), float(row["reward_mean"])) for row in steps]
+    (notes / f"{name}-{seed}.curve.json").write_text(json.dumps(curve))
+    wanted = half_of_rise(json.loads((notes / f"{arm.baseline}-{seed}.curve.json").read_text()))
     return Row(
         arm=name,
         seed=seed,
@@ -150,13 +168,33 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
         tokens=(start.generated_tokens, report.trained.generated_tokens),
         first_edit_solved=(start.first_edit_solved or 0.0, report.trained.first_edit_solved or 0.0),
         gain_counts=report.gain_counts,
-        staleness_mean=fmean(
-            float(row["staleness_mean"]) for row in read_metrics(curve) if "solve_rate" in row
-        ),
+        staleness_mean=fmean(float(row["staleness_mean"]) for row in steps),
         over_baseline=None
         if name == arm.baseline
         else compare(_read_attempts(notes / f"{arm.baseline}-{seed}.jsonl"), attempts),
+        wanted_reward=wanted,
+        seconds_to_reward=seconds_to(curve, wanted),
     )
+
+
+def half_of_rise(baseline: Curve) -> float:
+    """The reward in the middle between the first and the last steps."""
+    rewards = [reward for _, reward in baseline]
+    return (fmean(rewards[:WINDOW_STEPS]) + fmean(rewards[-WINDOW_STEPS:])) / 2
+
+
+def seconds_to(curve: Curve, wanted: float) -> float | None:
+    """Seconds at the end of the first steps in a row whose mean is as high. None: there are none."""
+    for end in range(WINDOW_STEPS, len(curve) + 1):
+        if fmean(reward for _, reward in curve[end - WINDOW_STEPS : end]) >= wanted:
+            return curve[end - 1][0]
+    return None
+
+
+def is_made_here(name: str, seed: int) -> bool:
+    """Whether this home has what arms are compared with."""
+    notes = load_settings().home / "ablations"
+    return all((notes / f"{name}-{seed}{end}").exists() for end in (".jsonl", ".curve.json"))
 
 
 def compare(first: Iterable[AttemptRow], second: Iterable[AttemptRow]) -> Metric:
@@ -182,8 +220,6 @@ def compare(first: Iterable[AttemptRow], second: Iterable[AttemptRow]) -> Metric
 
 
 def _read_attempts(path: Path) -> list[AttemptRow]:
-    if not path.exists():
-        raise ConfigError(f"no file {path}, wanted the baseline's attempts: run that arm first")
     return [AttemptRow.model_validate_json(line) for line in path.read_text().splitlines()]
 
 
@@ -217,7 +253,24 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
     for name, arm in plan.arms.items():
         cells = [_cell(known.get((name, seed))) for seed in seeds]
         lines.append(f"| {' | '.join([f'`{name}`', *cells, arm.says])} |")
+    lines += [
+        "",
+        "Wall time of RL to half of the rise that the baseline of the seed makes (mean reward of five",
+        "steps in a row), synchronous over asynchronous: "
+        + ", ".join(f"seed {seed} {_speed_up(known, seed)}" for seed in seeds)
+        + ".",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _speed_up(known: Mapping[tuple[str, int], Row], seed: int) -> str:
+    rows = [known.get((name, seed)) for name in (SYNCHRONOUS, BASELINE)]
+    seconds = [None if row is None else row.seconds_to_reward for row in rows]
+    if any(row is None or row.wanted_reward is None for row in rows):
+        return "not measured"
+    if seconds[0] is None or seconds[1] is None:
+        return "not reached"
+    return f"{seconds[0] / seconds[1]:.2f}x"
 
 
 def _cell(row: Row | None) -> str:
@@ -226,7 +279,14 @@ def _cell(row: Row | None) -> str:
     text = f"{_points(row.differences['start'])}{'*' if row.gain_counts else ''}"
     if row.over_baseline is not None:
         text += f"<br>{_points(row.over_baseline)}"
-    return f"{text}<br>{row.attempts} attempts, {row.rl_seconds:.0f} s, staleness {row.staleness_mean:.1f}"
+    text += (
+        f"<br>{row.attempts} attempts, {row.rl_seconds:.0f} s, staleness {row.staleness_mean:.1f}"
+    )
+    if row.wanted_reward is None:
+        return f"{text}<br>time to a reward not measured"
+    seconds = row.seconds_to_reward
+    reached = "not reached" if seconds is None else f"after {seconds:.0f} s"
+    return f"{text}<br>reward {row.wanted_reward:.2f} {reached}"
 
 
 def _points(value: Metric) -> str:
@@ -254,11 +314,15 @@ def main() -> None:
     ends = time.monotonic() + 60 * options.minutes
     for seed in range(options.seeds):
         for name in names:
-            if (name, seed) in read_rows() or time.monotonic() >= ends:
+            if (name, seed) in read_rows():
                 continue
-            row = run_pair(name, plan, seed)
-            with ROWS.open("a") as file:
-                file.write(row.model_dump_json() + "\n")
+            baseline = plan.arms[name].baseline
+            for wanted in dict.fromkeys((baseline, name)):
+                if time.monotonic() >= ends or (wanted != name and is_made_here(wanted, seed)):
+                    continue
+                row = run_pair(wanted, plan, seed)
+                with ROWS.open("a") as file:
+                    file.write(row.model_dump_json() + "\n")
     known = read_rows()
     page = write_page(plan, known)
     PAGE.write_text(page)

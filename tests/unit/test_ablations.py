@@ -1,0 +1,54 @@
+"""The queue of ablations: its arms are recipes, its rows stay readable, its times are those of a reward."""
+
+import json
+
+import pytest
+
+from ostinato.flows.recipe import load_recipe
+from tests.benchmarks import ablations
+
+
+@pytest.mark.parametrize("name", ablations.Plan.read().arms)
+def test_every_arm_is_a_recipe_that_differs_from_its_baseline(name: str) -> None:
+    plan = ablations.Plan.read()
+    arm = plan.arms[name]
+    made = load_recipe(arm.recipe, overrides=[*plan.every_arm, *arm.set])
+    assert arm.baseline in plan.arms
+    if name != arm.baseline:
+        other = plan.arms[arm.baseline]
+        assert made != load_recipe(other.recipe, overrides=[*plan.every_arm, *other.set])
+
+
+def test_kl_is_ablated_in_the_reward_in_the_loss_and_away() -> None:
+    plan = ablations.Plan.read()
+    kinds = {
+        (objective.kl_coefficient > 0, objective.kl_estimator)
+        for arm in plan.arms.values()
+        for objective in [load_recipe(arm.recipe, overrides=list(arm.set)).learning.objective]
+    }
+    assert kinds == {(False, "k1_in_reward"), (True, "k1_in_reward"), (True, "k3_in_loss")}
+
+
+def test_seconds_to_a_reward_are_those_of_the_first_five_steps_that_have_it() -> None:
+    baseline = [(10.0 * step, 0.2 if step <= 5 else 0.6) for step in range(1, 16)]
+    wanted = ablations.half_of_rise(baseline)
+    assert wanted == pytest.approx(0.4)
+    assert ablations.seconds_to(baseline, wanted) == 80.0  # 0.2, 0.2, 0.6, 0.6, 0.6
+    assert ablations.seconds_to([(3 * at, reward) for at, reward in baseline], wanted) == 240.0
+    assert ablations.seconds_to([(at, 0.3) for at, _ in baseline], wanted) is None
+
+
+def test_rows_from_before_there_was_a_time_are_read_and_said_to_lack_it() -> None:
+    known = ablations.read_rows()
+    older = ablations.ROWS.read_text().splitlines()[0]
+    assert "seconds_to_reward" not in json.loads(older)
+    row = ablations.Row.model_validate_json(older)
+    page = ablations.write_page(ablations.Plan.read(), {("baseline", 0): row})
+    assert "time to a reward not measured" in page
+    assert "seed 0 not measured" in page
+    both = {
+        (name, 0): row.model_copy(update={"wanted_reward": 0.4, "seconds_to_reward": seconds})
+        for name, seconds in (("baseline", 100.0), ("synchronous", 150.0))
+    }
+    assert "seed 0 1.50x" in ablations.write_page(ablations.Plan.read(), both)
+    assert ablations.PAGE.read_text() == ablations.write_page(ablations.Plan.read(), known)
