@@ -19,6 +19,13 @@ from ostinato.kernels.fp32_products import choose_fp32_products
 DeviceKind = Literal["cpu", "cuda", "meta"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "meta": "fake"}
+# How tokens reach experts on other ranks, by backend. Megatron's all-to-all, which sends a token only where it goes,
+# opens streams of a GPU.
+TOKEN_DISPATCHERS: dict[str, Literal["allgather", "alltoall"]] = {
+    "gloo": "allgather",
+    "nccl": "alltoall",
+    "fake": "alltoall",  # a dry run walks what GPUs would
+}
 # Below it a step is too short for a GPU: nano (1.9 M) launches kernels for longer than two cores compute.
 CUDA_FROM_PARAMETERS = 50_000_000
 CPU = torch.device("cpu")
@@ -85,6 +92,11 @@ def use_device(device: torch.device) -> None:
 def current_device() -> torch.device:
     """The device of the last `use_device`. The CPU before the first."""
     return _device
+
+
+def token_dispatcher(device: torch.device) -> Literal["allgather", "alltoall"]:
+    """Megatron's name of what brings tokens to experts on other ranks."""
+    return TOKEN_DISPATCHERS[BACKENDS[device.type]]
 
 
 def on_device(array: np.ndarray) -> Tensor:

@@ -12,12 +12,15 @@ import torch
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from packaging.version import Version
 from torch import Tensor
 
 _IS_OLD = Version(megatron.core.__version__) < Version("0.17")
 _cuda_device: Callable[[], int] = torch.cuda.current_device
-_cuda_stream: Callable[..., torch.cuda.Stream] = torch.cuda.current_stream
+_cuda_streams: dict[str, Any] = {
+    name: getattr(torch.cuda, name) for name in ("current_stream", "stream")
+}
 
 
 class _TorchHere:
@@ -36,16 +39,18 @@ class _TorchHere:
 
 def lead_megatron_to(device: torch.device) -> None:
     """Makes Megatron compute on `device`. Where that is no GPU, torch's names of the current CUDA device
-    and stream stand for it and the CPU's.
+    and of streams stand for it and the CPU's.
     """
     cuda: Any = torch.cuda
     is_cuda = device.type == "cuda"
     schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
-    if _IS_OLD:
-        if not moe_utils.HAVE_TE:  # it is read although only Transformer Engine defines it
-            moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
-    else:  # each sum of gradients asks for the stream
-        cuda.current_stream = _cuda_stream if is_cuda else torch.cpu.current_stream
+    if _IS_OLD and not moe_utils.HAVE_TE:  # it is read although only Transformer Engine defines it
+        moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    # sums of gradients ask for the stream (0.19), all-to-alls of tokens for one of their own
+    for name, function in _cuda_streams.items():
+        setattr(cuda, name, function if is_cuda else getattr(torch.cpu, name))
+    own_stream = None if is_cuda else torch.cpu.current_stream()  # None: Megatron makes it
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = own_stream  # type: ignore[assignment]
     # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
     initialize_rng_tracker(inference_rng_tracker=True)

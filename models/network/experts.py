@@ -1,9 +1,8 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
 Where one rank holds all experts of a layer, tokens stay where they are. Where expert parallelism
-spreads them, or expert-tensor parallelism cuts them, Megatron's dispatcher brings tokens to their
-experts, in the order of the experts, and the sums back. It is the one that gathers: the others open
-CUDA streams.
+spreads them, or expert-tensor parallelism cuts them, a dispatcher of Megatron's brings tokens to their
+experts, in the order of the experts, and the sums back. Which one the device decides.
 
 The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
 in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
@@ -23,7 +22,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
-from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+    MoETokenDispatcher,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
@@ -31,6 +34,7 @@ from torch.nn import functional
 from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
+from ostinato.models.device import current_device, token_dispatcher
 from ostinato.models.network.parallel.shards import cut_mine, find_cuts, mark_experts
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.transformer_engine import (
@@ -39,6 +43,11 @@ from ostinato.models.network.transformer_engine import (
     trunk_modules,
 )
 from ostinato.models.spec import ModelSpec
+
+DISPATCHERS: dict[str, type[MoETokenDispatcher]] = {
+    "allgather": MoEAllGatherTokenDispatcher,
+    "alltoall": MoEAlltoAllTokenDispatcher,
+}
 
 
 @dataclass
@@ -117,7 +126,7 @@ class SortedMoELayer(BaseMoELayer):
         self.engine: EngineRecipe | None = config.engine
         self.experts = ExpertMlp(config, config.precision)
         if groups.tp_ep.size() > 1:
-            self.token_dispatcher = MoEAllGatherTokenDispatcher(
+            self.token_dispatcher = DISPATCHERS[token_dispatcher(current_device())](
                 self.num_local_experts, self.local_expert_indices, config, pg_collection=groups
             )
         shared = config.spec.shared_expert_hidden_size
@@ -137,12 +146,12 @@ class SortedMoELayer(BaseMoELayer):
             hidden = hidden_states.to(self.router.weight.dtype)
             weights_NK, experts_NK = self.router(hidden, mask_TB)
             tokens_ND = hidden.reshape(-1, hidden.shape[-1])
-            if isinstance(self.token_dispatcher, MoEAllGatherTokenDispatcher):
+            if self.token_dispatcher is None:
+                output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
+            else:
                 output_ND = self._run_spread(
                     self.token_dispatcher, tokens_ND, experts_NK, weights_NK
                 )
-            else:
-                output_ND = self.experts(tokens_ND, experts_NK, weights_NK)
         output = output_ND.view_as(hidden_states)
         if self.shared_experts is not None:
             output = output + self.shared_experts(hidden_states)[0]
@@ -150,7 +159,7 @@ class SortedMoELayer(BaseMoELayer):
 
     def _run_spread(
         self,
-        dispatcher: MoEAllGatherTokenDispatcher,
+        dispatcher: MoETokenDispatcher,
         tokens_ND: Tensor,
         experts_NK: Tensor,
         weights_NK: Tensor,
@@ -160,12 +169,12 @@ class SortedMoELayer(BaseMoELayer):
         shape = (num_tokens, self.router.weight.shape[0])
         is_chosen_NE = experts_NK.new_zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
         shares_NE = weights_NK.new_zeros(shape).scatter(1, experts_NK, weights_NK)
-        more_rows = (0, 0, 0, _missing_rows(tokens_ND, dispatcher.tp_ep_group))
-        tokens_ND, shares_NE = dispatcher.dispatch_preprocess(
-            functional.pad(tokens_ND, more_rows),
-            functional.pad(is_chosen_NE, more_rows),
-            functional.pad(shares_NE, more_rows),
-        )
+        if isinstance(dispatcher, MoEAllGatherTokenDispatcher):  # it wants as many of each rank
+            more_rows = (0, 0, 0, _missing_rows(tokens_ND, dispatcher.tp_ep_group))
+            tokens_ND, is_chosen_NE, shares_NE = (
+                functional.pad(one, more_rows) for one in (tokens_ND, is_chosen_NE, shares_NE)
+            )
+        tokens_ND, shares_NE = dispatcher.dispatch_preprocess(tokens_ND, is_chosen_NE, shares_NE)
         tokens_ND, shares_NE = dispatcher.token_dispatch(tokens_ND, shares_NE)
         sorted_PD, counts_E, shares_P = dispatcher.dispatch_postprocess(tokens_ND, shares_NE)
         expert_P = torch.arange(len(counts_E), device=sorted_PD.device).repeat_interleave(

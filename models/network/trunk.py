@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from ostinato.kernels.moe.precision import PrecisionName
-from ostinato.models.device import current_device
+from ostinato.models.device import current_device, token_dispatcher
 from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.latent import LatentSelfAttention
 from ostinato.models.network.parallel.context import context_ranks
@@ -85,7 +85,7 @@ def shape_options(spec: ModelSpec) -> dict[str, Any]:
         "num_moe_experts": spec.num_experts or None,
         "moe_ffn_hidden_size": spec.expert_hidden_size or None,
         "moe_router_load_balancing_type": "none",
-        "moe_token_dispatcher_type": "allgather",
+        "moe_token_dispatcher_type": token_dispatcher(current_device()),
         "normalization": "RMSNorm",
         "qk_layernorm": spec.qk_norm,
         "add_bias_linear": False,

@@ -19,8 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -138,6 +141,38 @@ def _even_counts(total: int, bins: int) -> Tensor:
     return counts
 
 
+@contextmanager
+def _even_exchange() -> Iterator[None]:
+    """All-to-alls of as many tokens for each rank, which lie in the order of the experts already."""
+
+    def count(
+        dispatcher: Any, point: str, tokens_per_expert: Tensor | None = None
+    ) -> Tensor | None:
+        chosen = dispatcher.routing_map.shape[0] * dispatcher.config.moe_router_topk
+        ranks = dispatcher.ep_size
+        sent = np.full(ranks, chosen // ranks)
+        sent[: chosen % ranks] += 1
+        dispatcher.input_splits = dispatcher.output_splits = sent
+        dispatcher.output_splits_tp = np.full(dispatcher.tp_size, chosen)
+        return tokens_per_expert
+
+    def keep_order(tokens: Tensor, *_: Any, probs: Tensor | None = None, **__: Any) -> Any:
+        return tokens, probs
+
+    stand_ins = (
+        (MoEAlltoAllTokenDispatcher, "_maybe_dtoh_and_synchronize", count),
+        (token_dispatcher, "sort_chunks_by_idxs", keep_order),
+    )
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
+    for owner, name, one in stand_ins:
+        setattr(owner, name, one)
+    try:
+        yield
+    finally:
+        for owner, name, one in before:
+            setattr(owner, name, one)
+
+
 def main(request: DryRunRequest, workspace: Workspace) -> DryRunResult:
     """Builds, compares, walks."""
     started_at = time.monotonic()
@@ -165,7 +200,8 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
     model.recompute_layers(request.work.recompute)
     gradients = LayoutGradients(model)
     optimizer = build_optimizer(model, request.optimizer)
-    exchanges = _walk(request, model, gradients, optimizer)
+    with _even_exchange():
+        exchanges = _walk(request, model, gradients, optimizer)
     states = [value for one in optimizer.parts.values() for value in one.state.values()]
     return WalkedStage(
         stage=stage,

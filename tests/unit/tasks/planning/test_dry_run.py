@@ -62,6 +62,29 @@ def test_cut_matrices_and_experts_exchange_tokens_in_every_microbatch(tmp_path: 
     assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {2, 4}
 
 
+@pytest.mark.parametrize("degrees", [{"expert": 4}, {"expert": 4, "tensor": 2}])
+def test_tokens_are_sent_to_their_experts_alone(tmp_path: Path, degrees: dict[str, int]) -> None:
+    """A token of a rank leaves for 3/4 of its experts and comes back, twice again for gradients."""
+    spec = FAMILIES["qwen3_moe"]
+    layout = ParallelLayout.over(4, **degrees)
+
+    (stage,) = walk(spec, tmp_path, layout).stages
+
+    sent = {
+        phase: sum(
+            one.sent_bytes
+            for one in stage.exchanges
+            if one.phase == phase and one.operation.startswith("alltoall")
+        )
+        for phase in ("forward", "backward")
+    }
+    tokens = WORK.step_tokens / 4  # of a rank
+    leaving = tokens * spec.experts_per_token * 3 / 4 * spec.num_layers
+    states, shares = spec.hidden_size * 4, 4
+    assert sent["forward"] == leaving * (2 * states + shares)
+    assert sent["backward"] == sent["forward"]
+
+
 @pytest.mark.parametrize(("name", "interleave"), [("nano", 1), ("nano-4", 2)])
 def test_stages_send_states_forward_and_their_gradients_back(
     tmp_path: Path, name: str, interleave: int
@@ -97,4 +120,5 @@ def test_parts_of_experts_are_built_as_planned(tmp_path: Path) -> None:
 
     (stage,) = found.stages
     assert stage.built == stage.planned
-    assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {4}
+    # tokens go over ranks of expert parallelism, then over those that share an expert
+    assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {2, 4}
