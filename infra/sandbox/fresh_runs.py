@@ -83,6 +83,7 @@ class RunBoxes(ABC):
         async with self._turns:
             for attempt in (1, 2):
                 channel = self._idle.pop() if self._idle else await self._start_box()
+                is_spent = False
                 try:
                     reply, _ = await channel.request(
                         "run",
@@ -93,16 +94,18 @@ class RunBoxes(ABC):
                         paths=list(files),
                         **fields,
                     )
+                    is_spent = reply["spent"]
                     return reply
                 except SandboxLost:
                     if attempt == 2:
                         raise
                 finally:
-                    await self._give_back(channel)
+                    await self._give_back(channel, is_spent)
         raise AssertionError("unreachable")
 
-    async def _give_back(self, channel: BoxChannel) -> None:
-        if channel.is_lost:
+    async def _give_back(self, channel: BoxChannel, is_spent: bool) -> None:
+        """`is_spent`: a run left behind what could not be removed."""
+        if channel.is_lost or is_spent:
             await self._discard(channel)
         else:
             self._idle.append(channel)

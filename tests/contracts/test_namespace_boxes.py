@@ -52,6 +52,43 @@ def test_kernel_parts_that_boxes_would_share_are_refused():
     assert families == [False, False, False, errno.EAFNOSUPPORT, errno.EAFNOSUPPORT]
 
 
+def test_what_is_the_hosts_own_keeps_its_mode_and_times():
+    """Tried with what they are, so that a box which may do it does no harm."""
+    program = (
+        "import os\n"
+        "def names(folder):\n"
+        "    return [f'{folder}/{n}' for n in os.listdir(folder) if not n.isdigit() and n not in ('shm', 'pts')]\n"
+        "for place in names('/dev') + names('/proc') + ['/proc/sys/kernel/ostype', '/usr/bin/env']:\n"
+        "    if os.path.islink(place): continue\n"
+        "    known = os.stat(place)\n"
+        "    for change in (\n"
+        "        lambda: os.chmod(place, known.st_mode & 0o7777),\n"
+        "        lambda: os.utime(place, ns=(known.st_atime_ns, known.st_mtime_ns)),\n"
+        "        lambda: os.utime(place, ns=(known.st_atime_ns, known.st_mtime_ns), follow_symlinks=False),\n"
+        "    ):\n"
+        "        try: print('changed', place, change())\n"
+        "        except OSError: pass\n"
+        "open('/dev/null', 'w').write('x')\n"
+        "print(len(open('/dev/urandom', 'rb').read(8)), open('/proc/self/oom_score_adj').read())\n"
+    )
+    with running_bench(open_backend) as bench:
+        assert bench.shell(bench.create(), f"python -c {shlex.quote(program)}") == b"8 1000\n\n"
+
+
+def test_a_box_cannot_make_others_wait_for_files_that_all_have():
+    program = (
+        "import fcntl, os\n"
+        "file = os.open('/usr/bin/env', os.O_RDONLY)\n"
+        "for kind, of in ((fcntl.F_SETLEASE, fcntl.F_RDLCK), (fcntl.F_NOTIFY, fcntl.DN_ACCESS)):\n"
+        "    try: print('taken', fcntl.fcntl(file, kind, of))\n"
+        "    except PermissionError: print('refused')\n"
+        "fcntl.lockf(os.open('/tmp/mine', os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)\n"
+    )
+    with running_bench(open_backend) as bench:
+        seen = bench.shell(bench.create(), f"python -c {shlex.quote(program)}")
+    assert seen == b"refused\nrefused\n"
+
+
 def test_killed_host_takes_its_boxes_along(tmp_path):
     script = (
         "import asyncio, time\n"

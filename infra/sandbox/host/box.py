@@ -1,7 +1,8 @@
 """One bubblewrap box and its process: the only place that knows bubblewrap's flags.
 
 A box has no network, no capabilities, no host path but those of system.py, and none of the system calls that
-system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and each has a size.
+system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and each has a size. Of /proc and of the
+devices, which are the host's own, not even modes and times can be changed (starter.c).
 """
 
 import errno
@@ -28,6 +29,7 @@ from ostinato.infra.sandbox.host.system import (
     PYTHON,
     SITE,
     VARIABLES,
+    build_starter,
     system_mounts,
 )
 from ostinato.infra.sandbox.host.system_calls import filter_program
@@ -80,10 +82,11 @@ class BoxProcess:
         self._limits = limits
         self._group = ControlGroup(self.name, limits)
         arguments = [
+            str(build_starter()),
             *_isolation(limits),
             *system_mounts(),
             *repository_mounts,
-            *("--remount-ro", "/dev", "--remount-ro", "/"),
+            *_read_only("/proc", "/dev", "/"),
             *_variables({**_ENVIRONMENT, **(environment or {})}),
             *("--seccomp", str(filter_end)),
             *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
@@ -224,6 +227,10 @@ def _isolation(limits: SandboxLimits) -> list[str]:
         *_memory_folder("/run", limits),
         *_memory_folder("/dev/shm", limits),
     ]
+
+
+def _read_only(*paths: str) -> tuple[str, ...]:
+    return tuple(word for path in paths for word in ("--remount-ro", path))
 
 
 def _memory_folder(path: str, limits: SandboxLimits) -> tuple[str, ...]:

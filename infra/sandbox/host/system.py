@@ -102,6 +102,13 @@ def build_agent() -> Path:
 
 
 @functools.cache
+def build_starter() -> Path:
+    """The program that starts bubblewrap."""
+    source = Path(__file__).with_name("starter.c")
+    return _compile("starter", source, [source], ("-static",))
+
+
+@functools.cache
 def build_later_clock() -> Path:
     """A library that shifts the time of day of a program in a box by 404 days."""
     source = Path(__file__).with_name("later_clock.c")

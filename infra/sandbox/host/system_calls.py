@@ -1,21 +1,27 @@
 """The seccomp filter of a box: what the kernel refuses to every process inside.
 
 The program is classic BPF over `struct seccomp_data`, see seccomp(2). What it refuses is shared with other boxes or with
-the host (keyrings, the clock, the kernel's log), looks into other processes, or is a large and young part of the
-kernel that no test needs. It is loaded by bubblewrap, after which nothing inside can take it back.
+the host (keyrings, the clock, the kernel's log), outlives the processes of a run (System V memory), looks into other
+processes or limits them, or is a large and young part of the kernel that no test needs. It is loaded by bubblewrap, after
+which nothing inside can take it back.
 """
 
 import errno
+import fcntl
 import functools
+import itertools
+import os
 import platform
 import socket
 import struct
 
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # bytes in seccomp_data, little endian
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # bytes in seccomp_data, little endian
+_FIRST_AT, _SECOND_AT = 16, 24  # arguments
 _FOREIGN_CALLS = 0x40000000  # x86-64 has the numbers of x32 from here on
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_PROCESS_OF_IOPRIO = 1  # IOPRIO_WHO_PROCESS of the kernel
 
 # name -> number on x86-64 and on aarch64; calls younger than both have one for all
 REFUSED = {
@@ -67,37 +73,78 @@ REFUSED = {
     "delete_module": (176, 106),
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
 }
-MACHINES = {
-    "x86_64": (0, 0xC000003E, 41),
-    "aarch64": (1, 0xC00000B7, 198),
-}  # column, audit, socket
+# allowed for the process that calls alone, named by 0: the server of a box has the same user
+_OWN_PROCESS = {
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
+_BY_ARGUMENTS = {
+    "socket": (41, 198),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "fcntl": (72, 25),
+}
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, audit
 
 
 @functools.cache
 def filter_program(machine: str = platform.machine()) -> bytes:
     """The filter as bubblewrap's `--seccomp` reads it, for one kind of processor. KeyError for an unknown one."""
-    column, architecture, socket_number = MACHINES[machine]
-    refused = [numbers[column] for numbers in REFUSED.values()]
-    checked = [_step(_EQUALS, number, "refuse") for number in sorted(refused)]
-    steps = [
-        _step(_LOAD, _ARCHITECTURE_AT),
-        _step(_EQUALS, architecture, otherwise="refuse"),
-        _step(_LOAD, _NUMBER_AT),
-        _step(_AT_LEAST, _FOREIGN_CALLS, "refuse"),
-        *checked,
-        _step(_EQUALS, socket_number, otherwise="allow"),
-        _step(_LOAD, _FIRST_ARGUMENT_AT),
-        *(_step(_EQUALS, family, "allow") for family in _FAMILIES),
-        _step(_RETURN, _ERROR | errno.EAFNOSUPPORT),
-    ]
-    places = {"": 0, "refuse": len(steps), "allow": len(steps) + 1}
-    ends = [_step(_RETURN, _ERROR | errno.EPERM), _step(_RETURN, _ALLOW)]
+    column, architecture = MACHINES[machine]
+    dispatch = {numbers[column]: "refuse" for numbers in REFUSED.values()}
+    dispatch |= {numbers[column]: "own" for numbers in _OWN_PROCESS.values()}
+    dispatch |= {numbers[column]: name for name, numbers in _BY_ARGUMENTS.items()}
+    blocks = {
+        "": [
+            _step(_LOAD, _ARCHITECTURE_AT),
+            _step(_EQUALS, architecture, otherwise="refuse"),
+            _step(_LOAD, _NUMBER_AT),
+            _step(_AT_LEAST, _FOREIGN_CALLS, "refuse"),
+            *(_step(_EQUALS, number, block) for number, block in sorted(dispatch.items())),
+            _step(_RETURN, _ALLOW),
+        ],
+        "socket": [
+            _step(_LOAD, _FIRST_AT),
+            *(_step(_EQUALS, family, "allow") for family in _FAMILIES),
+            _step(_RETURN, _ERROR | errno.EAFNOSUPPORT),
+        ],
+        "own": [_step(_LOAD, _FIRST_AT), _step(_EQUALS, 0, "allow", "refuse")],
+        "setpriority": _one_process(os.PRIO_PROCESS),
+        "ioprio_set": _one_process(_PROCESS_OF_IOPRIO),
+        "fcntl": [  # what a file that all boxes have would bring to others: a wait, news
+            _step(_LOAD, _SECOND_AT),
+            _step(_EQUALS, fcntl.F_SETLEASE, "refuse"),
+            _step(_EQUALS, fcntl.F_NOTIFY, "refuse", "allow"),
+        ],
+        "refuse": [_step(_RETURN, _ERROR | errno.EPERM)],
+        "allow": [_step(_RETURN, _ALLOW)],
+    }
+    steps = [step for block in blocks.values() for step in block]
+    sizes = itertools.accumulate(map(len, blocks.values()), initial=0)
+    places = dict(zip(blocks, sizes, strict=False))
     packed = b""
-    for place, (code, value, target, otherwise) in enumerate([*steps, *ends]):
+    for place, (code, value, target, otherwise) in enumerate(steps):
         jumps = [places[name] - place - 1 if name else 0 for name in (target, otherwise)]
         packed += struct.pack("<HBBI", code, *jumps, value)
     return packed
+
+
+def _one_process(kind: int) -> list[tuple[int, int, str, str]]:
+    """A block that allows a call for the process that calls, named by its kind and 0."""
+    return [
+        _step(_LOAD, _FIRST_AT),
+        _step(_EQUALS, kind, otherwise="refuse"),
+        _step(_LOAD, _SECOND_AT),
+        _step(_EQUALS, 0, "allow", "refuse"),
+    ]
 
 
 def _step(

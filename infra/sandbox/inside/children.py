@@ -161,6 +161,8 @@ class Children:
         self._runs: dict[int, Run] = {}  # by pipe
         self._selector = selectors.DefaultSelector()
         self._listens = False
+        self._unused = _read_traces()
+        self._is_spent = False
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -208,8 +210,6 @@ class Children:
             os.close(self._control)
             for other in self._runs:
                 os.close(other)
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")
             become(send)
         finally:
             os._exit(0)
@@ -227,7 +227,7 @@ class Children:
         os.close(run.pipe)
         del self._runs[run.pipe]
         self._end_child(run)
-        self._answer(run.reply())
+        self._answer({**run.reply(), "spent": self._is_spent})
 
     def _end_child(self, run: Run) -> None:
         ended, status = 0, 0
@@ -243,7 +243,15 @@ class Children:
             run.killed = True
         if not self._runs:
             kill_everything_else()
+            self._is_spent = self._is_spent or not self._is_unused()
+
+    def _is_unused(self) -> bool:
+        """Whether the box is as it was before its first run, as far as a run could leave it otherwise."""
+        try:
             _empty_scratch()
+            return _read_traces() == self._unused
+        except (OSError, RecursionError):
+            return False
 
     def _kill(self, run: Run) -> None:
         run.killed = True
@@ -261,6 +269,21 @@ def _empty_scratch() -> None:
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path)
             else:
                 os.unlink(path)
+        os.utime(folder, (0, 0))
+
+
+def _read_traces() -> list:
+    """What a run may leave behind beside files: modes and attributes of folders, connections."""
+    found: list = [(os.stat(folder).st_mode, _list_attributes(folder)) for folder in _SCRATCH]
+    with open("/proc/net/dev") as file:
+        return [*found, file.read()]
+
+
+def _list_attributes(folder: str) -> list[str]:
+    try:
+        return os.listxattr(folder)
+    except OSError:
+        return []

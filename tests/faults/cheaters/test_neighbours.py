@@ -35,17 +35,59 @@ LOOK = b"""    import os, time
     time.sleep(0.2)
     assert not os.path.exists('/tmp/left')
 """
+# what one run does, and what the next one must not find
+TRACES = {
+    "a closed folder": (
+        "os.mkdir('/tmp/kept'); open('/tmp/kept/text', 'w').write('x'); os.chmod('/tmp/kept', 0)",
+        "os.path.exists('/tmp/kept')",
+    ),
+    "folders too deep to remove": (
+        "os.chdir('/dev/shm'); [(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]",
+        "os.listdir('/dev/shm')",
+    ),
+    "a file in a folder that cannot be written": (
+        "open('/run/kept', 'w').write('x'); os.chmod('/run', 0o500)",
+        "os.listdir('/run')",
+    ),
+    "the mode of a folder": ("os.chmod('/tmp', 0o711)", "os.stat('/tmp').st_mode & 0o777 == 0o711"),
+    "the times of a folder": ("os.utime('/tmp', (7, 7))", "os.stat('/tmp').st_mtime == 7"),
+    "a port": (
+        "server = socket.create_server(('127.0.0.1', 4711)); client = socket.create_connection(('127.0.0.1', 4711));"
+        " held = server.accept()[0]; held.close(); client.close()",
+        "':1267 ' in open('/proc/net/tcp').read()",
+    ),
+    "shared memory": ("libc.shmget(4711, 4096, 0o1666)", "libc.shmget(4711, 0, 0) >= 0"),
+    "a queue of messages": ("libc.mq_open(b'/kept', 66, 0o666, None)", "libc.mq_open(b'/kept', 0) >= 0"),
+    "memory of the server": (
+        "resource.prlimit(1, resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+        "resource.getrlimit(resource.RLIMIT_CORE) != (0, 0)",
+    ),
+    "time of the server": ("resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))", "False"),
+    "files of the server": ("resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3))", "False"),
+    "the server's turn": ("os.setpriority(os.PRIO_PROCESS, 1, 17)", "os.getpriority(0, 0) == 17"),
+    "everybody's turn": ("os.setpriority(os.PRIO_USER, 0, 17)", "os.getpriority(0, 0) == 17"),
+    "the server's processors": (
+        "os.sched_setaffinity(1, list(os.sched_getaffinity(0))[:1])",
+        "False",
+    ),
+    "the server's end where memory runs out": (
+        "open('/proc/1/oom_score_adj', 'w').write('999')",
+        "open('/proc/1/oom_score_adj').read() == '999\\n'",
+    ),
+}  # fmt: skip
 WAIT = b"    import time\n    time.sleep(0.15)\n"
 
 
-def run_together(attack: bytes, others: list[bytes]) -> list[TestReport | BaseException]:
-    """Reports on one edit and, while it runs, on others."""
+def run_together(
+    attack: bytes, others: list[bytes], *, at_a_time: int = 2
+) -> list[TestReport | BaseException]:
+    """Reports on one edit and, while it runs, on others. `at_a_time`: 1 for one box, in turn."""
     repository = open_repository(WORDKIT)
     text = repository.files[PATH]
     assert text.count(LINE) == 1
 
     async def run_all() -> list[TestReport | BaseException]:
-        server = TestServer(repository)
+        server = TestServer(repository, parallel_runs=at_a_time)
         try:
             await server.start()
             tests = [test for test in server.tests if "test_counting" in test]
@@ -80,3 +122,13 @@ def test_runs_do_not_see_each_others_files() -> None:
     left, *others = run_together(LEAVE, [LOOK + b"    # %d\n" % n for n in range(2)])
     assert left.passed
     assert [other.passed for other in others] == [True] * 2
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_run_leaves_nothing_for_the_next(name: str) -> None:
+    leave, found = TRACES[name]
+    tools = b"    import contextlib, ctypes, os, resource, socket\n    libc = ctypes.CDLL(None)\n"
+    attack = f"    with contextlib.suppress(OSError):\n        {leave}\n"
+    look = f"    assert not ({found})\n"
+    _, *others = run_together(tools + attack.encode(), [tools + look.encode(), WAIT], at_a_time=1)
+    assert [other.passed for other in others] == [True] * 2, others

@@ -1,0 +1,73 @@
+/* Starts bubblewrap: starter BWRAP ARGUMENT...
+ *
+ * The devices that a box gets are the host's own files. Bubblewrap binds them so that who owns them, or may write
+ * to them, may change their modes and times too, and all other boxes and the host see that. Here they are bound
+ * read-only before, in a mount namespace of the box alone: bubblewrap keeps that, and reading from and writing to a
+ * device go on. What runs out of memory ends in the box before it ends on the host.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+static const char *const devices[] = {
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty",
+};
+
+static int write_file(const char *path, const char *text) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0) return -1;
+    ssize_t written = write(file, text, strlen(text));
+    close(file);
+    return written < 0 ? -1 : 0;
+}
+
+/* A mount namespace of its own; of who may not have one by itself in a user namespace. */
+static int leave_mounts(void) {
+    char map[64];
+    uid_t user = geteuid();
+    gid_t group = getegid();
+    if (unshare(CLONE_NEWNS)) {
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) return -1;
+        snprintf(map, sizeof map, "%u %u 1", user, user);
+        write_file("/proc/self/setgroups", "deny");
+        if (write_file("/proc/self/uid_map", map)) return -1;
+        snprintf(map, sizeof map, "%u %u 1", group, group);
+        if (write_file("/proc/self/gid_map", map)) return -1;
+    }
+    return mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL);
+}
+
+/* Flags of a mount: of what is not its owner's to take away, none may be left out. */
+static unsigned long flags_of(const char *path) {
+    struct statvfs found;
+    if (statvfs(path, &found)) return 0;
+    unsigned long flags = found.f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
+    return found.f_flag & ST_RELATIME ? flags | MS_RELATIME : flags;
+}
+
+static int protect(const char *device) {
+    if (access(device, F_OK)) return 0;
+    if (mount(device, device, NULL, MS_BIND, NULL)) return -1;
+    return mount(NULL, device, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | flags_of(device), NULL);
+}
+
+int main(int count, char **arguments) {
+    if (count < 2) return 64;
+    write_file("/proc/self/oom_score_adj", "1000");
+    if (leave_mounts() == 0) { /* else bubblewrap cannot either, and says why */
+        for (size_t index = 0; index < sizeof devices / sizeof *devices; index++)
+            if (protect(devices[index])) {
+                fprintf(stderr, "bwrap: starter: %s read-only: %s\n", devices[index], strerror(errno));
+                return 1;
+            }
+    }
+    execv(arguments[1], arguments + 1);
+    fprintf(stderr, "bwrap: starter: %s: %s\n", arguments[1], strerror(errno));
+    return 1;
+}
