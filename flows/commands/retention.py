@@ -26,6 +26,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.chain_manifest import chain_prefix
 from ostinato.tasks.promotion.serving_line import ServingLine
+from ostinato.tasks.reinforcement.records import STEPS_FOLDER
 
 _DAY_SECONDS = 86_400.0
 _CANDIDATE, _REINFORCED = STAGES["candidate"].kind, STAGES["reinforcement"].kind
@@ -162,7 +163,8 @@ class Retention:
     def _can_be_replayed(self, row: ArtifactRow) -> bool:
         for folder in self._folders(row) if row.kind == _REINFORCED else ():
             asked = read_record(folder / REQUEST, RequestEnvelope)
-            if asked is not None and asked.request["learning"]["keep_for_replay"]:
+            is_kept = asked is not None and asked.request["learning"]["keep_for_replay"]
+            if is_kept and (folder / STEPS_FOLDER).is_dir():  # `ostinato gc` removes them with time
                 return True
         return False
 

@@ -13,6 +13,7 @@ from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.rollout.config import RolloutConfig
 
 WEIGHTS = "weights"  # as a metric: the bits of all of them
+STEPS_FOLDER = "steps"  # of a run's workspace: its step checkpoints
 
 
 class EvaluationBesideConfig(EvaluationConfig):

@@ -31,6 +31,7 @@ from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.records import (
+    STEPS_FOLDER,
     WEIGHTS,
     ReplayedStep,
     ReplayReport,
@@ -77,7 +78,7 @@ class Replay:
         self._device: Literal["cpu", "cuda"] = training_device(
             settings, spec, request.run.learning.world_size
         )
-        self._steps_directory = Path(request.run_directory) / "steps"
+        self._steps_directory = Path(request.run_directory) / STEPS_FOLDER
         self._recorded = {
             int(row["step"]): row for row in read_metrics(Path(request.run_directory) / METRICS)
         }

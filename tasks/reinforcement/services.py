@@ -33,7 +33,7 @@ from ostinato.tasks.graded_worker import WorkerSetup
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig, TrainerRequest
 from ostinato.tasks.problem_sets import load_repositories
-from ostinato.tasks.reinforcement.records import ReinforcementRequest
+from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
 from ostinato.tasks.training_device import training_device
@@ -81,7 +81,7 @@ async def open_services(
         TrainerRequest(
             config=trainer_config(request.learning, request.decoding),
             checkpoint_directory=request.checkpoint_directory,
-            work_directory=str(workspace.directory / "steps"),
+            work_directory=str(workspace.directory / STEPS_FOLDER),
             chain_id=chain_id_of(request),
             device=device,
         ),

@@ -9,8 +9,7 @@ from tests.fakes.shop_project import CODE, FUNCTIONS, TESTS
 RUN = "miniature-seed0"
 ATTEMPTS = "{attempts}"  # the id of the RL run within RUN, which its settings and code decide
 CHECKPOINT = "candidate/miniature@1"
-KEPT_STEPS = ("--set", "learning.keep_for_replay=true")
-MINIATURE = ("--recipe", "miniature", *KEPT_STEPS)
+MINIATURE = ("--recipe", "miniature")
 # an ablation of code search wants a recipe for each arm
 SHARED = 'extends = "miniature"\nname = "searched"\n[harness]\nplace_tags = true\n'
 ARM = """

@@ -1,10 +1,19 @@
 """Replay: recorded steps come out bit for bit, and the first step that was computed otherwise is found."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    REQUEST,
+    RequestEnvelope,
+    Workspace,
+)
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
@@ -31,8 +40,9 @@ from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.learning.samples import TINY
 
-STEPS = 6
-BAD_FROM = 4
+STEPS = 13
+BAD_FROM = 11
+CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
 DRAFTED = TINY.model_copy(update={"mtp_depth": 2, "mtp_hidden_size": 8})
 LEARNING = LearningConfig(
     optimizer=PolicyOptimizerConfig(kind="adamw", learning_rate=1e-2),
@@ -112,6 +122,12 @@ def record(run_id: str, directory: Path, settings: Settings, bad_from: int) -> R
         metrics.append(step, {**report.metrics(), **describe_groups(groups)})  # as a run does
         trainer.save()
     trainer.close()
+    envelope = RequestEnvelope(
+        entry="ostinato.tasks.reinforcement.run:main",
+        fingerprint="",
+        request=run.model_dump(mode="json"),
+    )
+    (directory / REQUEST).write_text(envelope.model_dump_json())
     return ReplayRequest(run=run, run_directory=str(directory), steps=tuple(range(1, STEPS + 1)))
 
 
@@ -149,8 +165,44 @@ def test_bisect_finds_the_first_step_with_the_wrong_sign(
     asked = turned.model_copy(update={"metric": metric})
     report = bisect(asked, Workspace.open(tmp_path, settings))
     assert report.first_different == BAD_FROM
-    assert len(report.steps) <= 3
+    assert len(report.steps) <= 4
     assert all(found.is_equal == (found.step < BAD_FROM) for found in report.steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "is_turned", "says", "code"),
+    [
+        ("replay", False, f"{STEPS} steps, all equal in weights", 0),
+        ("bisect", True, f"first step that differs in weights: {BAD_FROM}", 1),
+    ],
+)
+def test_commands_repeat_all_steps_and_find_the_one_where_the_sign_turned(
+    request: pytest.FixtureRequest,
+    settings: Settings,
+    command: str,
+    is_turned: bool,
+    says: str,
+    code: int,
+) -> None:
+    run: ReplayRequest = request.getfixturevalue("turned" if is_turned else "sound")
+    asked = subprocess.run(
+        [*CLI, command, "--run", run.run_directory],
+        env=os.environ | {"OSTINATO_HOME": str(settings.home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert says in asked.stderr, asked.stderr
+    assert asked.returncode == code
+
+
+def test_the_demo_keeps_what_replay_needs_and_recipes_of_large_models_do_not() -> None:
+    kept = {
+        name: load_recipe(name).learning.keep_for_replay
+        for name in ("nano", "miniature", "nano_long", "problems_16", "smollm2_quick")
+    }
+    assert kept == dict.fromkeys(kept, False) | {"nano": True, "miniature": True}
 
 
 def test_a_step_that_was_not_kept_names_the_setting(
