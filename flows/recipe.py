@@ -35,7 +35,7 @@ from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
-from ostinato.tasks.promotion.config import TEST_LINE, CanaryConfig
+from ostinato.tasks.promotion.config import TEST_LINE, CanaryConfig, ServingConfig
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
@@ -77,16 +77,6 @@ class CycleConfig(Record):
                     f"{getattr(plain, name)!r}: users' interactions have no group to compare within"
                 )
         return self
-
-
-class ServingConfig(Record):
-    """Serving line of what the recipe trains. `extends` never hands it on."""
-
-    line: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9_-]+$",
-        description="serving line whose users get checkpoints that pass the gate; None: nobody",
-    )
 
 
 class RetentionConfig(Record):

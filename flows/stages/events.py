@@ -3,30 +3,71 @@
 They go to the server of the flow run under way, elsewhere to that of PREFECT_API_URL.
 """
 
+from collections.abc import Mapping
+from uuid import NAMESPACE_URL, uuid5
+
+import httpx
 from prefect.context import FlowRunContext
-from prefect.events import emit_event
-from prefect.settings import PREFECT_API_URL
+from prefect.events import Event, Resource, emit_event
+from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from ostinato.flows.stages.artifacts import optional
 from ostinato.tasks.records import GateDecision
 
 CREATED, PROMOTED = "created", "promoted"
 REGRESSED, ROLLED_BACK = "regressed", "rolled-back"
+_SEND_SECONDS = 5.0  # the gateway asks again after five more
 
 
-def tell_checkpoint(what: str, checkpoint: str, **payload: object) -> None:
-    """Sends checkpoint.WHAT."""
+def tell_checkpoint(
+    what: str, checkpoint: str, labels: Mapping[str, str] | None = None, **payload: object
+) -> None:
+    """Sends checkpoint.WHAT. By `labels` triggers tell events apart."""
     _send(
         f"checkpoint.{what}",
         f"ostinato.checkpoint.{checkpoint}",
         {"checkpoint": checkpoint, **payload},
+        labels,
     )
 
 
-def tell_gate(checkpoint: str, decision: GateDecision) -> None:
-    """Sends checkpoint.gate.passed or checkpoint.gate.failed."""
+def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
+    """Sends checkpoint.WHAT of this process, which is no flow run, and waits until the server has it.
+    Whether it has, or there is none; whoever sends the same `key` again sends the same event, which a
+    server that had it within five minutes drops.
+    """
+    server = get_current_settings().api
+    if not server.url:
+        return True
+    event = Event(
+        event=f"checkpoint.{what}",
+        resource=Resource({"prefect.resource.id": f"ostinato.checkpoint.{checkpoint}"}),
+        payload={"checkpoint": checkpoint, **payload},
+        id=uuid5(NAMESPACE_URL, f"checkpoint.{what}/{key}"),
+    )
+    login = server.auth_string.get_secret_value() if server.auth_string is not None else ""
+    user, _, password = login.partition(":")
+    with optional(event.event):
+        httpx.post(
+            f"{server.url}/events",
+            json=[event.model_dump(mode="json")],
+            auth=(user, password) if user else None,
+            timeout=_SEND_SECONDS,
+        ).raise_for_status()
+        return True
+    return False
+
+
+def tell_gate(
+    checkpoint: str, decision: GateDecision, promotion: Mapping[str, object] | None = None
+) -> None:
+    """Sends checkpoint.gate.passed or checkpoint.gate.failed. `promotion`: parameters of the promotion
+    that the first asks for, if it asks for one.
+    """
     word = "passed" if decision.passed else "failed"
-    tell_checkpoint(f"gate.{word}", checkpoint, reason=decision.reason)
+    asked = promotion if decision.passed else None
+    labels = None if asked is None else {"ostinato.promotion": "asked"}
+    tell_checkpoint(f"gate.{word}", checkpoint, labels, reason=decision.reason, **(asked or {}))
 
 
 def tell_skipped(cycle: str, reason: str) -> None:
@@ -34,8 +75,18 @@ def tell_skipped(cycle: str, reason: str) -> None:
     _send("cycle.skipped", f"ostinato.cycle.{cycle}", {"reason": reason})
 
 
-def _send(event: str, resource: str, payload: dict[str, object]) -> None:
+def tell_nothing_to_evaluate(recipe: str, reason: str) -> None:
+    """Sends evaluation.skipped."""
+    _send("evaluation.skipped", f"ostinato.recipe.{recipe}", {"reason": reason})
+
+
+def _send(
+    event: str,
+    resource: str,
+    payload: dict[str, object],
+    labels: Mapping[str, str] | None = None,
+) -> None:
     if FlowRunContext.get() is None and not PREFECT_API_URL.value():
         return
     with optional(event):
-        emit_event(event, {"prefect.resource.id": resource}, payload=payload)
+        emit_event(event, {"prefect.resource.id": resource, **(labels or {})}, payload=payload)

@@ -19,6 +19,7 @@ from ostinato.flows.stages.events import (
     ROLLED_BACK,
     tell_checkpoint,
     tell_gate,
+    tell_now,
     tell_skipped,
 )
 from ostinato.flows.stages.stage import StageContext
@@ -35,8 +36,6 @@ from ostinato.tasks.feedback.interactions import Source, Window, source_of
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import (
-    Canary,
-    CanaryEnd,
     PromotionOutcome,
     PromotionReport,
     ServingLine,
@@ -115,14 +114,32 @@ def judge(
     return gate_candidate(candidate, champion, config, earlier, training)
 
 
-def offer(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> PromotionReport:
-    """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing."""
+def offer(
+    context: StageContext,
+    problems: ArtifactRef,
+    trained: ArtifactRef,
+    *,
+    directly: bool = True,
+) -> PromotionReport:
+    """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing.
+    `directly`: without the recipe's canary.
+    """
     line = serving_line(context)
     _problems_of(context, trained)  # what the gateway could not serve is not promoted
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
-    return _tell(context, line.decide(decision), decision)
+    return _tell(context, _let_through(context, line, decision, directly=directly), decision)
+
+
+def _let_through(
+    context: StageContext, line: ServingLine, decision: GateDecision, *, directly: bool
+) -> PromotionReport:
+    """Promoted, refused, or given a canary where the recipe has one."""
+    canary = context.recipe.cycle.canary
+    if canary is None or directly or not decision.passed or line.champion() is None:
+        return line.decide(decision)
+    return line.start_canary(decision, canary.share)
 
 
 def _tell(
@@ -195,12 +212,15 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     config = context.recipe.cycle.canary
     if config is None:
         return None
-    canary = serving_line(context, line).watch_canary(config.guard)
-    if isinstance(canary, CanaryEnd):
-        what = PROMOTED if canary.advice is Advice.PROMOTE else REGRESSED
-        name = serving_line(context, line).name
-        tell_checkpoint(what, canary.checkpoint_id, line=name, reason=canary.reason)
-    if not isinstance(canary, Canary):
+    serving = serving_line(context, line)
+    canary = serving.watch_canary(config.guard)
+    ended = serving.untold_end()
+    if ended is not None:
+        what = PROMOTED if ended.advice is Advice.PROMOTE else REGRESSED
+        key = f"{serving.name}/{ended.decision.gate_id}"
+        if tell_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
+            serving.note_told(ended)
+    if canary is None:
         return None
     directory = context.directory_of(context.artifacts.get(canary.checkpoint_id))
     return ServedCandidate(
@@ -224,7 +244,7 @@ def first_cycle(
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
 
-    identity = {"cycle": context.recipe.cycle, "serving": context.recipe.serving}
+    identity = {"cycle": context.recipe.cycle, "line": context.recipe.serving.line}
     ref = context.ensure("cycle", identity, (trained,), build)
     report = (context.directory_of(ref) / "cycle.json").read_bytes()
     return CycleReport.model_validate_json(report)
@@ -373,11 +393,7 @@ def ship(
     checks = parity_checks(training)
     decision = judge(line, candidate, champion, context.recipe.cycle.gate, checks)
     line.publish_candidate(candidate, decision)
-    canary = context.recipe.cycle.canary
-    if canary is not None and decision.passed:
-        report = _tell(context, line.start_canary(decision, canary.share), decision)
-    else:
-        report = _tell(context, line.decide(decision), decision)
+    report = _tell(context, _let_through(context, line, decision, directly=False), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
     was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome

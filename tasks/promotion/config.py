@@ -1,10 +1,28 @@
-"""Settings of promotion: how much traffic a canary gets and when users count as worse off."""
+"""Settings of promotion: whose users get what, how much traffic a canary gets and when users count as worse off."""
 
 from pydantic import Field
 
 from ostinato.infra.platform.record import Record
 
 TEST_LINE = "tests"  # users never get it unless they ask for it by name
+
+
+class ServingConfig(Record):
+    """Serving line of what the recipe trains. `extends` never hands it on."""
+
+    line: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9_-]+$",
+        description="serving line whose users get checkpoints that pass the gate; None: nobody",
+    )
+    promote_evaluated: bool = Field(
+        default=False,
+        description=(
+            "a checkpoint that passes the gate of a checkpoint-evaluation, and that users of the line never "
+            "had, goes before the line's gate by itself: the deployment promotion/manual on the event "
+            "checkpoint.gate.passed. A cycle ships what it trained anyway"
+        ),
+    )
 
 
 class GuardConfig(Record):

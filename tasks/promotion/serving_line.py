@@ -25,6 +25,7 @@ from ostinato.tasks.promotion.guard import (
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
+_CANARY_TOLD = "canary_told"  # of an end by the guard: who listens to events knows of it
 
 
 class PromotionOutcome(StrEnum):
@@ -63,9 +64,13 @@ class Canary(Record):
 class CanaryEnd(Record):
     """End of a canary by the guard."""
 
-    checkpoint_id: str
+    decision: GateDecision = Field(description="of the gate, which it began with")
     advice: Advice = Field(description="promote, or roll back: users fared worse")
     reason: str
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self.decision.candidate
 
 
 class ServingLine:
@@ -104,35 +109,36 @@ class ServingLine:
         return list({card.checkpoint: card for card in cards if _compare(card, candidate)}.values())
 
     def was_offered(self, checkpoint_id: str) -> bool:
-        """Whether the checkpoint was ever champion of the line."""
-        return any(
-            entry.checkpoint_id == checkpoint_id
-            for entry in self._ledger.promotions.history(self.name)
+        """Whether users of the line ever got the checkpoint: as champion, or as canary."""
+        champions = self._ledger.promotions.history(self.name)
+        return any(entry.checkpoint_id == checkpoint_id for entry in champions) or any(
+            event.name == CANARY_STARTED and event.payload["decision"]["candidate"] == checkpoint_id
+            for event in self._ledger.events.recent(self._source, limit_rows=1_000)
         )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
         """Promotes a candidate whose gate passed against the champion of now, else refuses it. Idempotent."""
         if not decision.passed:
-            self._note_once("refused", decision.gate_id, decision.reason, decision.candidate)
+            self._note_decision("refused", decision, decision.reason)
             return self._report(PromotionOutcome.REFUSED, decision.candidate, decision.reason)
-        if self._was_promoted(decision):
-            reason = f"decided before by {decision.gate_id}: {decision.reason}"
-            return self._report(PromotionOutcome.UNCHANGED, decision.candidate, reason)
-        if self._is_outdated(decision):
-            reason = (
-                f"compared with {decision.champion}, and the champion is {self.champion()} by now"
-            )
-            self._note_once("refused", decision.gate_id, reason, decision.candidate)
-            return self._report(PromotionOutcome.REFUSED, decision.candidate, reason)
-        self._ledger.promotions.promote(
+        promoted = self._was_promoted(decision) or self._ledger.promotions.promote(
             self.name,
             decision.candidate,
             decision.candidate_scorecard_id,
             decision.reason,
             self._clock(),
+            instead_of=decision.champion,
         )
-        self._note_once("promoted", decision.gate_id, decision.reason, decision.candidate)
-        return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
+        if not promoted:
+            reason = (
+                f"compared with {decision.champion}, and the champion is {self.champion()} by now"
+            )
+            self._note_decision("refused", decision, reason)
+            return self._report(PromotionOutcome.REFUSED, decision.candidate, reason)
+        if self._note_decision("promoted", decision, decision.reason):
+            return self._report(PromotionOutcome.PROMOTED, decision.candidate, decision.reason)
+        reason = f"decided before by {decision.gate_id}: {decision.reason}"
+        return self._report(PromotionOutcome.UNCHANGED, decision.candidate, reason)
 
     def roll_back(self, checkpoint_id: str, reason: str) -> PromotionReport:
         """Takes `checkpoint_id` from users if it is the champion. Otherwise nothing changes."""
@@ -168,7 +174,7 @@ class ServingLine:
         """Ends the A/B, if one is open."""
         now = self.canary()
         if now is not None:
-            self._note(CANARY_STOPPED, {"candidate": now.checkpoint_id, "reason": reason})
+            self._note_end(now, reason)
 
     def canary(self) -> Canary | None:
         """The open A/B."""
@@ -179,11 +185,39 @@ class ServingLine:
                 return Canary.model_validate(event.payload)
         return None
 
-    def watch_canary(self, config: GuardConfig) -> Canary | CanaryEnd | None:
-        """The open A/B, or how the guard ended it now: promoted or withdrawn, it is open no longer.
+    def watch_canary(self, config: GuardConfig) -> Canary | None:
+        """The A/B that stays open. None: there is none, or the guard ended it now; `untold_end` has how.
 
-        A/B and gate compared the candidate with one champion: with another one it ends unjudged.
+        A/B and gate compared the candidate with one champion: with another one it ends unjudged. Of
+        several that watch at once one ends it, and one that is killed in between leaves the rest to
+        the next.
         """
+        canary = self._judged_canary(config)
+        end = self.untold_end()
+        if end is not None and end.advice is Advice.PROMOTE:
+            outcome = self.decide(end.decision).outcome
+            if outcome is PromotionOutcome.REFUSED:  # another champion came just now
+                self.note_told(end)
+        return canary
+
+    def untold_end(self) -> CanaryEnd | None:
+        """The oldest end by the guard that `note_told` does not know of."""
+        events = self._ledger.events.recent(self._source, limit_rows=1_000)
+        told = {event.payload["gate_id"] for event in events if event.name == _CANARY_TOLD}
+        for event in reversed(events):
+            if event.name == CANARY_STOPPED and event.payload.get("end") is not None:
+                end = CanaryEnd.model_validate(event.payload["end"])
+                if end.decision.gate_id not in told:
+                    return end
+        return None
+
+    def note_told(self, end: CanaryEnd) -> None:
+        """Keeps that an end was told of."""
+        self._note_once(
+            _CANARY_TOLD, {"gate_id": end.decision.gate_id, "candidate": end.checkpoint_id}
+        )
+
+    def _judged_canary(self, config: GuardConfig) -> Canary | None:
         canary = self.canary()
         if canary is None:
             return None
@@ -201,13 +235,24 @@ class ServingLine:
         report = judge_canary(
             observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
         )
-        if report.advice is Advice.PROMOTE:
-            self.decide(canary.decision)
         if report.advice not in (Advice.PROMOTE, Advice.ROLL_BACK):
             return canary
-        self.stop_canary(report.reason)
-        return CanaryEnd(
-            checkpoint_id=canary.checkpoint_id, advice=report.advice, reason=report.reason
+        self._note_end(canary, report.reason, report.advice)
+        return None
+
+    def _note_end(self, canary: Canary, reason: str, advice: Advice | None = None) -> None:
+        """`advice`: the guard's. What is noted first stands."""
+        end = None
+        if advice is not None:
+            end = CanaryEnd(decision=canary.decision, advice=advice, reason=reason)
+        self._note_once(
+            CANARY_STOPPED,
+            {
+                "gate_id": canary.decision.gate_id,
+                "candidate": canary.checkpoint_id,
+                "reason": reason,
+                "end": None if end is None else end.model_dump(mode="json"),
+            },
         )
 
     def _is_outdated(self, decision: GateDecision) -> bool:
@@ -233,12 +278,15 @@ class ServingLine:
             champion=self.champion(),
         )
 
-    def _note_once(self, name: str, gate_id: str, reason: str, candidate: str) -> None:
-        known = self._ledger.events.recent(self._source, limit_rows=1_000)
-        if not any(
-            event.name == name and event.payload.get("gate_id") == gate_id for event in known
-        ):
-            self._note(name, {"gate_id": gate_id, "reason": reason, "candidate": candidate})
+    def _note_decision(self, name: str, decision: GateDecision, reason: str) -> bool:
+        return self._note_once(
+            name,
+            {"gate_id": decision.gate_id, "reason": reason, "candidate": decision.candidate},
+        )
+
+    def _note_once(self, name: str, payload: dict[str, Any]) -> bool:
+        now = self._clock()
+        return self._ledger.events.add_once(self._source, name, payload, now, key="gate_id")
 
     def _note(self, name: str, payload: dict[str, Any]) -> None:
         self._ledger.events.add(self._source, name, payload, self._clock())

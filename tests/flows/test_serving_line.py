@@ -1,14 +1,17 @@
 """Serving lines: users get what passed the gate of their own line, and nothing else."""
 
+import time
 from pathlib import Path
 
 import httpx
 import pytest
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import realtime
+from ostinato.flows.stages.events import tell_now
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.tasks.evaluation.gates import gate_candidate
@@ -176,7 +179,7 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
     assert (model.candidate.checkpoint_id, model.candidate.share) == (str(candidate), 0.5)
 
 
-def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of(
+def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of_once_the_server_is_there(
     prefect_server: None, tmp_path: Path, home: Path
 ) -> None:
     guard = "minimum_sessions = 20\nlooks = 1\nminimum_seconds = 0\nsettle_seconds = 0\n"
@@ -204,8 +207,6 @@ def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of(
                 created_at=interaction.created_at,
             )
         )
-    model = realtime.served_model(context)
-    assert (model.checkpoint_id, model.candidate) == (str(champion), None)
     wanted = {"filter": {"event": {"name": ["checkpoint.regressed"]}}}
 
     def told() -> list[str]:
@@ -213,4 +214,16 @@ def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of(
         events = found.raise_for_status().json()["events"]
         return [event["payload"]["checkpoint"] for event in events]
 
-    wait_until("the event", lambda: told() == [str(candidate)], 120)
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{find_free_port()}/api"}):
+        model = realtime.served_model(context)
+    assert (model.checkpoint_id, model.candidate) == (str(champion), None)
+    end = line.untold_end()
+    assert end is not None
+    for _ in range(2):  # by gateways that look at once
+        assert tell_now("regressed", end.checkpoint_id, f"mine/{end.decision.gate_id}")
+    for _ in range(2):
+        realtime.served_model(context)
+    assert line.untold_end() is None
+    wait_until("the event", told, 120)
+    time.sleep(3)
+    assert told() == [str(candidate)]

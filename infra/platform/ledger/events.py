@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import Connection, insert
 
 from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import EventRow
 from ostinato.infra.platform.ledger.tables import EVENTS
+
+_LOCK = 71_005
 
 
 class EventRepository(Repository):
@@ -16,11 +18,23 @@ class EventRepository(Repository):
 
     def add(self, source: str, name: str, payload: dict[str, Any], at: float) -> None:
         """Appends an event. Numbers that JSON lacks (NaN, infinity) are kept as text."""
-        written = {key: _writable(value) for key, value in payload.items()}
         with self._database.write() as connection:
-            connection.execute(
-                insert(EVENTS.table).values(source=source, name=name, payload=written, at=at)
-            )
+            _insert(connection, source, name, payload, at)
+
+    def add_once(
+        self, source: str, name: str, payload: dict[str, Any], at: float, *, key: str
+    ) -> bool:
+        """Appends an event unless the source has one of that name with the same `payload[key]`. Whether
+        it did: of several that try at once, one does.
+        """
+        with self._database.write() as connection:
+            self._database.serialize(connection, _LOCK)
+            alike = (EVENTS.c.source == source, EVENTS.c.name == name)
+            known = EVENTS.list(connection, *alike, order_by=EVENTS.c.event_id)
+            if any(event.payload.get(key) == payload[key] for event in known):
+                return False
+            _insert(connection, source, name, payload, at)
+            return True
 
     def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
         """Newest first."""
@@ -28,6 +42,14 @@ class EventRepository(Repository):
         newest = EVENTS.c.event_id.desc()
         with self._database.read() as connection:
             return EVENTS.list(connection, *wanted, order_by=newest, limit_rows=limit_rows)
+
+
+def _insert(
+    connection: Connection, source: str, name: str, payload: dict[str, Any], at: float
+) -> None:
+    written = {key: _writable(value) for key, value in payload.items()}
+    values = {"source": source, "name": name, "payload": written, "at": at}
+    connection.execute(insert(EVENTS.table).values(values))
 
 
 def _writable(value: Any) -> Any:

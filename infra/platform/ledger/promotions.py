@@ -38,14 +38,26 @@ class PromotionRepository(Repository):
         return [entry.checkpoint_id for entry in _standing(self.history(line))]
 
     def promote(
-        self, line: str, checkpoint_id: str, scorecard_id: str | None, reason: str, at: float
-    ) -> PromotionRow:
-        """Make a checkpoint the champion of a line. Nothing changes if it is already."""
+        self,
+        line: str,
+        checkpoint_id: str,
+        scorecard_id: str | None,
+        reason: str,
+        at: float,
+        *,
+        instead_of: str | None = None,
+    ) -> PromotionRow | None:
+        """Make a checkpoint the champion of a line. Nothing changes if it is already. None, and nothing
+        changes, when another one than `instead_of` is champion.
+        """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
             entries = _entries(connection, line)
-            if entries and entries[-1].checkpoint_id == checkpoint_id:
+            now = entries[-1].checkpoint_id if entries else None
+            if now == checkpoint_id:
                 return entries[-1]
+            if instead_of not in (None, now):
+                return None
             return _add(connection, "promote", line, checkpoint_id, scorecard_id, reason, at)
 
     def roll_back(

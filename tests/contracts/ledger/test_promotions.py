@@ -17,7 +17,8 @@ def test_promotions_and_roll_backs_walk_the_stack(ledger: Ledger) -> None:
         )
     assert promotions.roll_back(LINE, "users reverted edits", 4.0).checkpoint_id == "b"
     assert promotions.roll_back(LINE, "again", 5.0).checkpoint_id == "a"
-    assert promotions.promote(LINE, "d", None, "by hand", 6.0).checkpoint_id == "d"
+    promotions.promote(LINE, "d", None, "by hand", 6.0)
+    assert promotions.standing(LINE)[-1] == "d"
 
     back = promotions.roll_back(LINE, "no", 7.0)
     assert (back.checkpoint_id, back.scorecard_id) == ("a", "card-a")
@@ -30,6 +31,17 @@ def test_promote_of_the_champion_changes_nothing(ledger: Ledger) -> None:
 
     assert ledger.promotions.promote(LINE, "a", "card", "gate passed", 2.0) == first
     assert len(ledger.promotions.history(LINE)) == 1
+
+
+def test_promote_instead_of_another_than_the_champion_changes_nothing(ledger: Ledger) -> None:
+    promote = ledger.promotions.promote
+    assert promote(LINE, "b", None, "", 1.0, instead_of="a") is None
+    promote(LINE, "a", None, "", 1.0)
+    assert promote(LINE, "b", None, "", 2.0, instead_of="c") is None
+    assert promote(LINE, "b", None, "", 3.0, instead_of="a") is not None
+    again = promote(LINE, "b", None, "", 4.0, instead_of="a")
+    assert again == ledger.promotions.current(LINE)
+    assert [entry.checkpoint_id for entry in ledger.promotions.history(LINE)] == ["a", "b"]
 
 
 def test_roll_back_of_a_checkpoint_that_is_gone_changes_nothing(ledger: Ledger) -> None:

@@ -74,6 +74,17 @@ def test_events_come_newest_first(ledger: Ledger) -> None:
     assert [event.name for event in ledger.events.recent(limit_rows=1)] == ["serves"]
 
 
+def test_event_is_added_once_by_its_key_however_many_try(ledger: Ledger) -> None:
+    def add(number: int) -> bool:
+        payload = {"gate": number % 2, "by": number}
+        return ledger.events.add_once("line", "ended", payload, 1.0, key="gate")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(add, range(16))) == [False] * 14 + [True] * 2
+    assert sorted(event.payload["gate"] for event in ledger.events.recent("line")) == [0, 1]
+    assert ledger.events.add_once("other line", "ended", {"gate": 0}, 1.0, key="gate")
+
+
 def test_event_with_numbers_that_json_lacks_is_kept(ledger: Ledger) -> None:
     payload = {"k3": float("nan"), "worst": [float("inf"), 1.5], "inner": {"low": -float("inf")}}
     ledger.events.add("run", "parity_alarm", payload, 1.0)

@@ -11,7 +11,7 @@ from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice
-from ostinato.tasks.promotion.serving_line import CanaryEnd, PromotionOutcome, ServingLine
+from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 from tests.fakes.interactions import new_interaction
 from tests.fakes.scorecards import flat_scorecard
@@ -142,12 +142,101 @@ def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
     now[0] = 5.0
     assert line.watch_canary(GUARD) == line.canary()  # nothing is settled
     now[0] = 60.0
-    end = line.watch_canary(GUARD)
-    assert isinstance(end, CanaryEnd)
+    assert line.watch_canary(GUARD) is None
+    end = line.untold_end()
+    assert end is not None
     wanted = Advice.PROMOTE if serves == "b" else Advice.ROLL_BACK
     assert (end.checkpoint_id, end.advice) == ("b", wanted)
     assert line.canary() is None
     assert (champion(ledger), line.watch_canary(GUARD)) == (serves, None)
+    assert line.untold_end() == end, "until somebody was told"
+    line.note_told(end)
+    assert line.untold_end() is None
+
+
+def open_canary(ledger: Ledger) -> None:
+    """A canary of b against a, whose users say that b is as good."""
+    line = ServingLine(ledger, "nano", clock=lambda: 0.0)
+    line.decide(decision("a"))
+    line.start_canary(against("b", "a"), 0.5)
+    for index in range(40):
+        record(ledger, index, *(("control", "a"), ("candidate", "b"))[index % 2], kept=True)
+
+
+class Killed(BaseException):
+    """End of a watcher."""
+
+
+@pytest.mark.parametrize("look", range(1, 5))
+def test_canary_whose_watcher_is_killed_ends_once_with_the_next(ledger: Ledger, look: int) -> None:
+    open_canary(ledger)
+    looks = iter(range(1, 100))
+
+    def clock() -> float:
+        if next(looks) == look:
+            raise Killed
+        return 60.0
+
+    with pytest.raises(Killed):
+        ServingLine(ledger, "nano", clock).watch_canary(GUARD)
+    line = ServingLine(ledger, "nano", lambda: 61.0)
+    assert line.watch_canary(GUARD) is None
+    assert_promoted_once(ledger)
+    end = line.untold_end()
+    assert end is not None
+    assert end.advice is Advice.PROMOTE
+
+
+@pytest.mark.parametrize("look", range(1, 5))
+def test_canary_of_two_watchers_ends_once(ledger: Ledger, look: int) -> None:
+    """The second watches whole while the first looks at its clock; what it saw before is old by then."""
+    open_canary(ledger)
+    second = ServingLine(ledger, "nano", lambda: 60.0)
+    looks = iter(range(1, 100))
+
+    def clock() -> float:
+        if next(looks) == look:
+            assert second.watch_canary(GUARD) is None
+        return 60.0
+
+    first = ServingLine(ledger, "nano", clock)
+    first.watch_canary(GUARD)
+    assert first.watch_canary(GUARD) is None
+    assert_promoted_once(ledger)
+    end = first.untold_end()
+    assert end is not None
+    assert end == second.untold_end()
+
+
+def test_end_that_nobody_was_told_of_outlasts_the_next_canary(ledger: Ledger) -> None:
+    open_canary(ledger)
+    line = ServingLine(ledger, "nano", lambda: 60.0)
+    line.watch_canary(GUARD)
+    line.start_canary(against("c", "b"), 0.5)
+    opened = line.watch_canary(GUARD)
+    assert opened is not None
+    assert opened == line.canary()
+    end = line.untold_end()
+    assert end is not None
+    assert end.checkpoint_id == "b"
+
+
+def assert_promoted_once(ledger: Ledger) -> None:
+    assert [entry.checkpoint_id for entry in ledger.promotions.history("nano")] == ["a", "b"]
+    noted = [event.name for event in ledger.events.recent("promotion/nano")]
+    assert sorted(noted) == ["canary_started", "canary_stopped", "promoted", "promoted"]
+
+
+def test_candidate_is_not_promoted_over_a_champion_that_comes_just_now(ledger: Ledger) -> None:
+    line = ServingLine(ledger, "nano", lambda: 0.0)
+    line.decide(decision("a"))
+
+    def clock() -> float:
+        line.decide(against("c", "a"))  # after everything that the other one has read
+        return 60.0
+
+    report = ServingLine(ledger, "nano", clock).decide(against("b", "a"))
+    assert (report.outcome, report.champion) == (PromotionOutcome.REFUSED, "c")
 
 
 def against(candidate: str, champion: str) -> GateDecision:
