@@ -10,19 +10,33 @@ from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.disk import refuse_small_disk
-from ostinato.flows.stages.forms import RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 
 
 @flow(name="agent-training", flow_run_name=run_name)
-def agent_training(recipe: RecipeName = "nano", seed: Seed = None, options: Options = None) -> str:
-    """Runs every stage that is not finished yet. Returns the path of the report."""
+def agent_training(
+    recipe: RecipeName = "nano",
+    seed: Seed = None,
+    problems: ProblemSet = None,
+    budget_seconds: Budget = None,
+    options: Options = None,
+) -> str:
+    """Runs every stage that is not finished yet. Returns the path of the report.
+
+    Args:
+        budget_seconds: RL begins no step after this much run time; the recipe's
+            reinforcement.budget_seconds when absent.
+    """
+    options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
     if not context.runs_directory.exists():
         refuse_small_disk(context.recipe, context.settings.home)
-    problems = problem_building(recipe, seed, options=context.options)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
     pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
     drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)
     chain.evaluate_both(context, problems, drafted)

@@ -1,5 +1,6 @@
 """Flow: held-out problems for a checkpoint, and the gate. Ends Failed when the gate fails."""
 
+import logging
 from pathlib import Path
 
 from prefect import flow
@@ -10,14 +11,19 @@ from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
 from ostinato.flows.stages import chain, realtime
-from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
-from ostinato.flows.stages.events import tell_gate
-from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
+from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named, has_trained
+from ostinato.flows.stages.events import tell_gate, tell_nothing_to_evaluate
+from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options, Suite
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
+from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.gates import gate_candidate
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = "Skipped"  # name of the state of an evaluation that had nothing to do
 
 
 @flow(name="checkpoint-evaluation", flow_run_name=run_name)
@@ -27,9 +33,11 @@ def checkpoint_evaluation(
     checkpoint: CheckpointName = NEWEST,
     suite: Suite = Suite.BOTH,
     against: CheckpointName | None = None,
+    problems: ProblemSet = None,
     endpoint: Endpoint | None = None,
     commit: str = "",
     report_directory: str | None = None,
+    skip_untrained: bool = False,
     options: Options = None,
 ) -> State:
     """Scores a checkpoint on held-out problems and holds it against another one. Trains nothing. The
@@ -43,8 +51,12 @@ def checkpoint_evaluation(
             baseline: beside the other one's scorecard, before no gate.
         commit: what asked for this, in the report.
         report_directory: where scorecard.json and scorecard.md are written, beside the artifacts.
+        skip_untrained: ends well, as Skipped, while there is no newest checkpoint; else that is an
+            error.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
+    if skip_untrained and checkpoint == NEWEST and not has_trained(context.recipe, context.ledger):
+        return _skip(context.recipe.name)
     known = (context.recipe, context.ledger, context.artifacts)
     scored = (
         checkpoint_named(*known, checkpoint)
@@ -52,7 +64,9 @@ def checkpoint_evaluation(
         else chain.endpoint_artifact(context, endpoint)
     )
     other = checkpoint_named(*known, against) if against else realtime.champion_of(context)
-    problems = problem_building(recipe, seed, options=context.options)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
     held_against = None
     if other is not None:
@@ -73,7 +87,9 @@ def checkpoint_evaluation(
         decision=decision,
     )
     if decision is not None:
-        tell_gate(report.checkpoint, decision)
+        asked = {"recipe": recipe, "seed": seed, "problems": str(problems)}
+        asked |= {"options": context.options.model_dump(mode="json")}
+        tell_gate(report.checkpoint, decision, asked if _is_for_users(context, scored) else None)
     directory = None if report_directory is None else Path(report_directory)
     show_evaluation(report, directory, held_against)
     if decision is None:
@@ -81,3 +97,17 @@ def checkpoint_evaluation(
     if decision.passed:
         return Completed(message=decision.reason)
     return Failed(name=GATE_FAILED, message=decision.reason)
+
+
+def _skip(recipe: str) -> State:
+    reason = f"nothing to evaluate yet: recipe {recipe} has no trained checkpoint"
+    logger.info("evaluation=skipped %s", reason)
+    tell_nothing_to_evaluate(recipe, reason)
+    return Completed(name=SKIPPED, message=reason)
+
+
+def _is_for_users(context: StageContext, scored: ArtifactRef) -> bool:
+    """Whether a checkpoint that passed here goes before the line's gate by itself."""
+    if context.recipe.serving.line is None or not context.recipe.serving.promote_evaluated:
+        return False
+    return not realtime.serving_line(context).was_offered(str(scored))

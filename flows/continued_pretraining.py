@@ -22,7 +22,8 @@ def continued_pretraining(
     """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint."""
     context = StageContext.open(recipe, seed, options)
     corpus = chain.build_corpus(
-        context, context.named(problems) or problem_building(recipe, seed, options=context.options)
+        context,
+        context.problem_set(problems) or problem_building(recipe, seed, options=context.options),
     )
     pretrained = chain.pretrain(context, corpus)
     showing.show_pretraining(context, corpus, pretrained)

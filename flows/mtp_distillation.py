@@ -28,7 +28,9 @@ def mtp_distillation(
         pretrained: the trunk; trained when absent.
     """
     context = StageContext.open(recipe, seed, options)
-    problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
     pretrained = context.checkpoint(pretrained) or continued_pretraining(
         recipe, seed, problems, options=context.options
     )

@@ -9,7 +9,7 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
-from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
+from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
@@ -21,18 +21,24 @@ def promotion(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     checkpoint: CheckpointName = NEWEST,
+    problems: ProblemSet = None,
+    directly: bool = True,
     options: Options = None,
 ) -> State:
     """Promotes a checkpoint that passes the gate against the champion. Trains nothing. Ends Failed
-    when the gate refuses.
+    when the gate refuses. Started by hand, and by an evaluation of a recipe with
+    `serving.promote_evaluated`.
 
     Args:
         checkpoint: newest (the recipe's), or kind/name@version.
+        directly: users get it at once, without the canary that the recipe may have.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     offered = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)
-    problems = problem_building(recipe, seed, options=context.options)
-    report = realtime.offer(context, problems, offered)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
+    report = realtime.offer(context, problems, offered, directly=directly)
     text = (
         f"**{report.outcome.value}**: {report.candidate}; {report.champion} serves. {report.reason}"
     )

@@ -6,9 +6,9 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
-from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, Checkpoint, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 
 
@@ -18,16 +18,24 @@ def realtime_cycle(
     seed: Seed = None,
     problems: ProblemSet = None,
     trained: Checkpoint | None = None,
+    budget_seconds: Budget = None,
     options: Options = None,
 ) -> realtime.CycleReport:
     """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
 
     Args:
+        budget_seconds: time from the cycle's opening to its gate's word, by which it trains on less;
+            the recipe's cycle.feedback.deadline_seconds when absent.
         trained: goes before the gate of the recipe's serving line first; made when absent.
     """
+    options = (options or RunOptions()).with_setting(
+        "cycle.feedback.deadline_seconds", budget_seconds
+    )
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
-    problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
     trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options
     )

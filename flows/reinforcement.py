@@ -6,9 +6,9 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, Checkpoint, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
+from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
@@ -19,15 +19,21 @@ def reinforcement(
     seed: Seed = None,
     problems: ProblemSet = None,
     start: Checkpoint | None = None,
+    budget_seconds: Budget = None,
     options: Options = None,
 ) -> ArtifactRef:
     """Runs RL from a fine-tuned checkpoint. Returns the checkpoint after it.
 
     Args:
         start: the checkpoint to begin with; made when absent.
+        budget_seconds: no step begins after this much run time; the recipe's
+            reinforcement.budget_seconds when absent.
     """
+    options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
-    problems = context.named(problems) or problem_building(recipe, seed, options=context.options)
+    problems = context.problem_set(problems) or problem_building(
+        recipe, seed, options=context.options
+    )
     start = context.checkpoint(start) or mtp_distillation(
         recipe, seed, problems, options=context.options
     )

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.pages import render
-from ostinato.flows.stages.checkpoints import checkpoint_named
+from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
@@ -39,7 +39,6 @@ from ostinato.tasks.problem_sets import PROBLEMS_FILE
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
 _EVALUATION = "ostinato.tasks.checkpoint_evaluation.run:main"
-_KINDS = ("problems", "environments", "rebuilt-problems")
 
 
 def certify(
@@ -138,8 +137,8 @@ def _open_set(settings: Settings, problems: str, work: Path, options: CertifyOpt
         )
     artifacts = open_artifacts(settings)
     ref = artifacts.get(problems)
-    if ref.kind not in _KINDS:
-        raise ConfigError(f"{problems} is no problem set, wanted one of {', '.join(_KINDS)}")
+    if ref.kind not in PROBLEM_KINDS:
+        raise ConfigError(f"{problems} is no problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
     return draw_set(str(ref), artifacts.local_copy(ref, settings.home), options)
 
 

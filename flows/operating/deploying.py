@@ -38,6 +38,7 @@ from ostinato.infra.deploy import FOLDER
 
 QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
 AUTOMATION = "ostinato: "  # how the names of our automations begin
+_OURS = "made by `ostinato deploy`"  # description of queues that it also deletes
 ALARM = "ostinato-alarm"  # a webhook block of this name on the server is called by an alarm
 CYCLE, RESUMING = "every-5-hours", "after-a-crash"  # deployments of prefect.yaml
 FAILED_CYCLES, _ALARM_WINDOW = 3, timedelta(hours=16)  # three of those that are five hours apart
@@ -55,6 +56,7 @@ def main() -> None:
         make_pool(client, given.pool, given.image)
         _deploy_all(choice_of(given))
         prune_deployments(client)
+        prune_queues(client)
         make_automations(client)
 
 
@@ -78,10 +80,12 @@ def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> N
             client.update_work_pool(WORK_POOL, changed)
     for name, limit in QUEUES.items():
         try:
-            client.create_work_queue(name, concurrency_limit=limit, work_pool_name=WORK_POOL)
+            client.create_work_queue(
+                name, description=_OURS, concurrency_limit=limit, work_pool_name=WORK_POOL
+            )
         except ObjectAlreadyExists:
             known = client.read_work_queue_by_name(name, work_pool_name=WORK_POOL)
-            client.update_work_queue(known.id, concurrency_limit=limit)
+            client.update_work_queue(known.id, description=_OURS, concurrency_limit=limit)
 
 
 def pool_template(kind: PoolType, image: str | None) -> dict[str, Any]:
@@ -97,13 +101,29 @@ def _with_image(template: dict[str, Any], image: str) -> dict[str, Any]:
 
 
 def prune_deployments(client: SyncPrefectClient) -> None:
-    """Deletes deployments that an earlier version made and prefect.yaml no longer has."""
-    wanted = {(item["entrypoint"].rpartition(".")[2], item["name"]) for item in deployments()}
+    """Deletes deployments that an earlier version made and prefect.yaml no longer has, each with its limit
+    and triggers, and the schedules of one that has none there. A schedule without a slug is a person's.
+    """
+    wanted = {(item["entrypoint"].rpartition(".")[2], item["name"]): item for item in deployments()}
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[DEPLOYED]))
     for found in client.read_deployments(deployment_filter=ours):
         flow = (found.entrypoint or "").rpartition(".")[2]
-        if (flow, found.name) not in wanted:
+        item = wanted.get((flow, found.name))
+        if item is None:
+            client.delete_resource_owned_automations(f"prefect.deployment.{found.id}")
             client.delete_deployment(found.id)
+        elif not item.get(
+            "schedules"
+        ):  # else `prefect deploy` put those in the place of all others
+            for schedule in filter(lambda one: one.slug, found.schedules):
+                client.delete_deployment_schedule(found.id, schedule.id)
+
+
+def prune_queues(client: SyncPrefectClient) -> None:
+    """Deletes queues of the pool that an earlier version made. Those of other people stay."""
+    for queue in client.read_work_queues(work_pool_name=WORK_POOL):
+        if queue.description == _OURS and queue.name not in QUEUES:
+            client.delete_work_queue_by_id(queue.id)
 
 
 def make_automations(client: SyncPrefectClient) -> None:

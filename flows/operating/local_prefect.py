@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ class PoolType(StrEnum):
 def deployments() -> list[dict[str, Any]]:
     """The deployments of prefect.yaml."""
     return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+
+
+def next_cycle(now: datetime) -> datetime:
+    """When the schedule of prefect.yaml starts a real-time cycle after `now`."""
+    [schedule] = [
+        schedule
+        for item in deployments()
+        for schedule in item.get("schedules", ())
+        if "interval" in schedule
+    ]
+    anchor = datetime.fromisoformat(schedule["anchor_date"])
+    interval = timedelta(seconds=schedule["interval"])
+    return anchor + interval * ((now - anchor) // interval + 1)
 
 
 def flow_names() -> list[str]:

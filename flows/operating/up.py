@@ -8,6 +8,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import httpx
 import psutil
@@ -101,6 +102,8 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
             _say(
                 console, "deployments", f"recipe {recipe}: {', '.join(local_prefect.flow_names())}"
             )
+            cycle = local_prefect.next_cycle(datetime.now(tz=UTC))
+            _say(console, "next cycle", f"{cycle:%Y-%m-%d %H:%M} UTC")
             url = environment["PREFECT_API_URL"]
             # a server that starts marks runs without a heartbeat as crashed, maybe before we look
             for name in (*schedule_again(url), *resume_overdue(url, after_seconds=0.0)):

@@ -10,6 +10,7 @@ from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
+PROBLEM_KINDS = ("problems", "environments", "rebuilt-problems")
 KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # what has weights
 _TRAINED = "reinforced"  # what the chain of a recipe ends with
 
@@ -60,6 +61,11 @@ def champion_id(ledger: Ledger, line: str) -> str:
             f"`ostinato demo` trains one. Lines that serve: {others}"
         )
     return champion.checkpoint_id
+
+
+def has_trained(recipe: Recipe, ledger: Ledger) -> bool:
+    """Whether the recipe has a newest checkpoint."""
+    return bool(ledger.artifacts.list(_TRAINED, recipe.name))
 
 
 def _newest(name: str, ledger: Ledger) -> str:

@@ -21,11 +21,12 @@ from pydantic_core import core_schema
 
 from ostinato.flows.recipe import Recipe, recipe_names
 from ostinato.flows.recipe_text import meaning_of
-from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST
+from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST, PROBLEM_KINDS
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 _UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
+_PROBLEM_SET = rf"^({'|'.join(PROBLEM_KINDS)})/[\w.-]+@\d+$"
 _CHECKPOINT = rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}"
 
 
@@ -58,14 +59,19 @@ Seed = Annotated[
 ]
 CheckpointName = Annotated[str, Field(pattern=_CHECKPOINT, title="Checkpoint")]
 # a flow hands on what it made; a person types its name
-Artifact = Annotated[
-    ArtifactRef | str, WithJsonSchema({"title": "Name", "type": "string", "pattern": _REFERENCE})
-]
 Checkpoint = Annotated[
     ArtifactRef | str,
     WithJsonSchema({"title": "Checkpoint", "type": "string", "pattern": _CHECKPOINT}),
 ]
-ProblemSet = Annotated[Artifact | None, Described("a built problem set; built when absent.")]
+ProblemSet = Annotated[
+    Annotated[
+        ArtifactRef | str,
+        WithJsonSchema({"title": "Problem set", "type": "string", "pattern": _PROBLEM_SET}),
+    ]
+    | None,
+    Described("a built problem set, problems/name@version; the recipe's when absent."),
+]
+Budget = Annotated[float, Field(gt=0, title="Seconds")] | None
 
 
 def _drop_defaults(schema: dict[str, Any]) -> None:

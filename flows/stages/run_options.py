@@ -110,6 +110,12 @@ class RunOptions(Record):
         changes = self.changes.model_dump(mode="json")
         return load_recipe(name, seed=seed, overrides=self.overrides, changes=changes)
 
+    def with_setting(self, key: str, value: float | None) -> "RunOptions":
+        """These options with a setting that goes over all others. As they are when it is None."""
+        if value is None:
+            return self
+        return self.model_copy(update={"overrides": (*self.overrides, f"{key}={value}")})
+
     @field_validator("keep", "rebuild")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe
-from ostinato.flows.stages.checkpoints import checkpoint_named
+from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
 from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
@@ -76,9 +76,14 @@ class StageContext:
         kind, parents = STAGES[stage_name].kind, self.artifacts.manifest(ref).parents
         return next((parent for parent in parents if parent.kind == kind), None)
 
-    def named(self, artifact: ArtifactRef | str | None) -> ArtifactRef | None:
-        """The artifact that a flow was given, by reference or by its name. None when it was not."""
-        return self.artifacts.get(artifact) if isinstance(artifact, str) else artifact
+    def problem_set(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
+        """The problem set that a flow was given, by reference or by its name. None when it was not."""
+        found = self.artifacts.get(given) if isinstance(given, str) else given
+        if found is not None and found.kind not in PROBLEM_KINDS:
+            raise ConfigError(
+                f"artifact {found} is no problem set, wanted one of the kinds {', '.join(PROBLEM_KINDS)}"
+            )
+        return found
 
     def checkpoint(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
         """The checkpoint that a flow was given, by reference, as kind/name@version, `champion` or `newest`.

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL
 
-from ostinato.flows.checkpoint_evaluation import checkpoint_evaluation
+from ostinato.flows.checkpoint_evaluation import SKIPPED, checkpoint_evaluation
 from ostinato.flows.commands.run_flow import main as run_flow
+from ostinato.flows.operating.local_prefect import deployments
 from ostinato.flows.reporting.evaluation_report import EvaluationReport
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions, Suite
@@ -15,6 +18,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.finished_stages import add_checkpoint, add_scorecard, open_context
+from tests.fakes.prefect_here import wait_until
 
 SUITE = Suite.MUTATIONS.value
 # what tests/fakes/finished_stages.py makes is found although the recipe names other problems
@@ -119,3 +123,27 @@ def test_missing_checkpoint_is_an_error_that_starts_no_stage(
     assert isinstance(state.result(raise_on_failure=False), ConfigError)
     assert list(home.glob("runs/*/*/child.pid")) == []
     assert evaluate(recipe, checkpoint, tmp_path / "report") == 2
+
+
+def test_nightly_evaluation_of_a_home_without_a_checkpoint_ends_well_and_says_why(
+    prefect_server: None, home: Path, tmp_path: Path
+) -> None:
+    recipe, _ = prepare(tmp_path)
+    [nightly] = [item for item in deployments() if item["name"] == "nightly"]
+    parameters = nightly["parameters"] | {"recipe": recipe}
+    state: State = checkpoint_evaluation(**parameters, return_state=True)
+    assert (state.is_completed(), state.name) == (True, SKIPPED)
+    assert str(state.message).startswith("nothing to evaluate yet: recipe mine has no trained")
+    wanted = {"filter": {"event": {"name": ["evaluation.skipped"]}}}
+
+    def told() -> list[dict]:
+        found = httpx.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
+        return found.raise_for_status().json()["events"]
+
+    [event] = wait_until("the event", told, 60)
+    assert event["payload"]["reason"] == state.message
+
+    recipe, _ = prepare(tmp_path, 0.6)
+    parameters |= {"suite": SUITE}
+    state = checkpoint_evaluation(**parameters, return_state=True)
+    assert (state.is_completed(), state.name) == (True, "Completed")

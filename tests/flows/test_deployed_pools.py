@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -65,3 +66,80 @@ def test_image_of_a_pool_of_processes_is_refused_at_once(tmp_path: Path) -> None
     refused = deploy("http://127.0.0.1:9/api", tmp_path, "--image", "ostinato:1")
     assert refused.returncode == 2
     assert "--image is 'ostinato:1' with a pool of processes" in " ".join(refused.stderr.split())
+
+
+def test_deploying_takes_away_what_it_made_and_no_longer_wants(server: str, tmp_path: Path) -> None:
+    """What an earlier version left, and beside it what people of the same server made."""
+    with open_api(f"{server}/") as api:
+        assert deploy(server, tmp_path, "--pool", "docker").returncode == 0
+        kept = api.get("deployments/name/agent-training/manual").raise_for_status().json()
+        before = everything(api)
+        [training] = [queue for queue in queues(api) if queue["name"] == "training"]
+
+        post(api, "work_pools/ostinato/queues", name="old", description=training["description"])
+        post(api, "work_pools/ostinato/queues", name="theirs", description="for us")
+        flow = post(api, "flows/", name="old-flow")["id"]
+        for name, tags in (("old", ["ostinato"]), ("theirs", [])):
+            made = post(
+                api,
+                "deployments/",
+                name=name,
+                flow_id=flow,
+                tags=tags,
+                entrypoint="ostinato.flows.old_flow.old_flow",
+                work_pool_name="ostinato",
+                work_queue_name=name,
+                concurrency_limit=3,
+            )["id"]
+            post(api, "automations/", **automation(f"{name} trigger", made))
+        post(api, "automations/", **automation("old trigger of a deployment", kept["id"]))
+        post(api, "automations/", **automation("ostinato: old", None))
+        post(api, "automations/", **automation("their automation", None))
+        weekly = {"schedule": {"interval": 604_800}, "active": True}
+        for slug in ("old-weekly", None):
+            post(api, f"deployments/{kept['id']}/schedules", [weekly | {"slug": slug}])
+
+        assert deploy(server, tmp_path, "--pool", "docker").returncode == 0
+        now = everything(api)
+        more = {kind: now[kind] - names for kind, names in before.items()}
+        assert len(more.pop("limits")) == 1
+        assert more == {
+            "deployments": {"theirs"},
+            "queues": {"theirs"},
+            "automations": {"theirs trigger", "their automation"},
+            "schedules": {("manual", None)},
+        }
+        assert not any(names - now[kind] for kind, names in before.items())
+
+
+def everything(api: httpx.Client) -> dict[str, set]:
+    """Names of what deploying makes."""
+    deployments = post(api, "deployments/filter")
+    return {
+        "deployments": {
+            one["name"] if one["name"] == "theirs" else one["entrypoint"] for one in deployments
+        },
+        "queues": {one["name"] for one in queues(api)},
+        "automations": {one["name"] for one in post(api, "automations/filter")},
+        "schedules": {
+            (one["name"], schedule["slug"]) for one in deployments for schedule in one["schedules"]
+        },
+        "limits": {one["name"] for one in post(api, "v2/concurrency_limits/filter")},
+    }
+
+
+def queues(api: httpx.Client) -> list[dict]:
+    return post(api, "work_pools/ostinato/queues/filter")
+
+
+def automation(name: str, deployment: str | None) -> dict:
+    """One that would start a deployment, as `prefect deploy` makes it; of nobody's when there is none."""
+    owner = {} if deployment is None else {"owner_resource": f"prefect.deployment.{deployment}"}
+    trigger = {"type": "event", "expect": ["never"], "posture": "Reactive", "threshold": 1}
+    return {"name": name, "trigger": trigger, "actions": [{"type": "do-nothing"}], **owner}
+
+
+def post(api: httpx.Client, path: str, rows: list | None = None, /, **body: Any) -> Any:
+    answer = api.post(path, json=body if rows is None else rows)
+    assert answer.is_success, answer.text
+    return answer.json()

@@ -4,13 +4,12 @@ import importlib.metadata
 from pathlib import Path
 
 from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.checkpoints import PROBLEM_KINDS
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.problem_sets import PROBLEMS_FILE, load_problems, load_repositories
 from ostinato.tasks.problems.given.harbor_writing import write_task
-
-_KINDS = ("problems", "environments", "rebuilt-problems")
 
 
 def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
@@ -40,6 +39,6 @@ def _find_set(settings: Settings, place: str) -> Path:
         )
     artifacts = open_artifacts(settings)
     ref = artifacts.get(place)
-    if ref.kind not in _KINDS:
-        raise ConfigError(f"{place} is no problem set, wanted one of {', '.join(_KINDS)}")
+    if ref.kind not in PROBLEM_KINDS:
+        raise ConfigError(f"{place} is no problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
     return artifacts.local_copy(ref, settings.home)
