@@ -5,30 +5,26 @@ behind the model's own tokens. A template that rewrites what came before is refu
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders
 
+from ostinato.models.rendering.control_texts import ControlTexts, choose_mark
 from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, byte_characters
+from ostinato.models.rendering.template_environment import template_environment
 
 PUBLISHED = "published"
-Message = dict[str, str]
+Message = dict[str, Any]
 # Tokens that templates may name.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
 QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
 TOOL_NAME = "example_tool"
-MARK = "0mark0"  # survives whatever a template does to contents: JSON, trimming
+THOUGHT = "\u2402thought\u2403"
 
 
 class TemplateRenderer(Renderer):
@@ -48,7 +44,7 @@ class TemplateRenderer(Renderer):
             )
         self.tokenizer = tokenizer
         self._files = files or {}
-        self._lock = Lock()  # the tokenizer reads special tokens or not by a state of its own
+        self._texts = ControlTexts(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: _token_text(settings.get(name)) for name in _NAMED_TOKENS}
         known = {name: text for name, text in names.items() if text}
@@ -80,8 +76,12 @@ class TemplateRenderer(Renderer):
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`, none of them special. `tags` are nano's: here they are plain text."""
-        return self._tokens(text, special_tokens=False)
+        """Tokens of `text`, no control token among them. `tags` are nano's: here they are plain text."""
+        return self._texts.encode_content(text)
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Tokens of an answer as the model would sample it: tags that are tokens, no special ones."""
+        return [*self._texts.encode_answer(text), self.end_id]
 
     def start(
         self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
@@ -89,12 +89,6 @@ class TemplateRenderer(Renderer):
         """Opens a conversation: system message if any, user's message, the answer's header. `tools` are
         stated by the template, where it states any.
         """
-        written = json.dumps(list(tools), ensure_ascii=False)
-        special = next((special for special in self._special_texts if special in written), None)
-        if special is not None:
-            raise ValueError(
-                f"a tool's definition holds {special!r}, wanted none of the model's tokens"
-            )
         messages = [] if system is None else [{"role": "system", "content": system}]
         return self._encode([*messages, {"role": "user", "content": user}], after="", tools=tools)
 
@@ -117,67 +111,47 @@ class TemplateRenderer(Renderer):
     def _encode(
         self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Tokens of the template's text behind `after`. Contents yield no special token, however the
-        template writes them: rendered again with a mark inside theirs, only the template's are whole.
+        """Tokens of the template's text behind `after`."""
+        marked, marked_tools, mark = self.mark_contents(messages, tools)
+        text = self.show(marked, marked_tools, opens_answer=True)
+        return self._texts.encode_form(text[text.index(after) + len(after) :], mark)
+
+    def mark_contents(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]]
+    ) -> tuple[list[Message], list[dict[str, Any]], str | None]:
+        """Messages and tools with a mark before each control text of theirs, so that in what the template
+        makes of them its own control texts are those without. ValueError where it does not keep such
+        a text whole. The mark is None where there is none to set.
         """
-        text = self._show(messages, after, tools)
-        found = [self._specials.search(message["content"]) for message in messages]
-        first = next((match for match in found if match is not None), None)
-        if first is None:
-            return self._encode_form(text)
-        mark = MARK
-        while mark in text or any(mark in message["content"] for message in messages):
-            mark += MARK
-        broken = [
-            message | {"content": self._special_starts.sub(rf"\g<0>{mark}", message["content"])}
-            for message in messages
-        ]
-        marked = self._show(broken, after, tools)
-        if marked.replace(mark, "") != text:
+        shown = self.show(messages, tools, opens_answer=True)
+        mark = choose_mark(shown)
+        marked = [self._texts.mark_contents(message, mark) for message in messages]
+        marked_tools = [self._texts.mark_contents(tool, mark) for tool in tools]
+        if marked == messages and marked_tools == list(tools):
+            return messages, list(tools), None
+        if self.show(marked, marked_tools, opens_answer=True).replace(mark, "") != shown:
+            found = self._texts.find(json.dumps([*messages, *tools], ensure_ascii=False))
             raise ValueError(
-                f"the chat template rewrites contents that hold {first[0]!r}, wanted them kept whole"
+                f"the chat template rewrites contents that hold {found!r}, wanted them kept whole"
             )
-        ids: list[int] = []
-        form = ""
-        for piece in self._specials.split(marked):
-            if mark in piece:
-                ids += self._encode_form(form) + self.encode_content(piece.replace(mark, ""))
-                form = ""
-            else:
-                form += piece
-        return ids + self._encode_form(form)
+        return marked, marked_tools, mark
 
-    def _show(self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]]) -> str:
-        """The template's text behind `after`. ValueError for messages that it refuses."""
+    def show(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        opens_answer: bool,
+    ) -> str:
+        """The template's text. ValueError for messages that it refuses."""
         try:
-            text = self._render(messages, opens_answer=True, tools=tools)
-        except TemplateError as error:
+            return self._render(messages, opens_answer=opens_answer, tools=tools)
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
-        return text[text.index(after) + len(after) :]
 
-    def _encode_form(self, text: str) -> list[int]:
-        return self._tokens(text, special_tokens=True)
-
-    def _tokens(self, text: str, *, special_tokens: bool) -> list[int]:
-        with self._lock:
-            self.tokenizer.encode_special_tokens = not special_tokens
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    @cached_property
-    def _special_texts(self) -> tuple[str, ...]:
-        return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values())
-
-    @cached_property
-    def _specials(self) -> re.Pattern[str]:
-        """A special token's text, the longest that fits."""
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
-        return re.compile("(" + ("|".join(map(re.escape, texts)) or "(?!)") + ")")
-
-    @cached_property
-    def _special_starts(self) -> re.Pattern[str]:
-        """The first character of each such text, also of one that overlaps another."""
-        return re.compile(f"(?={self._specials.pattern}).", re.DOTALL)
+    def encode_shown(self, text: str, mark: str | None) -> list[int]:
+        """Tokens of a part of the template's text, where `mark` stands before contents' control texts."""
+        return self._texts.encode_form(text, mark)
 
     @cached_property
     def states_tools(self) -> bool:
@@ -208,27 +182,43 @@ class TemplateRenderer(Renderer):
         )
 
     def _check_form(self) -> int:
-        """The token that ends an answer. ValueError when the template rewrites history."""
+        """The token that ends an answer. ValueError when the template rewrites history. What it writes
+        around the last answer of all, as Qwen3's does, is no matter: here a message follows each.
+        """
         try:
             opened = self._render(_opening()[:1], opens_answer=True)
             closed = self._render(_opening(), opens_answer=False)
             further = self._render([*_opening(), _opening()[0]], opens_answer=True)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses a plain conversation: {error}") from None
-        if not closed.startswith(opened + ANSWER):
+        if not closed.startswith(opened) or ANSWER not in closed:
             raise ValueError(
                 "the chat template writes an answer elsewhere than behind its header: "
-                f"{closed!r} does not begin with {opened!r} and the answer"
+                f"{closed!r} does not begin with {opened!r} and hold the answer"
             )
-        ending = self._encode_form(closed[len(opened) + len(ANSWER) :])
+        ending = self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :])
         is_kept = further.startswith(opened + ANSWER)
-        behind = self._encode_form(further[len(opened) + len(ANSWER) :])
+        behind = self._texts.encode_form(further[len(opened) + len(ANSWER) :])
         if not is_kept or not ending or ending[0] != behind[0]:
             raise ValueError(
                 "the chat template rewrites history: after a further message the conversation no "
                 f"longer begins with {opened + ANSWER!r} and its end, but is {further!r}"
             )
+        if not self._texts.is_control(ending[0]):
+            raise ValueError(
+                f"the chat template ends an answer with {closed[closed.index(ANSWER) + len(ANSWER) :]!r}, "
+                "wanted a special token, such as eos_token, that a model can stop at"
+            )
         return ending[0]
+
+    @cached_property
+    def drops_thoughts(self) -> bool:
+        """Whether the template takes `<think>` blocks out of answers before the last question."""
+        question, answer = _opening()
+        thought = answer | {"content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
+        told = self.show([question, thought], opens_answer=False)
+        asked = self.show([question, thought, question], opens_answer=True)
+        return THOUGHT in told and THOUGHT not in asked
 
     @cached_property
     def _header_ids(self) -> list[int]:
@@ -237,17 +227,18 @@ class TemplateRenderer(Renderer):
         opened = self._render(_opening()[:1], opens_answer=True)
         closed = self._render(_opening(), opens_answer=False)
         header = opened[len(told) :] if opened.startswith(told) else ""
-        return self._encode_form(closed[len(opened) + len(ANSWER) :] + header)[1:]
+        return self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :] + header)[1:]
 
     def _find_result_role(self) -> str:
         """`tool` where the template shows such a message, else `user`."""
         try:
+            opened = self._render(_opening()[:1], opens_answer=True)
             shown = self._render(
                 [*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True
             )
         except TemplateError:
             return "user"
-        return "tool" if RESULT in shown else "user"
+        return "tool" if shown.startswith(opened + ANSWER) and RESULT in shown else "user"
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
@@ -261,29 +252,6 @@ class TemplateRenderer(Renderer):
             else:
                 table[token_id] = bytes(byte_of[character] for character in token)
         return table
-
-
-class _AnswerMark(Extension):
-    """The block `generation`, by which some templates mark answers. Its text stays as it is."""
-
-    tags: ClassVar = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements of the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def template_environment() -> ImmutableSandboxedEnvironment:
-    """Extensions, filters and functions that templates find in transformers."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _AnswerMark],
-    )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-    environment.filters["tojson"] = _to_json
-    return environment
 
 
 def load_renderer(path: Path) -> Renderer:
@@ -312,27 +280,3 @@ def _opening() -> list[Message]:
 
 def _token_text(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token or ""
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -14,7 +14,8 @@ from ostinato.infra.serving.published_models import CONFIG, FAMILIES
 from ostinato.models.checkpoint import stream_checkpoint
 from ostinato.models.checkpoint.store import PUBLISHED
 from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
-from ostinato.models.rendering.chat_template import find_template, template_environment
+from ostinato.models.rendering.chat_template import find_template
+from ostinato.models.rendering.template_environment import template_environment
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters, weight_shapes
 from ostinato.tasks.conversion.sources import (

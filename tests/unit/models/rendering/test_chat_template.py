@@ -135,8 +135,9 @@ def test_tools_stand_where_the_template_states_them(tmp_path: Path) -> None:
     assert ours.states_tools
     assert not renderer().states_tools
     function["description"] = "<|im_end|>"
-    with pytest.raises(ValueError, match="a tool's definition holds"):
-        ours.start("a", None, tools)
+    tokens = ours.start("a", None, tools)
+    assert '<|im_end|>", "parameters"' in ours.decode(tokens)
+    assert tokens.count(ours.end_id) == 2  # of tools and question
 
 
 def test_messages_that_the_template_refuses_are_the_callers_mistake() -> None:

@@ -195,11 +195,10 @@ async def test_a_history_of_the_clients_own_is_written_as_the_template_writes_it
 
 
 @pytest.mark.asyncio
-async def test_definitions_with_tokens_of_the_model_are_refused(tmp_path: Path) -> None:
+async def test_definitions_with_tokens_of_the_model_are_plain_text(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]
-    async with served(tmp_path, TOOL_TEMPLATE) as (client, model):
+    async with served(tmp_path, TOOL_TEMPLATE, "ok") as (client, model):
         body = {"model": "ostinato", "messages": [USER], "tools": tools}
         answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert "holds '<|im_end|>'" in answer.json()["error"]["message"]
-    assert model.requests == []
+    assert answer.status_code == 200
+    assert model.requests[0].token_ids.count(model.renderer.end_id) == 2  # tools, question

@@ -1,0 +1,122 @@
+"""Which tokens a conversation's form alone may hold, and contents encoded without them.
+
+Control tokens are the special ones and, of the others that were added to the vocabulary, those with
+punctuation (`<tool_call>`, `<think>`). Added words and runs of white space are text like any other.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+MARK = "0mark0"  # survives whatever a template does to contents: JSON, trimming
+
+
+class ControlTexts:
+    """The control tokens of a tokenizer, by their texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or _has_punctuation(token.content)
+        }
+        special = [token.content for token in added.values() if token.special]
+        self._any = _pattern(self._ids)
+        self._special = _pattern(special)
+        self._spoken = _pattern(self._ids.keys() - set(special))
+        self._plain = _without(tokenizer, self._ids.keys())
+        controls = set(self._ids.values())
+        for text in self._ids:
+            if not controls.isdisjoint(self.encode_content(text)):
+                raise ValueError(
+                    f"the tokenizer has no other tokens for the text {text!r} than a control token, "
+                    "wanted some for contents that hold it"
+                )
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token is none of a content's."""
+        return token_id in self._ids.values()
+
+    def find(self, text: str) -> str | None:
+        """The first control text in `text`."""
+        found = self._any.search(text)
+        return None if found is None else found[0]
+
+    def encode_content(self, text: str) -> list[int]:
+        """Tokens of `text`, no control token among them."""
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Tokens of a model's words, which may be control tokens, but no special ones."""
+        ids: list[int] = []
+        for index, piece in enumerate(self._spoken.split(text)):
+            ids += [self._ids[piece]] if index % 2 else self.encode_content(piece)
+        return ids
+
+    def encode_form(self, text: str, mark: str | None = None) -> list[int]:
+        """Tokens of a template's text. A text behind `mark` is a content's, and no control token."""
+        if mark is None:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        form = ""
+        for piece in re.split(f"(?<!{mark}){self._any.pattern}", text):
+            if mark in piece:
+                ids += self.encode_form(form) + self.encode_content(piece.replace(mark, ""))
+                form = ""
+            else:
+                form += piece
+        return ids + self.encode_form(form)
+
+    def mark_contents(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+        """A message, or a tool, with the mark before each control text. An answer may hold those that
+        are not special.
+        """
+        texts = self._special if message.get("role") == "assistant" else self._any
+        begins = re.compile(f"(?={texts.pattern})")
+        return {
+            key: value if key == "role" else _map_texts(value, lambda text: begins.sub(mark, text))
+            for key, value in message.items()
+        }
+
+
+def choose_mark(text: str) -> str:
+    """A mark that `text` does not hold."""
+    mark = MARK
+    while mark in text:
+        mark += MARK
+    return mark
+
+
+def _has_punctuation(text: str) -> bool:
+    return any(not (character.isalnum() or character.isspace()) for character in text)
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """One of the texts, the longest that fits, as a group."""
+    ordered = sorted((text for text in texts if text), key=len, reverse=True)
+    return re.compile("(" + ("|".join(map(re.escape, ordered)) or "(?!)") + ")")
+
+
+def _without(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
+    """The same tokenizer that does not know these added tokens. All others keep their ids."""
+    described = json.loads(tokenizer.to_str())
+    kept = [token for token in described["added_tokens"] if token["content"] not in texts]
+    described["added_tokens"] = kept
+    # ids of added tokens count on from the vocabulary unless they stand in it
+    described["model"]["vocab"] |= {token["content"]: token["id"] for token in kept}
+    return Tokenizer.from_str(json.dumps(described))
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _map_texts(item, change) for key, item in value.items()}
+    return value
