@@ -2,8 +2,9 @@
 
 from typing import NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from ostinato.models.record import Record
 from ostinato.models.spec import ModelSpec
 
 
@@ -20,12 +21,10 @@ class RankPlace(NamedTuple):
     expert_data: int
 
 
-class ParallelLayout(BaseModel):
+class ParallelLayout(Record):
     """Degrees of parallelism in Megatron's order: tensor fastest, then context, data and pipeline;
     for experts expert-tensor fastest, then expert, expert-data and pipeline.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tensor: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
@@ -98,8 +97,13 @@ class ParallelLayout(BaseModel):
         return self.world_size > self.data or self.expert * self.expert_tensor > 1
 
     def leaders(self) -> list[int]:
-        """The first rank of each place in data parallelism."""
-        return [place.rank for place in self.places() if (place.tensor, place.context) == (0, 0)]
+        """The first rank of the last stage, which has the losses, of each place in data parallelism."""
+        last = (0, 0, self.pipeline - 1)
+        return [
+            place.rank
+            for place in self.places()
+            if (place.tensor, place.context, place.pipeline) == last
+        ]
 
     def places(self) -> tuple[RankPlace, ...]:
         """Coordinates of every rank."""

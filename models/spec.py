@@ -5,13 +5,13 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from ostinato.models.record import Record
 
 
-class RopeBands(BaseModel):
+class RopeBands(Record):
     """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, others are blended."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
     low_frequency_factor: float = Field(gt=0, description="Bound of the long wavelengths.")
@@ -19,10 +19,8 @@ class RopeBands(BaseModel):
     original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
 
 
-class Yarn(BaseModel):
+class Yarn(Record):
     """YaRN (arXiv 2309.00071): short wavelengths stay, long ones are stretched, scores are scaled."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
     fast_turns: float = Field(default=32.0, gt=0, description="With more turns nothing changes.")
@@ -32,97 +30,70 @@ class Yarn(BaseModel):
     mscale_all_dim: float = Field(default=0.0, ge=0, description="The same; it scales scores.")
 
 
-class LatentAttention(BaseModel):
+class LatentAttention(Record):
     """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     query_rank: int = Field(ge=0, description="Rank of the queries; 0: full.")
     key_value_rank: int = Field(gt=0, description="Rank of keys and values together.")
-    rotary_head_dim: int = Field(
-        gt=0, description="Last columns of a query or key head, which RoPE rotates; even."
-    )
+    rotary_head_dim: int = Field(gt=0)
+    """Last columns of a query or key head, which RoPE rotates; even."""
     value_head_dim: int = Field(gt=0, description="Width of a value head.")
     yarn: Yarn | None = Field(default=None, description="RoPE scaling; None: none.")
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Record):
     """Decoder with grouped-query or latent attention: dense layers first, then layers of experts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schema_version: Literal[1] = Field(
-        default=1, description="Version of this table; 1 is the only one."
-    )
+    schema_version: Literal[1] = 1
+    """Version of this table; 1 is the only one."""
     vocab_size: int = Field(gt=0, description="Rows of the embedding, special tokens included.")
     hidden_size: int = Field(gt=0, description="Width of the residual stream.")
-    num_layers: int = Field(
-        gt=0, description="Transformer layers, each with attention and an MLP or experts."
-    )
+    num_layers: int = Field(gt=0)
+    """Transformer layers, each with attention and an MLP or experts."""
     num_attention_heads: int = Field(gt=0, description="Query heads of a layer.")
-    num_query_groups: int = Field(
-        gt=0, description="Key/value heads of a layer; divides the query heads."
-    )
+    num_query_groups: int = Field(gt=0)
+    """Key/value heads of a layer; divides the query heads."""
     head_dim: int = Field(gt=0, description="Width of one head; even, because RoPE rotates halves.")
-    latent: LatentAttention | None = Field(
-        default=None, description="Latent attention; None: grouped queries."
-    )
-    num_dense_layers: int = Field(
-        default=0, ge=0, description="First layers that have one SwiGLU MLP instead of experts."
-    )
-    dense_hidden_size: int = Field(
-        default=0, ge=0, description="Inner width of that MLP; > 0 if num_dense_layers > 0."
-    )
-    num_experts: int = Field(
-        default=0, ge=0, description="Experts of a layer; 0 if all layers are dense."
-    )
-    experts_per_token: int = Field(
-        default=0, ge=0, description="Experts that process each token (top-k)."
-    )
-    expert_hidden_size: int = Field(
-        default=0, ge=0, description="Inner width of one SwiGLU expert."
-    )
-    shared_expert_hidden_size: int = Field(
-        default=0, ge=0, description="Inner width of the expert that sees every token; 0: none."
-    )
-    router_score: Literal["sigmoid", "softmax"] = Field(
-        default="sigmoid",
-        description="How experts are scored; only sigmoid has a bias that balances them.",
-    )
-    router_normalizes: bool = Field(
-        default=True, description="Whether the shares of the chosen experts sum to 1."
-    )
+    latent: LatentAttention | None = None
+    """Latent attention; None: grouped queries."""
+    num_dense_layers: int = Field(default=0, ge=0)
+    """First layers that have one SwiGLU MLP instead of experts."""
+    dense_hidden_size: int = Field(default=0, ge=0)
+    """Inner width of that MLP; > 0 if num_dense_layers > 0."""
+    num_experts: int = Field(default=0, ge=0)
+    """Experts of a layer; 0 if all layers are dense."""
+    experts_per_token: int = Field(default=0, ge=0)
+    """Experts that process each token (top-k)."""
+    expert_hidden_size: int = Field(default=0, ge=0)
+    """Inner width of one SwiGLU expert."""
+    shared_expert_hidden_size: int = Field(default=0, ge=0)
+    """Inner width of the expert that sees every token; 0: none."""
+    router_score: Literal["sigmoid", "softmax"] = "sigmoid"
+    """How experts are scored; only sigmoid has a bias that balances them."""
+    router_normalizes: bool = True
+    """Whether the shares of the chosen experts sum to 1."""
     router_scale: float = Field(default=1.0, gt=0, description="Factor of the experts' shares.")
-    router_groups: int = Field(
-        default=1, gt=0, description="Groups of experts; divides num_experts."
-    )
-    router_groups_per_token: int = Field(
-        default=1, gt=0, description="Best groups, from which a token's experts are chosen."
-    )
+    router_groups: int = Field(default=1, gt=0)
+    """Groups of experts; divides num_experts."""
+    router_groups_per_token: int = Field(default=1, gt=0)
+    """Best groups, from which a token's experts are chosen."""
     qk_norm: bool = Field(default=True, description="RMSNorm on each query and key head.")
     qkv_bias: bool = Field(default=False, description="Bias of queries, keys and values.")
-    tied_embeddings: bool = Field(
-        default=True, description="Whether the embedding is the output matrix too."
-    )
-    rotary_fraction: float = Field(
-        default=1.0, gt=0, le=1, description="Leading part of a head that RoPE rotates."
-    )
-    rope_bands: RopeBands | None = Field(
-        default=None, description="RoPE scaling by wavelength; None: none."
-    )
-    rope_base: float = Field(
-        default=10_000.0, gt=1, description="Base period of the rotary embedding."
-    )
-    rope_scaling_factor: float = Field(
-        default=1.0, ge=1, description="Positions are divided by it; 1 leaves them as they are."
-    )
+    tied_embeddings: bool = True
+    """Whether the embedding is the output matrix too."""
+    rotary_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Leading part of a head that RoPE rotates."""
+    rope_bands: RopeBands | None = None
+    """RoPE scaling by wavelength; None: none."""
+    rope_base: float = Field(default=10_000.0, gt=1)
+    """Base period of the rotary embedding."""
+    rope_scaling_factor: float = Field(default=1.0, ge=1)
+    """Positions are divided by it; 1 leaves them as they are."""
     max_sequence_tokens: int = Field(gt=0, description="Longest context the model is used at.")
-    mtp_depth: int = Field(
-        default=0, ge=0, description="Draft layers beside the trunk; 0 means none."
-    )
-    mtp_hidden_size: int = Field(
-        default=0, ge=0, description="Inner width of a draft layer; > 0 if mtp_depth > 0."
-    )
+    mtp_depth: int = Field(default=0, ge=0)
+    """Draft layers beside the trunk; 0 means none."""
+    mtp_hidden_size: int = Field(default=0, ge=0)
+    """Inner width of a draft layer; > 0 if mtp_depth > 0."""
     norm_epsilon: float = Field(default=1e-6, gt=0, description="Epsilon inside every RMSNorm.")
 
     @model_validator(mode="after")

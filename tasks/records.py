@@ -82,43 +82,30 @@ class Problem(Record):
     last_line: int = 1
     prompt: str = Field(description="what the user asks, short and underspecified")
     edits: tuple[LineEdit, ...] = ()
-    fail_to_pass: tuple[str, ...] = Field(
-        default=(), description="test ids that fail when broken and pass when whole"
-    )
-    pass_to_pass: tuple[str, ...] = Field(
-        default=(), description="test ids that pass in both states"
-    )
+    fail_to_pass: tuple[str, ...] = ()
+    """test ids that fail when broken and pass when whole"""
+    pass_to_pass: tuple[str, ...] = ()
+    """test ids that pass in both states"""
     split: Split
-    solve_rate: float | None = Field(
-        default=None, description="measured for some policy; None: never"
-    )
-    blocks: tuple[BlockEdit, ...] = Field(
-        default=(), description="edits of several lines, not overlapping; in pristine coordinates"
-    )
-    cut_tests: tuple[BlockEdit, ...] = Field(
-        default=(), description="hidden tests taken out of what the agent sees"
-    )
-    hidden_tests: tuple[str, ...] = Field(
-        default=(), description="of fail_to_pass: judged by, never shown"
-    )
-    question_warranted: bool = Field(
-        default=False,
-        description="the prompt leaves open what only the user can tell, so asking is right",
-    )
-    oracle: FunctionOracle | None = Field(
-        default=None,
-        description="calls of the function in `path` that no test makes, with the original's "
-        "results; None: it has none",
-    )
-    environment: str = Field(
-        default="", description="what judges an attempt; empty: the tests of the repository"
-    )
-    given_files: dict[str, str] = Field(
-        default={}, description="an environment's files laid over the repository, by path"
-    )
-    facts: dict[str, str] = Field(
-        default={}, description="what only the judge of the environment knows"
-    )
+    solve_rate: float | None = None
+    """measured for some policy; None: never"""
+    blocks: tuple[BlockEdit, ...] = ()
+    """edits of several lines, not overlapping; in pristine coordinates"""
+    cut_tests: tuple[BlockEdit, ...] = ()
+    """hidden tests taken out of what the agent sees"""
+    hidden_tests: tuple[str, ...] = ()
+    """of fail_to_pass: judged by, never shown"""
+    question_warranted: bool = False
+    """the prompt leaves open what only the user can tell, so asking is right"""
+    oracle: FunctionOracle | None = None
+    """calls of the function in `path` that no test makes, with the original's results; None: it has
+    none"""
+    environment: str = ""
+    """what judges an attempt; empty: the tests of the repository"""
+    given_files: dict[str, str] = Field(default={})
+    """an environment's files laid over the repository, by path"""
+    facts: dict[str, str] = Field(default={})
+    """what only the judge of the environment knows"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
@@ -180,17 +167,14 @@ class Verdict(Record):
     passed: bool
     tests_required: int
     tests_passed: int
-    outcomes: dict[str, str] = Field(
-        description="test id -> passed, failed, error, timeout, missing"
-    )
+    outcomes: dict[str, str]
+    """test id -> passed, failed, error, timeout, missing"""
     detail: str = ""
     wall_seconds: float = 0.0
-    tampering: tuple[str, ...] = Field(
-        default=(), description="what shows that the run was not honest; any voids the verdict"
-    )
-    ignored_paths: tuple[str, ...] = Field(
-        default=(), description="changed files that count for nothing: tests, runner settings"
-    )
+    tampering: tuple[str, ...] = ()
+    """what shows that the run was not honest; any voids the verdict"""
+    ignored_paths: tuple[str, ...] = ()
+    """changed files that count for nothing: tests, runner settings"""
 
 
 class RewardReport(Record):
@@ -201,15 +185,12 @@ class RewardReport(Record):
 
     total: float
     terms: dict[str, float] = Field(description="name -> value times weight")
-    values: dict[str, float] = Field(
-        default_factory=dict, description="name -> what was measured; empty in older reports"
-    )
-    weights: dict[str, float] = Field(
-        default_factory=dict, description="name -> signed weight; negative: taken off"
-    )
-    flags: dict[str, str] = Field(
-        default_factory=dict, description="pattern of a hack monitor -> its evidence"
-    )
+    values: dict[str, float] = Field(default_factory=dict)
+    """name -> what was measured; empty in older reports"""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """name -> signed weight; negative: taken off"""
+    flags: dict[str, str] = Field(default_factory=dict)
+    """pattern of a hack monitor -> its evidence"""
 
     @model_validator(mode="after")
     def _adds_up(self) -> "RewardReport":
@@ -232,13 +213,10 @@ class Branch(Record):
     """Point of an attempt that others of its group continue from, or that it continued from."""
 
     turns: int = Field(description="answers before it; all of an attempt's: nothing branched off")
-    files: dict[str, str | None] = Field(
-        default_factory=dict,
-        description="files that differed from the repository's, in base64; None: removed",
-    )
-    state: HarnessState | None = Field(
-        default=None, description="what the harness remembered; None in those that continue"
-    )
+    files: dict[str, str | None] = Field(default_factory=dict)
+    """files that differed from the repository's, in base64; None: removed"""
+    state: HarnessState | None = None
+    """what the harness remembered; None in those that continue"""
 
     def contents(self) -> dict[str, bytes | None]:
         """The files that differed."""
@@ -258,16 +236,13 @@ class Trajectory(Record):
     seed: int
     outcome: Outcome
     reason: str
-    verdict: Verdict | None = Field(
-        description="None only when infrastructure failed before grading"
-    )
+    verdict: Verdict | None
+    """None only when infrastructure failed before grading"""
     reward: RewardReport
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
-    branch: Branch | None = Field(
-        default=None,
-        description="in a forked group: tokens before it are context and are not trained",
-    )
+    branch: Branch | None = None
+    """in a forked group: tokens before it are context and are not trained"""
     started_at: float
     finished_at: float
 
@@ -298,9 +273,8 @@ class Sample(Record):
 
     sample_id: str
     trajectory_id: str
-    group_id: str = Field(
-        default="", description="whose mean the reward was centred on; empty: a baseline's"
-    )
+    group_id: str = ""
+    """whose mean the reward was centred on; empty: a baseline's"""
     segment: Segment
     advantage: float
     reward: float
@@ -343,12 +317,10 @@ class Scorecard(Record):
     turns: Metric
     tool_calls: Metric
     broken_call_ratio: float
-    first_edit_ratio: float | None = Field(
-        default=None, description="attempts solved by their first edit; None: older than the figure"
-    )
-    cut_ratio: float | None = Field(
-        default=None, description="attempts that ended at a limit or wrote the same edit twice"
-    )
+    first_edit_ratio: float | None = None
+    """attempts solved by their first edit; None: older than the figure"""
+    cut_ratio: float | None = None
+    """attempts that ended at a limit or wrote the same edit twice"""
     problems: tuple[ProblemScore, ...]
 
 
@@ -371,8 +343,7 @@ class GateDecision(Record):
     champion: str | None = Field(description="None: there was no champion to compare with")
     champion_scorecard_id: str | None
     passed: bool
-    difference: Metric = Field(
-        description="candidate minus champion; the candidate's own average without one"
-    )
+    difference: Metric
+    """candidate minus champion; the candidate's own average without one"""
     checks: tuple[GateCheck, ...]
     reason: str

@@ -27,114 +27,77 @@ SHORTEST_RESULT_CHARACTERS = 100
 class ToolPolicy(Record):
     """Restrictions of an environment. A refused call is an InvalidArguments result."""
 
-    tools: tuple[str, ...] | None = Field(
-        default=None, description="only these of the config's tools; None: all of them"
-    )
-    exact_edits: bool = Field(
-        default=False, description="edit_file's old must match to the character"
-    )
-    read_before_edit: bool = Field(
-        default=False, description="edit_file and write_file want the file as it is now read before"
-    )
-    protected_paths: tuple[str, ...] = Field(
-        default=(), description="patterns as in .gitignore that no file tool may change"
-    )
-    allowed_commands: tuple[str, ...] | None = Field(
-        default=None, description="first words a terminal command may have; None: any"
-    )
+    tools: tuple[str, ...] | None = None
+    """only these of the config's tools; None: all of them"""
+    exact_edits: bool = False
+    """edit_file's old must match to the character"""
+    read_before_edit: bool = False
+    """edit_file and write_file want the file as it is now read before"""
+    protected_paths: tuple[str, ...] = ()
+    """patterns as in .gitignore that no file tool may change"""
+    allowed_commands: tuple[str, ...] | None = None
+    """first words a terminal command may have; None: any"""
 
 
 class HarnessConfig(Record):
     """Limits and tool set. Training, evaluation and users share one."""
 
-    tools: tuple[str, ...] = Field(
-        default=TOOL_NAMES,
-        description="tools the model may call; installed packages add some to the full dialect",
-    )
+    tools: tuple[str, ...] = TOOL_NAMES
+    """tools the model may call; installed packages add some to the full dialect"""
     max_turns: PositiveInt = Field(default=8, description="answers of the model in one attempt")
-    max_generated_tokens: PositiveInt = Field(
-        default=320, description="sampled tokens in one attempt"
-    )
-    context_tokens: int = Field(
-        default=512, ge=16, description="prompt, answers and results together"
-    )
-    max_broken_turns: PositiveInt = Field(
-        default=3, description="turns in a row whose calls are all the model's own mistakes"
-    )
-    max_calls_per_turn: PositiveInt = Field(
-        default=16, description="calls of one answer that are run; any more are refused as invalid"
-    )
-    call_time_limit_seconds: PositiveFloat = Field(
-        default=20.0,
-        description="wall time of one call; then it is stopped and the model reads that it ran too long",
-    )
-    attempt_time_limit_seconds: PositiveFloat = Field(
-        default=300.0,
-        description="wall time of one attempt; then it ends with the files as they are. A gateway that is stopped waits "
-        "as long for those under way",
-    )
-    visible_tests: Literal["fresh", "hot"] = Field(
-        default="fresh",
-        description="where an agent's tests run: in a box that never held the original code, or, three "
-        "times as fast, where it was loaded before; there a change could print it from memory",
-    )
-    result_limit_characters: int = Field(
-        default=1200, ge=80, description="longer tool results are cut in the middle"
-    )
+    max_generated_tokens: PositiveInt = 320
+    """sampled tokens in one attempt"""
+    context_tokens: int = Field(default=512, ge=16)
+    """prompt, answers and results together"""
+    max_broken_turns: PositiveInt = 3
+    """turns in a row whose calls are all the model's own mistakes"""
+    max_calls_per_turn: PositiveInt = 16
+    """calls of one answer that are run; any more are refused as invalid"""
+    call_time_limit_seconds: PositiveFloat = 20.0
+    """wall time of one call; then it is stopped and the model reads that it ran too long"""
+    attempt_time_limit_seconds: PositiveFloat = 300.0
+    """wall time of one attempt; then it ends with the files as they are. A gateway that is stopped
+    waits as long for those under way"""
+    visible_tests: Literal["fresh", "hot"] = "fresh"
+    """where an agent's tests run: in a box that never held the original code, or, three times as
+    fast, where it was loaded before; there a change could print it from memory"""
+    result_limit_characters: int = Field(default=1200, ge=80)
+    """longer tool results are cut in the middle"""
     read_limit_lines: PositiveInt = Field(default=40, description="lines one read_file may show")
-    search: Literal["words", "encoder"] = Field(
-        default="words",
-        description="ranks codebase_search: by words alone, or also by the vectors of the encoder "
-        "that [retrieval] trains",
-    )
-    place_tags: bool = Field(
-        default=False,
-        description="a line tag before each place that grep and codebase_search name; read_file "
-        "takes it for the function there",
-    )
-    summarise_at_tokens: int | None = Field(
-        default=None, description="context length that asks for a summary; None: never"
-    )
-    max_summaries: NonNegativeInt = Field(
-        default=4, description="summaries of one attempt, at most; 0: none"
-    )
-    max_restarts: NonNegativeInt = Field(
-        default=0,
-        description="times an attempt may start over of its own accord: an answer without a call that begins with "
-        "'Start over:' puts the files it edited back, and the context begins anew with the request and that answer",
-    )
-    dialect: str = Field(
-        default=COMPACT,
-        description="call format the template was trained with: compact, full or an installed one",
-    )
-    policy: ToolPolicy = Field(
-        default=ToolPolicy(), description="rules of every environment that has none of its own"
-    )
-    turn_limit_characters: int | None = Field(
-        default=None, description="all results of a turn together; None: no further limit"
-    )
-    summary_limit_tokens: PositiveInt | None = Field(
-        default=None, description="longest summary; None: what the budgets leave"
-    )
-    system_prompt: str | None = Field(
-        default=None,
-        description="in place of the text that explains tools and calls, for a model that was "
-        "fine-tuned on them; None: the explanation",
-    )
-    shown_lines: NonNegativeInt = Field(
-        default=0,
-        description="lines, at most, of a problem's broken function that stand above its prompt as "
-        "a file that the user has open; 0: none. Not in the compact dialect",
-    )
-    announce_turns: NonNegativeInt = Field(
-        default=0, description="with so few turns left the model is told; 0: never"
-    )
-    announce_tokens: NonNegativeInt = Field(
-        default=0, description="with so few tokens left the model is told; 0: never"
-    )
-    infrastructure_retries: NonNegativeInt = Field(
-        default=2, description="a call that failed by our fault is made again so often"
-    )
+    search: Literal["words", "encoder"] = "words"
+    """ranks codebase_search: by words alone, or also by the vectors of the encoder that [retrieval]
+    trains"""
+    place_tags: bool = False
+    """a line tag before each place that grep and codebase_search name; read_file takes it for the
+    function there"""
+    summarise_at_tokens: int | None = None
+    """context length that asks for a summary; None: never"""
+    max_summaries: NonNegativeInt = 4
+    """summaries of one attempt, at most; 0: none"""
+    max_restarts: NonNegativeInt = 0
+    """times an attempt may start over of its own accord: an answer without a call that begins with
+    'Start over:' puts the files it edited back, and the context begins anew with the request and
+    that answer"""
+    dialect: str = COMPACT
+    """call format the template was trained with: compact, full or an installed one"""
+    policy: ToolPolicy = ToolPolicy()
+    """rules of every environment that has none of its own"""
+    turn_limit_characters: int | None = None
+    """all results of a turn together; None: no further limit"""
+    summary_limit_tokens: PositiveInt | None = None
+    """longest summary; None: what the budgets leave"""
+    system_prompt: str | None = None
+    """in place of the text that explains tools and calls, for a model that was fine-tuned on them;
+    None: the explanation"""
+    shown_lines: NonNegativeInt = 0
+    """lines, at most, of a problem's broken function that stand above its prompt as a file that the
+    user has open; 0: none. Not in the compact dialect"""
+    announce_turns: NonNegativeInt = 0
+    """with so few turns left the model is told; 0: never"""
+    announce_tokens: NonNegativeInt = 0
+    """with so few tokens left the model is told; 0: never"""
+    infrastructure_retries: NonNegativeInt = 2
+    """a call that failed by our fault is made again so often"""
 
     @field_validator("dialect")
     @classmethod
@@ -208,15 +171,11 @@ class AgentRequest(Record):
     temperature: float = 1.0
     top_p: float = 1.0
     priority: Priority = Priority.TRAINING
-    system_prompt: str | None = Field(
-        default=None, description="None: the dialect's own; the compact dialect has none"
-    )
-    earlier_token_ids: tuple[int, ...] = Field(
-        default=(), description="tokens of the conversation so far; the prompt is appended to them"
-    )
-    opening: Opening | None = Field(
-        default=None,
-        description="turns of another attempt that this one continues from; they count as its own",
-    )
+    system_prompt: str | None = None
+    """None: the dialect's own; the compact dialect has none"""
+    earlier_token_ids: tuple[int, ...] = ()
+    """tokens of the conversation so far; the prompt is appended to them"""
+    opening: Opening | None = None
+    """turns of another attempt that this one continues from; they count as its own"""
     return_routes: bool = True
     facts: PromptFacts = PromptFacts()

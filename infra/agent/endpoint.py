@@ -40,9 +40,8 @@ class Endpoint(Record):
         description="up to and with /v1, as OpenAI's clients take it; kept, so no key stands in it",
     )
     model: str = Field(description="name of the model, as the API knows it")
-    key_env: str | None = Field(
-        default=None, description="environment variable that holds the key; None: no key"
-    )
+    key_env: str | None = None
+    """environment variable that holds the key; None: no key"""
 
     @property
     def title(self) -> str:

@@ -8,8 +8,10 @@ import json
 from enum import StrEnum
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 from safetensors.numpy import load, save
+
+from ostinato.infra.platform.record import Record as FrozenRecord
 
 MISSING_ROUTE = -1  # a position whose routes the engine did not record: the trainer routes it live
 
@@ -54,10 +56,10 @@ MODEL_FAULTS = frozenset(
 """The model's own mistakes: calls that the harness could not run as written."""
 
 
-class Record(BaseModel):
+class Record(FrozenRecord):
     """Frozen record. Arrays are allowed as fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 class ToolCallRecord(Record):

@@ -65,15 +65,12 @@ class Manifest(Record):
     kind: str
     name: str
     fingerprint: str
-    settings_fingerprint: str = Field(
-        default="", description="of the settings alone, its ancestors' among them"
-    )
-    code: dict[str, str] = Field(
-        default={}, description="file or package -> digest or version, when it was finished"
-    )
-    changed_files: tuple[str, ...] = Field(
-        default=(), description="code that changed between its begin and its end"
-    )
+    settings_fingerprint: str = ""
+    """of the settings alone, its ancestors' among them"""
+    code: dict[str, str] = Field(default={})
+    """file or package -> digest or version, when it was finished"""
+    changed_files: tuple[str, ...] = ()
+    """code that changed between its begin and its end"""
     parents: tuple[ArtifactRef, ...]
     metadata: dict[str, Any]
     files: tuple[ArtifactFile, ...]

@@ -2,15 +2,13 @@
 
 from typing import Annotated, Any, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ostinato.models.record import Record
+
+__all__ = ["Placed", "Record", "Share"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Record(BaseModel):
-    """Frozen values. An unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @runtime_checkable

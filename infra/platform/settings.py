@@ -20,64 +20,49 @@ class Settings(BaseSettings):
     """Settings of this installation. Each field is read from `OSTINATO_<FIELD>`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, validate_default=True
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
     home: Path = Field(default=Path(".ostinato"), description="everything this machine keeps")
-    object_store_url: str = Field(
-        default_factory=lambda data: f"file://{data['home']}/objects",
-        description="file:///absolute/path or s3://bucket/prefix",
-    )
+    object_store_url: str = Field(default_factory=lambda data: f"file://{data['home']}/objects")
+    """file:///absolute/path or s3://bucket/prefix"""
     ledger_url: SecretStr = Field(
-        default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db"),
-        description="sqlite:///path or postgresql://user:password@host/database; never shown",
+        default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db")
     )
-    cache_directory: Path = Field(
-        default_factory=lambda data: data["home"] / "cache",
-        description="downloads that can be had again: source archives, fetched artifacts",
-    )
-    s3_endpoint_url: str | None = Field(
-        default=None, description="S3 protocol server other than AWS; None: the AWS default"
-    )
+    """sqlite:///path or postgresql://user:password@host/database; never shown"""
+    cache_directory: Path = Field(default_factory=lambda data: data["home"] / "cache")
+    """downloads that can be had again: source archives, fetched artifacts"""
+    s3_endpoint_url: str | None = None
+    """S3 protocol server other than AWS; None: the AWS default"""
     s3_region: str | None = Field(default=None, description="None: the AWS client's own choice")
-    s3_access_key_id: str | None = Field(
-        default=None, description="None: the AWS client's own chain of credentials"
-    )
+    s3_access_key_id: str | None = None
+    """None: the AWS client's own chain of credentials"""
     s3_secret_access_key: SecretStr | None = None
     host: str = Field(default="127.0.0.1", description="address that services listen on")
     gateway_port: int = Field(default=8400, ge=1, le=65535)
     dashboard_port: int = Field(default=8401, ge=1, le=65535)
     prefect_port: int = Field(default=4200, ge=1, le=65535)
-    cpu_limit: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
-        ge=1,
-        description="processor cores the project may keep busy on this machine",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto",
-        description="that models are trained on. auto: GPUs for models from 50 M parameters on, where "
-        "every rank has one, else the CPU; cuda: GPUs; cpu: stages do not see the GPUs of this machine",
-    )
-    object_store_memory_bytes: int = Field(
-        default=256 * 2**20, ge=80 * 2**20, description="Ray's shared memory on this machine"
-    )
-    ray_address: str | None = Field(
-        default=None,
-        description="HOST:PORT of the head of a Ray cluster that RL joins; None: Ray on this machine alone",
-    )
-    heartbeat_limit_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        description="a stage whose threads stand still for longer is ended and resumed",
-    )
-    stall_limit_seconds: float = Field(
-        default=3_600.0, gt=0, description="a stage without progress for longer is, too"
-    )
-    trackers: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        description="where step metrics go too, separated by commas: tensorboard, wandb, mlflow, "
-        "trackio, or what an installed package adds",
-    )
+    cpu_limit: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    """processor cores the project may keep busy on this machine"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """that models are trained on. auto: GPUs for models from 50 M parameters on, where every rank
+    has one, else the CPU; cuda: GPUs; cpu: stages do not see the GPUs of this machine"""
+    object_store_memory_bytes: int = Field(default=256 * 2**20, ge=80 * 2**20)
+    """Ray's shared memory on this machine"""
+    ray_address: str | None = None
+    """HOST:PORT of the head of a Ray cluster that RL joins; None: Ray on this machine alone"""
+    heartbeat_limit_seconds: float = Field(default=300.0, gt=0)
+    """a stage whose threads stand still for longer is ended and resumed"""
+    stall_limit_seconds: float = Field(default=3_600.0, gt=0)
+    """a stage without progress for longer is, too"""
+    trackers: Annotated[tuple[str, ...], NoDecode] = ()
+    """where step metrics go too, separated by commas: tensorboard, wandb, mlflow, trackio, or what
+    an installed package adds"""
     minimum_free_disk_bytes: int = Field(default=4 * 2**30, ge=0, description="what doctor wants")
 
     @field_validator("home", "cache_directory")
@@ -104,16 +89,15 @@ class Settings(BaseSettings):
 class Launch(BaseSettings):
     """Place of this process among those that torchrun started, read from torchrun's own variables."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     rank: int
     world_size: int
     local_world_size: int = Field(description="processes of this machine")
     master_addr: str = Field(description="where torchrun keeps the store that they meet in")
     master_port: int
-    torchelastic_restart_count: int = Field(
-        description="how often torchrun started all of them again"
-    )
+    torchelastic_restart_count: int
+    """how often torchrun started all of them again"""
 
 
 def load_launch() -> Launch | None:

@@ -34,10 +34,8 @@ class SourceArchive(Record):
 
     name: str = Field(description="name on the package index")
     version: str = Field(description="exact version")
-    sha256: str = Field(
-        default="",
-        description="of the archive; empty: what came first is noted and must stay the same",
-    )
+    sha256: str = ""
+    """of the archive; empty: what came first is noted and must stay the same"""
 
 
 def fetch_archive(source: SourceArchive, cache: Path) -> Path:

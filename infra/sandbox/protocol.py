@@ -25,22 +25,18 @@ class SandboxKind(StrEnum):
 class SandboxLimits(Record):
     """Resource limits of one box."""
 
-    memory_bytes: int = Field(
-        default=512 << 20, description="whole box; enforced by cgroup where writable"
-    )
+    memory_bytes: int = 512 << 20
+    """whole box; enforced by cgroup where writable"""
     process_memory_bytes: int = Field(default=1 << 30, description="address space of one process")
     processes: int = Field(default=128, description="processes and threads in the box")
     file_bytes: int = Field(default=64 << 20, description="largest single file")
     writable_bytes: int = Field(default=256 << 20, description="size of /repo and of /tmp, each")
-    start_seconds: float = Field(
-        default=30.0, description="a box that has not answered by then is lost"
-    )
-    test_memory_bytes: int = Field(
-        default=384 << 20, description="what one test run may allocate on top"
-    )
-    test_cpu_seconds: float = Field(
-        default=1.0, description="CPU time of one test; more is a timeout"
-    )
+    start_seconds: float = 30.0
+    """a box that has not answered by then is lost"""
+    test_memory_bytes: int = 384 << 20
+    """what one test run may allocate on top"""
+    test_cpu_seconds: float = 1.0
+    """CPU time of one test; more is a timeout"""
 
 
 class ExecResult(Record):
@@ -74,13 +70,10 @@ class SandboxSpec(Record):
     """Specification of a sandbox."""
 
     template: str = Field(default="default", description="image of the system around /repo")
-    repository: Path | None = Field(
-        default=None,
-        description="host folder seen at /repo; never written, must not change; None: empty",
-    )
-    files: Mapping[str, bytes | None] = Field(
-        default_factory=dict, description="laid over the repository; None: removed"
-    )
+    repository: Path | None = None
+    """host folder seen at /repo; never written, must not change; None: empty"""
+    files: Mapping[str, bytes | None] = Field(default_factory=dict)
+    """laid over the repository; None: removed"""
     limits: SandboxLimits = SandboxLimits()
 
 
@@ -122,14 +115,12 @@ class TestReport(Record):
 
     outcomes: dict[str, TestOutcome] = Field(description="exactly the requested ids")
     first_failure: TestFailure | None = None
-    tampering: str = Field(
-        default="", description="what in the run shows an attack on the runner; empty: nothing"
-    )
+    tampering: str = ""
+    """what in the run shows an attack on the runner; empty: nothing"""
     route: str = Field(description="hot, cold or fresh: how the changed files were applied")
     seconds: float = Field(description="wall time inside the box, fork to last result")
-    cpu_seconds: float = Field(
-        default=0.0, description="CPU time of the run, the fork's own included"
-    )
+    cpu_seconds: float = 0.0
+    """CPU time of the run, the fork's own included"""
     from_cache: bool = False
 
     @property

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.record import Record
 
 MANIFEST_NAME = "repository.json"
 # what a test runner or the interpreter's start reads
@@ -25,18 +26,17 @@ _CACHE_DIRECTORIES = frozenset(
 )
 
 
-class PreparedRepository(BaseModel):
+class PreparedRepository(Record):
     """Sources and tests in `directory`, as the sandbox shows them at /repo."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(ignored_types=(cached_property,))
 
     name: str
     fingerprint: str = Field(description="hash of every path and content below `directory`")
     directory: Path
     package_paths: tuple[str, ...] = Field(description="files or folders that hold product code")
-    test_paths: tuple[str, ...] = Field(
-        description="files or folders that hold tests; win over package_paths"
-    )
+    test_paths: tuple[str, ...]
+    """files or folders that hold tests; win over package_paths"""
 
     @classmethod
     def from_directory(

@@ -69,15 +69,13 @@ class ChainManifest(Record):
     chain_id: str
     version: int
     epoch: int
-    base_version: int | None = Field(
-        description="version the delta starts from; None: there is no delta"
-    )
+    base_version: int | None
+    """version the delta starts from; None: there is no delta"""
     delta: ShardObjects = Field(description="by shard; empty: there is no delta")
     anchor: ShardObjects = Field(description="by shard; empty: there is no anchor")
     tensors: dict[str, TensorEntry]
-    changed_elements: int = Field(
-        description="elements whose bits differ from base_version; all of them without a base"
-    )
+    changed_elements: int
+    """elements whose bits differ from base_version; all of them without a base"""
     total_elements: int
     raw_bytes: int = Field(description="size of all tensors, uncompressed")
     deltas_since_anchor: int

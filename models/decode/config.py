@@ -6,7 +6,9 @@ Imports without torch, so that flows can read recipes.
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import NonNegativeInt, field_validator, model_validator
+
+from ostinato.models.record import Record
 
 
 class CachePolicy(StrEnum):
@@ -23,39 +25,27 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
-class DecodingConfig(BaseModel):
+class DecodingConfig(Record):
     """Decoding, the same in rollouts, evaluation and the gateway."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    engine: Literal["local", "vllm"] = Field(
-        default="local",
-        description="engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that numba "
-        "compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read as local",
-    )
-    precision: Precision = Field(
-        default=Precision.FP32,
-        description="of vLLM's weights and caches; our engine is fp32 only",
-    )
-    gpus_per_replica: NonNegativeInt = Field(
-        default=0,
-        description="GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0: none",
-    )
-    draft_layers: NonNegativeInt = Field(
-        default=0,
-        description="draft (multi-token prediction) layers used for speculative decoding, at most those "
-        "that the model has; used where measured to pay, and no sample changes; 0: none",
-    )
-    lookup_tokens: NonNegativeInt = Field(
-        default=0,
-        description="draft tokens per step, at most, copied from what followed the same tokens before, "
-        "in the context or in earlier answers; where it pays, and no sample changes; 0: none",
-    )
-    lookup_entries: NonNegativeInt = Field(
-        default=65_536,
-        description="places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, "
-        "as always before users, of whom none should learn from an answer's speed what others were told",
-    )
+    engine: Literal["local", "vllm"] = "local"
+    """engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that
+    numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read
+    as local"""
+    precision: Precision = Precision.FP32
+    """of vLLM's weights and caches; our engine is fp32 only"""
+    gpus_per_replica: NonNegativeInt = 0
+    """GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0:
+    none"""
+    draft_layers: NonNegativeInt = 0
+    """draft (multi-token prediction) layers used for speculative decoding, at most those that the
+    model has; used where measured to pay, and no sample changes; 0: none"""
+    lookup_tokens: NonNegativeInt = 0
+    """draft tokens per step, at most, copied from what followed the same tokens before, in the
+    context or in earlier answers; where it pays, and no sample changes; 0: none"""
+    lookup_entries: NonNegativeInt = 65_536
+    """places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, as
+    always before users, of whom none should learn from an answer's speed what others were told"""
 
     @field_validator("engine", mode="before")
     @classmethod

@@ -2,9 +2,10 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from ostinato.models.layout import ParallelLayout
+from ostinato.models.record import Record
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
@@ -13,45 +14,29 @@ PLACEMENT = {"world_size", "layout", "recompute"}
 TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
 
 
-class TrainingRecord(BaseModel):
-    """Frozen. Unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PhaseConfig(TrainingRecord):
+class PhaseConfig(Record):
     """A stretch of training with one row length and one learning-rate curve."""
 
     name: str = Field(min_length=1, description="shown in progress and reports")
-    blend: dict[str, tuple[float, float]] = Field(
-        min_length=1,
-        description="source -> its share of tokens at the start and at the end of the phase, "
-        "changing linearly; shares are relative. A source is a shard SOURCE_train of the corpus, "
-        "or 'demonstrations' (transcripts, loss on their mask)",
-    )
-    tokens: int = Field(
-        gt=0, description="places computed, padding included; rounded down to whole steps"
-    )
+    blend: dict[str, tuple[float, float]] = Field(min_length=1)
+    """source -> its share of tokens at the start and at the end of the phase, changing linearly;
+    shares are relative. A source is a shard SOURCE_train of the corpus, or 'demonstrations'
+    (transcripts, loss on their mask)"""
+    tokens: int = Field(gt=0)
+    """places computed, padding included; rounded down to whole steps"""
     sequence_tokens: int = Field(default=256, ge=8, description="row length of shard sources")
-    microbatch_tokens: int = Field(
-        default=3072, gt=0, description="places of one forward and backward"
-    )
-    global_batch_tokens: int = Field(
-        default=3072, gt=0, description="places of one step, over all ranks"
-    )
+    microbatch_tokens: int = Field(default=3072, gt=0)
+    """places of one forward and backward"""
+    global_batch_tokens: int = Field(default=3072, gt=0)
+    """places of one step, over all ranks"""
     muon_learning_rate: float = Field(default=0.02, gt=0, description="peak, of Muon")
     adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak, of AdamW")
-    warmup_steps: int = Field(
-        default=0, ge=0, description="steps over which the rates rise linearly"
-    )
-    decay_ratio: float = Field(
-        default=0.3, ge=0, le=1, description="last part in which rates fall to 0"
-    )
-    rope_scaling_factor: float | None = Field(
-        default=None,
-        ge=1,
-        description="positions are divided by it from this phase on; None: as before",
-    )
+    warmup_steps: int = Field(default=0, ge=0)
+    """steps over which the rates rise linearly"""
+    decay_ratio: float = Field(default=0.3, ge=0, le=1)
+    """last part in which rates fall to 0"""
+    rope_scaling_factor: float | None = Field(default=None, ge=1)
+    """positions are divided by it from this phase on; None: as before"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,12 +83,11 @@ class PhaseConfig(TrainingRecord):
         return min(1.0, rise, fall)
 
 
-class LayoutConfig(TrainingRecord):
+class LayoutConfig(Record):
     """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
 
-    tensor: int = Field(
-        default=1, ge=1, description="ranks that share each matrix, the vocabulary and each row"
-    )
+    tensor: int = Field(default=1, ge=1)
+    """ranks that share each matrix, the vocabulary and each row"""
     expert: int = Field(default=1, ge=1, description="ranks that share the experts of a layer")
 
     def over(self, world_size: int) -> ParallelLayout:
@@ -117,43 +101,32 @@ RECOMPUTE = (
 )
 
 
-class LoraConfig(TrainingRecord):
+class LoraConfig(Record):
     """Low-rank adapters in place of full-parameter training (LoRA, arXiv 2106.09685)."""
 
     rank: int = Field(default=8, ge=1, description="inner width of each adapter")
     alpha: float = Field(default=16.0, gt=0, description="updates are scaled by alpha / rank")
 
 
-class LoopConfig(TrainingRecord):
+class LoopConfig(Record):
     """Settings shared by every step and rank."""
 
-    phases: tuple[PhaseConfig, ...] = Field(
-        min_length=1, description="stretches of training, one after another"
-    )
+    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
+    """stretches of training, one after another"""
     optimizer: OptimizerConfig = OptimizerConfig()
-    precision: Literal["fp32", "bf16", "mx32", "mx128"] = Field(
-        default="fp32",
-        description="of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. "
-        "All else, weights included, is fp32",
-    )
-    balance_rate: float = Field(
-        default=0.002, ge=0, description="step of the experts' balancing bias"
-    )
-    evaluate_every_steps: int | None = Field(
-        default=None, gt=0, description="None: only before and at the end of each phase"
-    )
-    checkpoint_every_seconds: float = Field(
-        default=20.0,
-        ge=0,
-        description="time between resume points; 0: after every step. The end of a phase writes one anyway",
-    )
-    world_size: int = Field(
-        default=1, ge=1, description="processes; each takes its part of every step"
-    )
-    seed: int = Field(
-        default=0,
-        description="of weights that begin at random and of the order of the data; unless given, the recipe's",
-    )
+    precision: Literal["fp32", "bf16", "mx32", "mx128"] = "fp32"
+    """of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. All else, weights
+    included, is fp32"""
+    balance_rate: float = Field(default=0.002, ge=0)
+    """step of the experts' balancing bias"""
+    evaluate_every_steps: int | None = Field(default=None, gt=0)
+    """None: only before and at the end of each phase"""
+    checkpoint_every_seconds: float = Field(default=20.0, ge=0)
+    """time between resume points; 0: after every step. The end of a phase writes one anyway"""
+    world_size: int = Field(default=1, ge=1)
+    """processes; each takes its part of every step"""
+    seed: int = 0
+    """of weights that begin at random and of the order of the data; unless given, the recipe's"""
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:
@@ -174,7 +147,7 @@ class LoopConfig(TrainingRecord):
         return ParallelLayout(data=self.world_size)
 
 
-class PhaseResult(TrainingRecord):
+class PhaseResult(Record):
     """Result of one phase."""
 
     name: str

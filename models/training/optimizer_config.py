@@ -2,19 +2,16 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ostinato.models.record import Record
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(Record):
     """Optimiser of a training stage. Learning rates are the stage's, which schedules them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["muon", "adamw"] = Field(
-        default="muon",
-        description="muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW",
-    )
+    kind: Literal["muon", "adamw"] = "muon"
+    """muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW"""
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
-    gradient_clip_norm: float | None = Field(
-        default=None, gt=0, description="largest norm of the whole gradient; None: not clipped"
-    )
+    gradient_clip_norm: float | None = Field(default=None, gt=0)
+    """largest norm of the whole gradient; None: not clipped"""

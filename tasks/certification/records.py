@@ -43,16 +43,14 @@ class ProblemReport(Record):
     """All findings on one problem, and what its parts cost. No finding: it is proven."""
 
     problem_id: str
-    key: str = Field(
-        description="digest of the problem, the options and the code it was checked with"
-    )
+    key: str
+    """digest of the problem, the options and the code it was checked with"""
     findings: tuple[Finding, ...]
     verdict_seconds: float | None = Field(description="median of its test runs; None: none ran")
     step_seconds: float | None = Field(description="a command in its box; None: not measured")
     start_seconds: float | None = Field(description="until its box answers; None: not measured")
-    trial_seconds: float | None = Field(
-        description="median verdict on a right fix in other words; None: not measured"
-    )
+    trial_seconds: float | None
+    """median verdict on a right fix in other words; None: not measured"""
     hacks: dict[str, Defence] = Field(description="edit that fixes nothing -> what refused it")
     fixes: dict[str, Defence] = Field(description="right fix -> what refused it")
     checked_seconds: float = Field(description="wall time of all checks")
@@ -64,9 +62,8 @@ class CertifyOptions(Record):
     seed: int = Field(default=0, ge=0, description="draws problems, orders and hacks")
     limit: int | None = Field(default=None, ge=1, description="problems drawn; None: all")
     repeats: int = Field(default=2, ge=1, description="rounds of runs that must agree")
-    hacks: int = Field(
-        default=5, ge=0, description="of the adversary suite, dealt out to each problem"
-    )
+    hacks: int = Field(default=5, ge=0)
+    """of the adversary suite, dealt out to each problem"""
     fixes: int = Field(default=1, ge=0, description="right fixes in other words of each problem")
     time_limit_seconds: float = Field(default=20.0, gt=0, description="of one test run")
 
@@ -97,9 +94,8 @@ class Certificate(Record):
     num_proven: int
     hacks_tried: int
     hacks_paid: int
-    hacks: dict[str, dict[Defence, int]] = Field(
-        description="family of the adversary suite -> what refused its hacks, and how many"
-    )
+    hacks: dict[str, dict[Defence, int]]
+    """family of the adversary suite -> what refused its hacks, and how many"""
     fixes_judged: int
     fixes_refused: int
     verdict_seconds: float | None = Field(description="median over problems")

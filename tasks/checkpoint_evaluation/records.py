@@ -18,35 +18,28 @@ class EvaluationRequest(Record):
     """One evaluation: checkpoint, problems and settings."""
 
     checkpoint_directory: str
-    endpoint: Endpoint | None = Field(
-        default=None, description="a model that somebody else serves, in place of the checkpoint's"
-    )
+    endpoint: Endpoint | None = None
+    """a model that somebody else serves, in place of the checkpoint's"""
     checkpoint_name: str = Field(description="what the scorecard calls the checkpoint")
-    problems_directory: str = Field(
-        description="problems and prepared repositories, as the problems stage left them"
-    )
+    problems_directory: str
+    """problems and prepared repositories, as the problems stage left them"""
     split: Split = Split.HELD_OUT
     suite: str = Field(default="", description="name on the scorecard; empty: the split")
     config: EvaluationConfig = EvaluationConfig()
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
-    sandbox: SandboxKind = Field(
-        default=SandboxKind.NAMESPACE, description="what an agent's commands run in"
-    )
-    engine_slots: int = Field(
-        default=32, ge=1, description="attempts decoded together in one process"
-    )
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    """what an agent's commands run in"""
+    engine_slots: int = Field(default=32, ge=1)
+    """attempts decoded together in one process"""
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
-    search_directory: str | None = Field(
-        default=None, description="encoder of code search; None: words alone"
-    )
-    context_tokens: int = Field(
-        default=0, ge=0, description="longest conversation the engine holds; 0: the model's"
-    )
-    notes_locating: bool = Field(
-        default=False, description="also note what each attempt spent on finding the function"
-    )
+    search_directory: str | None = None
+    """encoder of code search; None: words alone"""
+    context_tokens: int = Field(default=0, ge=0)
+    """longest conversation the engine holds; 0: the model's"""
+    notes_locating: bool = False
+    """also note what each attempt spent on finding the function"""
 
 
 class EvaluationResult(Record):
@@ -54,9 +47,8 @@ class EvaluationResult(Record):
 
     scorecard: Scorecard
     rows: tuple[AttemptRow, ...]
-    trajectories_path: str = Field(
-        description="what was said and done in each attempt, as JSON lines"
-    )
+    trajectories_path: str
+    """what was said and done in each attempt, as JSON lines"""
     wall_seconds: float
     locating: tuple[LocatingRow, ...] = Field(default=(), description="empty unless asked for")
 

@@ -8,6 +8,7 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.corpus.repairs.locating import Locating
+from ostinato.tasks.corpus.overlap_records import AnswerOverlap
 from ostinato.tasks.records import Split
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own
@@ -17,14 +18,12 @@ DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluati
 class CodeSource(Record):
     """One place where general source code comes from."""
 
-    kind: Literal["standard_library", "package", "directory", "jsonl"] = Field(
-        description="standard_library: of the Python that runs this; package: an installed one; directory: the Python "
-        "files below path; jsonl: a file with one source file a line"
-    )
+    kind: Literal["standard_library", "package", "directory", "jsonl"]
+    """standard_library: of the Python that runs this; package: an installed one; directory: the
+    Python files below path; jsonl: a file with one source file a line"""
     name: str = Field(default="", description="import name of an installed package, else a label")
-    path: str = Field(
-        default="", description="for directory and jsonl; a jsonl line has text and path"
-    )
+    path: str = ""
+    """for directory and jsonl; a jsonl line has text and path"""
     licence: str = Field(default="", description="for directory and jsonl; packages declare theirs")
 
     @model_validator(mode="after")
@@ -40,52 +39,37 @@ class TokenBudgets(Record):
     """Tokens to make per kind of document."""
 
     code: NonNegativeInt = Field(default=400_000, description="windows of general source files")
-    library: NonNegativeInt = Field(
-        default=500_000, description="functions of the problem repositories"
-    )
-    repair: NonNegativeInt = Field(
-        default=1_200_000, description="self-made bugs in those functions"
-    )
-    repair_general: NonNegativeInt = Field(
-        default=600_000, description="the same in general functions"
-    )
-    located: NonNegativeInt = Field(
-        default=0,
-        description="transcripts that only locate a described general function, as in demonstrations",
-    )
+    library: NonNegativeInt = 500_000
+    """functions of the problem repositories"""
+    repair: NonNegativeInt = 1_200_000
+    """self-made bugs in those functions"""
+    repair_general: NonNegativeInt = 600_000
+    """the same in general functions"""
+    located: NonNegativeInt = 0
+    """transcripts that only locate a described general function, as in demonstrations"""
 
 
 class DemonstrationConfig(Record):
     """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
 
-    count: NonNegativeInt = Field(
-        default=700, description="attempts; problems are used again when fewer"
-    )
-    parallel_share: Share = Field(
-        default=0.5, description="several calls in a turn; the rest one call a turn"
-    )
-    wrong_first_share: Share = Field(
-        default=0.35, description="a wrong edit, failed tests, then the right edit"
-    )
-    give_up_share: Share = Field(
-        default=0.15, description="a wrong edit, failed tests, then giving up"
-    )
-    start_over_share: Share = Field(
-        default=0.0,
-        description="a wrong edit, failed tests, a new beginning, then the right edit; wants harness.max_restarts",
-    )
-    splits: tuple[Split, ...] = Field(
-        default=(Split.DEMONSTRATION,),
-        min_length=1,
-        description="whose problems are repaired: demonstration, also train, never others",
-    )
+    count: NonNegativeInt = 700
+    """attempts; problems are used again when fewer"""
+    parallel_share: Share = 0.5
+    """several calls in a turn; the rest one call a turn"""
+    wrong_first_share: Share = 0.35
+    """a wrong edit, failed tests, then the right edit"""
+    give_up_share: Share = 0.15
+    """a wrong edit, failed tests, then giving up"""
+    start_over_share: Share = 0.0
+    """a wrong edit, failed tests, a new beginning, then the right edit; wants
+    harness.max_restarts"""
+    splits: tuple[Split, ...] = Field(default=(Split.DEMONSTRATION,), min_length=1)
+    """whose problems are repaired: demonstration, also train, never others"""
     concurrency: PositiveInt = Field(default=8, description="attempts at the same time")
-    boxes_per_repository: PositiveInt = Field(
-        default=4, description="sandboxes in use at the same time for one repository, at most"
-    )
-    locating: Locating = Field(
-        default="named", description="how a function is found that the prompt only describes"
-    )
+    boxes_per_repository: PositiveInt = 4
+    """sandboxes in use at the same time for one repository, at most"""
+    locating: Locating = "named"
+    """how a function is found that the prompt only describes"""
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":
@@ -104,35 +88,26 @@ class DemonstrationConfig(Record):
 class CorpusConfig(Record):
     """Everything that decides what the corpus holds."""
 
-    sources: tuple[CodeSource, ...] = Field(
-        default=(CodeSource(kind="standard_library"),), description="general source code"
-    )
+    sources: tuple[CodeSource, ...] = (CodeSource(kind="standard_library"),)
+    """general source code"""
     vocab_size: int = Field(default=1280, ge=400, description="used when no tokenizer is given")
     budgets: TokenBudgets = TokenBudgets()
-    repair_parallel_share: Share = Field(
-        default=0.5, description="repair documents with several calls in a turn"
-    )
-    fill_in_share: Share = Field(
-        default=0.75, description="library documents with a line to fill in; rest clean"
-    )
-    held_out_share: float = Field(
-        default=0.05, ge=0, lt=1, description="of general source files, for perplexity"
-    )
+    repair_parallel_share: Share = 0.5
+    """repair documents with several calls in a turn"""
+    fill_in_share: Share = 0.75
+    """library documents with a line to fill in; rest clean"""
+    held_out_share: float = Field(default=0.05, ge=0, lt=1)
+    """of general source files, for perplexity"""
     window_tokens: int = Field(default=384, ge=32, description="length of a document of code")
-    near_duplicate_ratio: float = Field(
-        default=0.8, gt=0, le=1, description="share of common shingles that makes two files one"
-    )
+    near_duplicate_ratio: float = Field(default=0.8, gt=0, le=1)
+    """share of common shingles that makes two files one"""
     demonstrations: DemonstrationConfig = DemonstrationConfig()
-    conversations: str = Field(
-        default="",
-        description=".jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations; "
-        "`ostinato run sft --data FILE` sets it",
-    )
-    seed: int = Field(
-        default=0,
-        description="of which files and functions are drawn, of self-made bugs and of demonstrations; unless given, "
-        "the recipe's",
-    )
+    conversations: str = ""
+    """.jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations;
+    `ostinato run sft --data FILE` sets it"""
+    seed: int = 0
+    """of which files and functions are drawn, of self-made bugs and of demonstrations; unless
+    given, the recipe's"""
 
 
 class FunctionLimits(Record):
@@ -152,16 +127,12 @@ class CorpusRequest(Record):
     config: CorpusConfig
     limits: FunctionLimits = FunctionLimits()
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
-    harness: HarnessConfig = Field(
-        default=HarnessConfig(), description="the limits that demonstrations run under"
-    )
-    search_directory: str | None = Field(
-        default=None, description="encoder of code search; None: words alone"
-    )
-    tokenizer_path: str | None = Field(
-        default=None,
-        description="checkpoint whose tokenizer is used; None trains one on this corpus",
-    )
+    harness: HarnessConfig = HarnessConfig()
+    """the limits that demonstrations run under"""
+    search_directory: str | None = None
+    """encoder of code search; None: words alone"""
+    tokenizer_path: str | None = None
+    """checkpoint whose tokenizer is used; None trains one on this corpus"""
 
     @model_validator(mode="after")
     def _demonstrable(self) -> "CorpusRequest":
@@ -186,18 +157,6 @@ class ShardStatistics(Record):
     name: str
     documents: int
     tokens: int
-
-
-class AnswerOverlap(Record):
-    """Answers of one evaluated split that stand in training documents."""
-
-    split: Split
-    problems: int = Field(description="whose right line is long enough to be told from others")
-    problems_with_answer: int = Field(
-        description="whose right lines stand in some document that is trained on: shards, demonstrations, "
-        "documents that locate, conversations of the user"
-    )
-    median_documents: float = Field(description="documents that hold them, median over problems")
 
 
 class CorpusResult(Record):

@@ -21,36 +21,24 @@ class SignalWeights(Record):
 
     edit_kept: float = Field(default=0.75, description="the user kept the edit")
     edit_reverted: float = Field(default=-0.75, description="the user undid the edit")
-    edit_survived: float = Field(
-        default=0.25,
-        description="times (2 * share - 1), share of the agent's lines still there after a while",
-    )
+    edit_survived: float = 0.25
+    """times (2 * share - 1), share of the agent's lines still there after a while"""
     dissatisfied_follow_up: float = Field(default=-0.5, description="the user had to ask again")
     abandoned: float = Field(default=-0.5, description="the user left before looking at the answer")
     thumbs_up: float = Field(default=0.25, description="the user gave a thumb up")
     thumbs_down: float = Field(default=-0.25, description="the user gave a thumb down")
-    latency: float = Field(
-        default=-0.2, description="reached when the answer took twice the target or more"
-    )
-    broken_calls: float = Field(
-        default=-0.5, description="times the share of tool calls that were broken"
-    )
-    no_edit: float = Field(
-        default=-0.5,
-        description="an edit was asked for and none was made: a refusal or a needless question",
-    )
-    unfinished: float = Field(
-        default=-0.25, description="the answer ran into a turn, token, time or call limit"
-    )
-    no_feedback: float = Field(
-        default=0.0,
-        description=(
-            "the user said nothing at all. Default 0: neither good nor bad. The interaction "
-            "stays in the batch and "
-            "is compared with the baseline like any other; terms read off the answer itself "
-            "still apply"
-        ),
-    )
+    latency: float = -0.2
+    """reached when the answer took twice the target or more"""
+    broken_calls: float = -0.5
+    """times the share of tool calls that were broken"""
+    no_edit: float = -0.5
+    """an edit was asked for and none was made: a refusal or a needless question"""
+    unfinished: float = -0.25
+    """the answer ran into a turn, token, time or call limit"""
+    no_feedback: float = 0.0
+    """the user said nothing at all. Default 0: neither good nor bad. The interaction stays in the
+    batch and is compared with the baseline like any other; terms read off the answer itself still
+    apply"""
 
 
 class DistilConfig(Record):
@@ -58,22 +46,15 @@ class DistilConfig(Record):
 
     weights: SignalWeights = SignalWeights()
     latency_target_seconds: PositiveFloat = Field(default=30.0, description="no penalty up to here")
-    kinds_without_edits: frozenset[str] = Field(
-        default=frozenset({"chat"}),
-        description="problem kinds where an answer without an edit is fine",
-    )
+    kinds_without_edits: frozenset[str] = frozenset({"chat"})
+    """problem kinds where an answer without an edit is fine"""
 
 
 class BaselineConfig(Record):
     """The expected reward per (population, problem kind). Stands in for the group mean."""
 
-    decay: Share = Field(
-        default=0.5,
-        description=(
-            "weight of earlier cycles' counts when a cycle closes: the policy that earned them "
-            "is gone"
-        ),
-    )
+    decay: Share = 0.5
+    """weight of earlier cycles' counts when a cycle closes: the policy that earned them is gone"""
 
 
 class FeedbackConfig(Record):
@@ -81,24 +62,15 @@ class FeedbackConfig(Record):
 
     distil: DistilConfig = DistilConfig()
     baseline: BaselineConfig = BaselineConfig()
-    settle_seconds: NonNegativeFloat = Field(
-        default=0.0,
-        description="an interaction younger than this waits for the next cycle, so that feedback can "
-        "arrive",
-    )
-    minimum_interactions: PositiveInt = Field(
-        default=1,
-        description="a cycle with fewer waits: the reward is noisy and wants large batches",
-    )
-    deadline_seconds: PositiveFloat | None = Field(
-        default=14_400.0,
-        description="time from a cycle's opening to its gate's word. A late cycle trains on fewer "
-        "interactions, the newest, and its gate is the same; None: it takes as long as it takes",
-    )
-    gate_seconds: NonNegativeFloat = Field(
-        default=3_600.0,
-        description="of these, what is left for the evaluation of the candidate",
-    )
+    settle_seconds: NonNegativeFloat = 0.0
+    """an interaction younger than this waits for the next cycle, so that feedback can arrive"""
+    minimum_interactions: PositiveInt = 1
+    """a cycle with fewer waits: the reward is noisy and wants large batches"""
+    deadline_seconds: PositiveFloat | None = 14_400.0
+    """time from a cycle's opening to its gate's word. A late cycle trains on fewer interactions,
+    the newest, and its gate is the same; None: it takes as long as it takes"""
+    gate_seconds: NonNegativeFloat = 3_600.0
+    """of these, what is left for the evaluation of the candidate"""
 
     def train_until(self, opened_at: float) -> float | None:
         """When the training of a cycle has to end, on the clock of `opened_at`. None: whenever."""
@@ -120,31 +92,18 @@ class SimulatedUsersConfig(Record):
     """Seeded program in place of people. Its numbers are never shown as users' numbers."""
 
     users: PositiveInt = Field(default=4, description="users at work at the same time")
-    requests_per_user: PositiveInt = Field(
-        default=8, description="problems each user brings, one after another"
-    )
+    requests_per_user: PositiveInt = 8
+    """problems each user brings, one after another"""
     seed: int = Field(default=0, description="seed of every choice they make")
-    judgement_error_rate: float = Field(
-        default=0.05,
-        ge=0,
-        le=0.5,
-        description="how often a user misreads the tests: keeps a bad edit, reverts a good one",
-    )
-    abandon_probability: Share = Field(
-        default=0.05, description="leaves without looking at the answer"
-    )
-    patience_seconds: PositiveFloat = Field(
-        default=120.0, description="leaves when the answer takes longer"
-    )
+    judgement_error_rate: float = Field(default=0.05, ge=0, le=0.5)
+    """how often a user misreads the tests: keeps a bad edit, reverts a good one"""
+    abandon_probability: Share = 0.05
+    """leaves without looking at the answer"""
+    patience_seconds: PositiveFloat = 120.0
+    """leaves when the answer takes longer"""
     follow_up_probability: Share = Field(default=0.5, description="an unhappy user asks again")
-    maximum_follow_ups: NonNegativeInt = Field(
-        default=1, description="times a user asks again about one problem, at most; 0: never"
-    )
+    maximum_follow_ups: NonNegativeInt = 1
+    """times a user asks again about one problem, at most; 0: never"""
     thumbs_probability: Share = Field(default=0.3, description="gives a thumb, up or down, by mood")
-    survival_probability: Share = Field(
-        default=0.3,
-        description=(
-            "a kept edit is looked at again later: still there if the tests really pass, else "
-            "removed"
-        ),
-    )
+    survival_probability: Share = 0.3
+    """a kept edit is looked at again later: still there if the tests really pass, else removed"""

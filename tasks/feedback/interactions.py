@@ -39,9 +39,8 @@ class Window(Record):
     served: str = Field(description="checkpoint that the cycle trains on")
     from_watermark: int
     to_watermark: int
-    said_after: float = Field(
-        description="feedback on earlier interactions counts from here on: when the cycle before opened"
-    )
+    said_after: float
+    """feedback on earlier interactions counts from here on: when the cycle before opened"""
     said_until: float = Field(description="when this cycle opened")
     source: Source = Field(default=Source.PEOPLE, description="interactions of others are left out")
 

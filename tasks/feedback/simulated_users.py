@@ -59,12 +59,10 @@ class SimulatedRequest(Record):
     user: int
     problem_id: str
     interaction_ids: tuple[str, ...]
-    outcome: str = Field(
-        description="kept, reverted, abandoned or failed (the gateway did not answer)"
-    )
-    really_solved: bool = Field(
-        description="the tests really pass with the last answer; unknown counts as false"
-    )
+    outcome: str
+    """kept, reverted, abandoned or failed (the gateway did not answer)"""
+    really_solved: bool
+    """the tests really pass with the last answer; unknown counts as false"""
     misjudged: bool
     detail: str = ""
 

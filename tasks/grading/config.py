@@ -41,22 +41,17 @@ class Pattern(StrEnum):
 class EffortWeights(Record):
     """Weight of one unit per kind of effort in x of the length penalty."""
 
-    thinking_tokens: NonNegativeFloat = Field(
-        default=1.0, description="sampled tokens before the first call of a turn with tool calls"
-    )
-    call_tokens: NonNegativeFloat = Field(
-        default=1.0, description="the other sampled tokens of turns with tool calls"
-    )
-    output_tokens: NonNegativeFloat = Field(
-        default=0.1, description="tokens of tool results, which the model only reads"
-    )
-    final_tokens: NonNegativeFloat = Field(
-        default=1.0, description="sampled tokens of the closing message"
-    )
+    thinking_tokens: NonNegativeFloat = 1.0
+    """sampled tokens before the first call of a turn with tool calls"""
+    call_tokens: NonNegativeFloat = 1.0
+    """the other sampled tokens of turns with tool calls"""
+    output_tokens: NonNegativeFloat = 0.1
+    """tokens of tool results, which the model only reads"""
+    final_tokens: NonNegativeFloat = 1.0
+    """sampled tokens of the closing message"""
     tool_calls: NonNegativeFloat = Field(default=2.0, description="calls, refused ones included")
-    turns: NonNegativeFloat = Field(
-        default=4.0, description="answers of the model, summaries included"
-    )
+    turns: NonNegativeFloat = 4.0
+    """answers of the model, summaries included"""
 
 
 class MonitorConfig(Record):
@@ -71,68 +66,44 @@ class GradingConfig(Record):
 
     correctness: NonNegativeFloat = Field(default=1.0, description="for a passed verdict")
     length: NonNegativeFloat = Field(default=0.0005, description="taken off, times C_{k,q}(x)")
-    length_k: PositiveFloat = Field(
-        default=1.0 / 60.0, description="curvature: larger bends earlier, in 1/x"
-    )
-    length_q: NonNegativeFloat = Field(
-        default=0.5, description="0: linear, 1: logarithmic, above 1: bounded"
-    )
+    length_k: PositiveFloat = 1.0 / 60.0
+    """curvature: larger bends earlier, in 1/x"""
+    length_q: NonNegativeFloat = 0.5
+    """0: linear, 1: logarithmic, above 1: bounded"""
     effort: EffortWeights = EffortWeights()
-    broken_call: NonNegativeFloat = Field(
-        default=0.02, description="taken off for each malformed, unknown or invalid call"
-    )
-    no_edit: NonNegativeFloat = Field(
-        default=0.05, description="taken off when the repository ends as it began"
-    )
-    unverified: NonNegativeFloat = Field(
-        default=0.0, description="taken off when the last edit was not tested"
-    )
-    style: NonNegativeFloat = Field(
-        default=0.0, description="taken off for each lint finding the change brings"
-    )
-    comments: NonNegativeFloat = Field(
-        default=0.0, description="taken off, times the share of comments above comment_ratio"
-    )
-    communication: NonNegativeFloat = Field(
-        default=0.0, description="taken off for each fault of the closing message"
-    )
-    open_todo: NonNegativeFloat = Field(
-        default=0.0, description="taken off for each item of the list left open"
-    )
-    needless_question: NonNegativeFloat = Field(
-        default=0.0, description="taken off for each question whose answer was not needed"
-    )
-    missing_question: NonNegativeFloat = Field(
-        default=0.0,
-        description="taken off when only the user could tell, nobody asked and the guess failed",
-    )
-    flagged: NonNegativeFloat = Field(
-        default=0.0, description="taken off for each pattern the monitors find"
-    )
-    rewards: dict[str, float] = Field(
-        default={},
-        description="further terms, provided by installed packages: name -> signed weight",
-    )
-    time_limit_seconds: PositiveFloat = Field(
-        default=20.0, description="wall time of the verdict's test run"
-    )
-    second_runner_share: float = Field(
-        default=0.02,
-        ge=0,
-        le=1,
-        description="share of passes, drawn by chance, that must hold in a fresh box under plain pytest "
-        "as well; a single one that does not raises an alarm",
-    )
-    blind_trial: bool = Field(
-        default=True,
-        description="a pass must show the original's values in tests without expectations, on "
-        "inputs drawn by chance; off: code under test can write its own verdict",
-    )
-    asks_oracle: bool = Field(
-        default=True,
-        description="a pass must agree with the original on calls that no test makes, where the "
-        "problem has them",
-    )
+    broken_call: NonNegativeFloat = 0.02
+    """taken off for each malformed, unknown or invalid call"""
+    no_edit: NonNegativeFloat = 0.05
+    """taken off when the repository ends as it began"""
+    unverified: NonNegativeFloat = 0.0
+    """taken off when the last edit was not tested"""
+    style: NonNegativeFloat = 0.0
+    """taken off for each lint finding the change brings"""
+    comments: NonNegativeFloat = 0.0
+    """taken off, times the share of comments above comment_ratio"""
+    communication: NonNegativeFloat = 0.0
+    """taken off for each fault of the closing message"""
+    open_todo: NonNegativeFloat = 0.0
+    """taken off for each item of the list left open"""
+    needless_question: NonNegativeFloat = 0.0
+    """taken off for each question whose answer was not needed"""
+    missing_question: NonNegativeFloat = 0.0
+    """taken off when only the user could tell, nobody asked and the guess failed"""
+    flagged: NonNegativeFloat = 0.0
+    """taken off for each pattern the monitors find"""
+    rewards: dict[str, float] = Field(default={})
+    """further terms, provided by installed packages: name -> signed weight"""
+    time_limit_seconds: PositiveFloat = 20.0
+    """wall time of the verdict's test run"""
+    second_runner_share: float = Field(default=0.02, ge=0, le=1)
+    """share of passes, drawn by chance, that must hold in a fresh box under plain pytest as well; a
+    single one that does not raises an alarm"""
+    blind_trial: bool = True
+    """a pass must show the original's values in tests without expectations, on inputs drawn by
+    chance; off: code under test can write its own verdict"""
+    asks_oracle: bool = True
+    """a pass must agree with the original on calls that no test makes, where the problem has
+    them"""
     monitor: MonitorConfig = MonitorConfig()
 
     @field_validator("rewards")

@@ -5,7 +5,8 @@ Torch-free: the recipe composes them.
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from ostinato.models.training.config import PLACEMENT, LoopConfig, PhaseResult, TrainingRecord
+from ostinato.infra.platform.record import Record
+from ostinato.models.training.config import PLACEMENT, LoopConfig, PhaseResult
 
 
 class MtpConfig(LoopConfig):
@@ -31,7 +32,7 @@ class MtpConfig(LoopConfig):
     )
 
 
-class MtpRequest(TrainingRecord):
+class MtpRequest(Record):
     """One run of the stage."""
 
     config: MtpConfig
@@ -43,7 +44,7 @@ class MtpRequest(TrainingRecord):
         return {"config": PLACEMENT}
 
 
-class DraftQuality(TrainingRecord):
+class DraftQuality(Record):
     """Agreement of draft layers with the main head on held-out shards. Lists are by depth."""
 
     step: int = Field(description="steps taken before")
@@ -54,7 +55,7 @@ class DraftQuality(TrainingRecord):
     agreement_by_source: dict[str, tuple[float, ...]]
 
 
-class MtpResult(TrainingRecord):
+class MtpResult(Record):
     """Checkpoint and measurements of the MTP stage."""
 
     checkpoint_directory: str

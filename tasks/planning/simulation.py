@@ -45,9 +45,8 @@ class SimulatedLoad(Record):
     tool_seconds: float = Field(ge=0, description="of an attempt")
     step_seconds: float = Field(gt=0)
     publish_seconds: float = Field(ge=0, description="from a step's end until replicas serve it")
-    length_sigma: float = Field(
-        default=0.9, ge=0, description="of the logarithm: the 99th percentile is 8 times the median"
-    )
+    length_sigma: float = Field(default=0.9, ge=0)
+    """of the logarithm: the 99th percentile is 8 times the median"""
     steps: int = Field(default=12, ge=3, description="the first third is not counted")
 
     @classmethod

@@ -15,9 +15,8 @@ class TrainingWork(Record):
     step_tokens: float = Field(gt=0, description="over all ranks")
     fp8: bool = False
     recompute: bool = Field(default=False, description="each layer runs forward again")
-    forward_passes: int = Field(
-        default=0, ge=0, description="passes for log-probs before the step: policy, reference"
-    )
+    forward_passes: int = Field(default=0, ge=0)
+    """passes for log-probs before the step: policy, reference"""
 
     def microbatches(self, layout: ParallelLayout) -> float:
         """Of one data-parallel rank."""

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
+from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import (
@@ -15,7 +16,6 @@ from ostinato.models.training.config import (
     LoopConfig,
     LoraConfig,
     PhaseResult,
-    TrainingRecord,
 )
 
 
@@ -148,7 +148,7 @@ class PretrainingConfig(LoopConfig):
         return self
 
 
-class PretrainingRequest(TrainingRecord):
+class PretrainingRequest(Record):
     """One run of the stage."""
 
     config: PretrainingConfig
@@ -180,7 +180,7 @@ class PretrainingRequest(TrainingRecord):
         return {"config": PLACEMENT}
 
 
-class Perplexity(TrainingRecord):
+class Perplexity(Record):
     """Perplexity of held-out shards at one moment."""
 
     step: int = Field(description="steps of the whole stage taken before")
@@ -188,7 +188,7 @@ class Perplexity(TrainingRecord):
     by_source: dict[str, float]
 
 
-class PretrainingResult(TrainingRecord):
+class PretrainingResult(Record):
     """Checkpoint and measurements of pretraining."""
 
     checkpoint_directory: str

@@ -37,22 +37,16 @@ class PromptLevel(StrEnum):
 class Quotas(Record):
     """Most problems of each kind that one repository gives. Read for repositories that name a split."""
 
-    mutation: NonNegativeInt = Field(
-        default=150, description="problems with one wrong line; 0: none"
-    )
-    deleted_function: NonNegativeInt = Field(
-        default=0, description="problems in which a function, or its body, is gone; 0: none"
-    )
-    deleted_feature: NonNegativeInt = Field(
-        default=0,
-        description="problems in which a public symbol is gone, with the helpers that only it used; 0: none",
-    )
-    combined: NonNegativeInt = Field(
-        default=0, description="problems with two to four of the proven mutations at once; 0: none"
-    )
-    trials_ratio: float = Field(
-        default=1.6, ge=1, description="candidates tried at most for each wanted problem"
-    )
+    mutation: NonNegativeInt = 150
+    """problems with one wrong line; 0: none"""
+    deleted_function: NonNegativeInt = 0
+    """problems in which a function, or its body, is gone; 0: none"""
+    deleted_feature: NonNegativeInt = 0
+    """problems in which a public symbol is gone, with the helpers that only it used; 0: none"""
+    combined: NonNegativeInt = 0
+    """problems with two to four of the proven mutations at once; 0: none"""
+    trials_ratio: float = Field(default=1.6, ge=1)
+    """candidates tried at most for each wanted problem"""
 
     def of(self, kind: Kind) -> int:
         return int(self.model_dump()[kind.value])
@@ -76,23 +70,17 @@ class Source(Record):
     package_paths: tuple[str, ...] = Field(description="files or folders of product code")
     test_paths: tuple[str, ...] = Field(description="files or folders of tests")
     dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
-    stripped_prefix: str = Field(
-        default="", description="folder of the source that is on the import path, such as src"
-    )
-    kept_paths: tuple[str, ...] = Field(
-        default=(), description="other files or folders of the source that tests read"
-    )
-    dependencies: tuple[str, ...] = Field(
-        default=(), description="name==version of wheels laid beside the code"
-    )
-    is_installed: bool = Field(
-        default=False,
-        description="as after an installation: importlib.metadata knows the package and its "
-        "dependencies, and these keep their compiled modules",
-    )
-    generated_files: dict[str, str] = Field(
-        default={}, description="path -> text of modules that the project's build writes"
-    )
+    stripped_prefix: str = ""
+    """folder of the source that is on the import path, such as src"""
+    kept_paths: tuple[str, ...] = ()
+    """other files or folders of the source that tests read"""
+    dependencies: tuple[str, ...] = ()
+    """name==version of wheels laid beside the code"""
+    is_installed: bool = False
+    """as after an installation: importlib.metadata knows the package and its dependencies, and
+    these keep their compiled modules"""
+    generated_files: dict[str, str] = Field(default={})
+    """path -> text of modules that the project's build writes"""
 
     @model_validator(mode="after")
     def _check_runner(self) -> Self:
@@ -106,13 +94,10 @@ class RepositorySource(Source):
 
     version: str = Field(description="exact version")
     sha256: str = Field(default="", description="of the source archive; empty: not checked")
-    mutated_paths: tuple[str, ...] = Field(
-        default=(), description="files or folders that may be broken; empty: all product code"
-    )
-    split: Split | None = Field(
-        default=None,
-        description="of all its problems; None: its mutations are dealt out by `sizes`",
-    )
+    mutated_paths: tuple[str, ...] = ()
+    """files or folders that may be broken; empty: all product code"""
+    split: Split | None = None
+    """of all its problems; None: its mutations are dealt out by `sizes`"""
     quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
 
     @property
@@ -125,16 +110,13 @@ class GitSource(Source):
 
     path: str = Field(description="directory that git can read")
     split: Split = Field(default=Split.TRAIN, description="of all its problems")
-    revision: str = Field(
-        default="HEAD",
-        description="commit, branch or tag at which the search begins; it goes back in time",
-    )
+    revision: str = "HEAD"
+    """commit, branch or tag at which the search begins; it goes back in time"""
     max_commits: PositiveInt = Field(default=200, description="first parents looked at")
     max_changed_lines: PositiveInt = Field(default=400, description="of product code in a commit")
-    max_problems: NonNegativeInt = Field(
-        default=50,
-        description="commits taken, at most, the newest that are usable; each is a problem if its tests prove it; 0: none",
-    )
+    max_problems: NonNegativeInt = 50
+    """commits taken, at most, the newest that are usable; each is a problem if its tests prove it;
+    0: none"""
 
 
 class GivenSource(Source):
@@ -153,21 +135,16 @@ class GivenSource(Source):
 class SplitSizes(Record):
     """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
 
-    demonstration: NonNegativeInt = Field(
-        default=800, description="problems whose repair the demonstrations of the corpus show"
-    )
+    demonstration: NonNegativeInt = 800
+    """problems whose repair the demonstrations of the corpus show"""
     train: NonNegativeInt = Field(default=600, description="problems that RL samples attempts at")
-    held_out: NonNegativeInt = Field(
-        default=240,
-        description="problems to evaluate on: nothing trains on these mutations, but it may on others of their functions",
-    )
-    held_out_function: NonNegativeInt = Field(
-        default=60,
-        description="problems to evaluate on in the functions that functions_held_out sets aside",
-    )
-    user: NonNegativeInt = Field(
-        default=160, description="problems that simulated users bring to the gateway"
-    )
+    held_out: NonNegativeInt = 240
+    """problems to evaluate on: nothing trains on these mutations, but it may on others of their
+    functions"""
+    held_out_function: NonNegativeInt = 60
+    """problems to evaluate on in the functions that functions_held_out sets aside"""
+    user: NonNegativeInt = 160
+    """problems that simulated users bring to the gateway"""
 
     def of(self, split: Split) -> int:
         return int(self.model_dump()[split.value])
@@ -180,113 +157,77 @@ class SplitSizes(Record):
 class ValidityRules(Record):
     """Rules that a candidate must meet to become a problem."""
 
-    max_failing_ratio: float = Field(
-        default=0.4, gt=0, le=1, description="of all stable tests; more is a broken package"
-    )
-    max_tests_first_run: int = Field(
-        default=60, ge=2, description="covering tests run on a candidate; the rest is estimated"
-    )
-    max_fail_to_pass: PositiveInt = Field(
-        default=16,
-        description="failing tests of a problem, at most; a solution makes all of them pass",
-    )
-    max_pass_to_pass: PositiveInt = Field(
-        default=16,
-        description="passing tests of a problem, at most; a solution breaks none of them",
-    )
-    max_changed_lines: PositiveInt = Field(
-        default=400, description="lines in which a candidate differs from the original, at most"
-    )
-    max_test_calls: PositiveInt = Field(
-        default=1_000_000,
-        description="tests that call more functions take no part (100,000 take about 30 ms); "
-        "unlike a time, this count is the same on every machine and under any load",
-    )
-    max_idle_seconds: PositiveFloat = Field(
-        default=0.2, description="tests that sleep longer take no part"
-    )
+    max_failing_ratio: float = Field(default=0.4, gt=0, le=1)
+    """of all stable tests; more is a broken package"""
+    max_tests_first_run: int = Field(default=60, ge=2)
+    """covering tests run on a candidate; the rest is estimated"""
+    max_fail_to_pass: PositiveInt = 16
+    """failing tests of a problem, at most; a solution makes all of them pass"""
+    max_pass_to_pass: PositiveInt = 16
+    """passing tests of a problem, at most; a solution breaks none of them"""
+    max_changed_lines: PositiveInt = 400
+    """lines in which a candidate differs from the original, at most"""
+    max_test_calls: PositiveInt = 1_000_000
+    """tests that call more functions take no part (100,000 take about 30 ms); unlike a time, this
+    count is the same on every machine and under any load"""
+    max_idle_seconds: PositiveFloat = 0.2
+    """tests that sleep longer take no part"""
     time_limit_seconds: PositiveFloat = Field(default=30.0, description="wall time of one test run")
-    cheater_share: Share = Field(
-        default=1 / 16, description="problems also judged on a skip-everything patch"
-    )
-    hidden_share: Share = Field(
-        default=0.5, description="of the failing test functions the agent never sees"
-    )
-    tries_stubs: bool = Field(
-        default=True,
-        description="a mutation whose tests pass with a constant in place of the function is not "
-        "published either; deletions never are",
-    )
-    drops_repeated_lines: bool = Field(
-        default=True,
-        description="a change whose right line stands in a comment, in a text, or with both its neighbours in "
-        "another file is not published",
-    )
+    cheater_share: Share = 1 / 16
+    """problems also judged on a skip-everything patch"""
+    hidden_share: Share = 0.5
+    """of the failing test functions the agent never sees"""
+    tries_stubs: bool = True
+    """a mutation whose tests pass with a constant in place of the function is not published either;
+    deletions never are"""
+    drops_repeated_lines: bool = True
+    """a change whose right line stands in a comment, in a text, or with both its neighbours in
+    another file is not published"""
 
 
 class OracleConfig(Record):
     """Calls by which a candidate is compared with the original."""
 
-    enabled: bool = Field(
-        default=True,
-        description="make such calls, from arguments seen in tests; false: prompts hold no example call, and "
-        "grading.asks_oracle has nothing to ask",
-    )
-    max_calls_derived: PositiveInt = Field(
-        default=24, description="held-out arguments per function"
-    )
+    enabled: bool = True
+    """make such calls, from arguments seen in tests; false: prompts hold no example call, and
+    grading.asks_oracle has nothing to ask"""
+    max_calls_derived: PositiveInt = 24
+    """held-out arguments per function"""
     call_seconds: PositiveFloat = Field(default=0.5, description="CPU time of one call")
 
 
 class ProblemsConfig(Record):
     """Everything that decides which problems come out."""
 
-    repositories: tuple[RepositorySource, ...] = Field(
-        default=(), description="packages of the index whose code is broken"
-    )
-    git: tuple[GitSource, ...] = Field(
-        default=(), description="git repositories whose commits become problems"
-    )
-    given: tuple[GivenSource, ...] = Field(
-        default=(), description="tasks of Harbor and instances of SWE-bench"
-    )
-    seed: NonNegativeInt = Field(
-        default=0,
-        description="of what is broken, of the splits and of the prompts; unless given, the recipe's",
-    )
+    repositories: tuple[RepositorySource, ...] = ()
+    """packages of the index whose code is broken"""
+    git: tuple[GitSource, ...] = ()
+    """git repositories whose commits become problems"""
+    given: tuple[GivenSource, ...] = ()
+    """tasks of Harbor and instances of SWE-bench"""
+    seed: NonNegativeInt = 0
+    """of what is broken, of the splits and of the prompts; unless given, the recipe's"""
     quotas: Quotas = Quotas()
-    sizes: SplitSizes = Field(
-        default=SplitSizes(), description="of the repositories that name no split"
-    )
+    sizes: SplitSizes = SplitSizes()
+    """of the repositories that name no split"""
     rules: ValidityRules = ValidityRules()
     oracle: OracleConfig = OracleConfig()
-    strip_text: bool = Field(
-        default=False, description="drop docstrings and comments of product code; tests keep theirs"
-    )
-    plain_functions: bool = Field(
-        default=False,
-        description="mutate only undecorated top-level functions whose name is defined once",
-    )
+    strip_text: bool = False
+    """drop docstrings and comments of product code; tests keep theirs"""
+    plain_functions: bool = False
+    """mutate only undecorated top-level functions whose name is defined once"""
     max_function_lines: int = Field(default=120, ge=2, description="of a mutated function")
-    max_function_characters: int = Field(
-        default=20_000,
-        ge=20,
-        description="of a mutated function, line ends included; the corpus has the same limits",
-    )
+    max_function_characters: int = Field(default=20_000, ge=20)
+    """of a mutated function, line ends included; the corpus has the same limits"""
     max_per_function: PositiveInt = Field(default=6, description="mutations of one function")
-    operator_mix: Literal["even", "noticed"] = Field(
-        default="even",
-        description="even: every mutation operator as often as the others, as far as there are "
-        "candidates; noticed: in the proportions in which tests notice them",
-    )
+    operator_mix: Literal["even", "noticed"] = "even"
+    """even: every mutation operator as often as the others, as far as there are candidates;
+    noticed: in the proportions in which tests notice them"""
     operators_left_out: tuple[str, ...] = Field(default=(), description="never used")
-    functions_held_out: NonNegativeInt = Field(
-        default=12,
-        description="functions of dealt repositories that occur in held_out_function alone",
-    )
-    prompt_shares: dict[PromptLevel, float] = Field(
-        default={PromptLevel.PLACE: 1.0}, description="share of the problems by wording"
-    )
+    functions_held_out: NonNegativeInt = 12
+    """functions of dealt repositories that occur in held_out_function alone"""
+    prompt_shares: dict[PromptLevel, float] = Field(default={PromptLevel.PLACE: 1.0})
+    """share of the problems by wording"""
 
     @model_validator(mode="after")
     def _check_names(self) -> "ProblemsConfig":
@@ -306,9 +247,8 @@ class ProblemSelection(Record):
     """Problems of a set that a recipe uses. The set itself stays what it is."""
 
     kinds: tuple[Kind, ...] = Field(default=(), description="these only; empty: all")
-    max_lines: PositiveInt | None = Field(
-        default=None, description="longest function, by its whole lines; None: any"
-    )
+    max_lines: PositiveInt | None = None
+    """longest function, by its whole lines; None: any"""
 
 
 class ProblemsRequest(Record):
@@ -317,12 +257,10 @@ class ProblemsRequest(Record):
     config: ProblemsConfig
     selection: ProblemSelection = ProblemSelection()
     archives_directory: Path
-    use_shipped: bool = Field(
-        default=True, description="take the set that ships for this configuration, if one does"
-    )
-    parallel_runs: PositiveInt | None = Field(
-        default=None, description="test runs at once; None: the settings' limit of cores"
-    )
+    use_shipped: bool = True
+    """take the set that ships for this configuration, if one does"""
+    parallel_runs: PositiveInt | None = None
+    """test runs at once; None: the settings' limit of cores"""
 
 
 class ProblemsResult(Record):
@@ -336,10 +274,8 @@ class ProblemsResult(Record):
     kinds: dict[str, int]
     operators: dict[str, int] = Field(description="published problems by operator")
     repositories: dict[str, str] = Field(description="name -> fingerprint")
-    left_out: dict[str, str] = Field(
-        description="source, or NAME/FILE for a test file of one, that gave nothing -> why"
-    )
-    yield_table: tuple[dict[str, str | int | float], ...] = Field(
-        description="one row per repository and kind"
-    )
+    left_out: dict[str, str]
+    """source, or NAME/FILE for a test file of one, that gave nothing -> why"""
+    yield_table: tuple[dict[str, str | int | float], ...]
+    """one row per repository and kind"""
     seconds: float

@@ -52,9 +52,8 @@ class ArmMeasure(Record):
     candidate: float
     control_count: int
     candidate_count: int
-    p_value: float = Field(
-        description="one-sided: chance of this much worse if the arms were alike"
-    )
+    p_value: float
+    """one-sided: chance of this much worse if the arms were alike"""
     worse: bool = Field(description="significant after Holm's correction")
 
 

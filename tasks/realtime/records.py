@@ -24,9 +24,8 @@ class ServedModel(Record):
 
     line: str = Field(description="serving line that interactions are recorded under")
     checkpoint_directory: str
-    checkpoint_id: str = Field(
-        description="name in the ledger's promotions and in recorded interactions"
-    )
+    checkpoint_id: str
+    """name in the ledger's promotions and in recorded interactions"""
     weight_version: int = 0
     candidate: ServedCandidate | None = Field(default=None, description="None: no canary is open")
     problems_directory: str = Field(description="its repositories are the ones that users may name")
@@ -35,9 +34,8 @@ class ServedModel(Record):
     boxes_per_repository: int = Field(default=8, ge=1)
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
-    search_directory: str | None = Field(
-        default=None, description="encoder of code search; None: words alone"
-    )
+    search_directory: str | None = None
+    """encoder of code search; None: words alone"""
 
 
 class TrafficRequest(Record):
@@ -56,10 +54,8 @@ class CycleTrainingRequest(Record):
     checkpoint_directory: str
     feedback: FeedbackConfig
     learning: LearningConfig
-    train_until: float | None = Field(
-        default=None,
-        description="seconds since the epoch; the batch is trimmed to what fits before. None: it is not",
-    )
+    train_until: float | None = None
+    """seconds since the epoch; the batch is trimmed to what fits before. None: it is not"""
 
 
 class CycleTrainingResult(Record):

@@ -57,65 +57,51 @@ def shipped_packages(
 class PairsConfig(Record):
     """Selection of functions that become question-answer pairs."""
 
-    least_query_words: PositiveInt = Field(
-        default=3,
-        description="words a docstring's first paragraph, or a function's name, must have to be a question",
-    )
-    least_body_lines: PositiveInt = Field(
-        default=3,
-        description="lines a function must have, its docstring not counted, to train or to measure",
-    )
+    least_query_words: PositiveInt = 3
+    """words a docstring's first paragraph, or a function's name, must have to be a question"""
+    least_body_lines: PositiveInt = 3
+    """lines a function must have, its docstring not counted, to train or to measure"""
     most_pairs: PositiveInt = Field(default=60_000, description="drawn at random beyond these")
-    name_ratio: NonNegativeFloat = Field(
-        default=0.5,
-        description="pairs name -> body a docstring pair; they teach what short questions look like",
-    )
+    name_ratio: NonNegativeFloat = 0.5
+    """pairs name -> body a docstring pair; they teach what short questions look like"""
 
 
 class ContrastiveConfig(Record):
     """Contrastive training on code."""
 
-    epochs: NonNegativeInt = Field(
-        default=6, description="passes over all pairs; 0: the encoder stays untrained"
-    )
-    batch_pairs: int = Field(
-        default=256,
-        ge=2,
-        description="pairs of one step; to each question the code of the other pairs is a wrong answer",
-    )
-    hard_negatives: NonNegativeInt = Field(
-        default=1, description="wrong answers that BM25 likes, a question"
-    )
-    learning_rate: PositiveFloat = Field(
-        default=2e-3, description="peak, of Adam, after the first tenth of the steps; it falls to 0"
-    )
+    epochs: NonNegativeInt = 6
+    """passes over all pairs; 0: the encoder stays untrained"""
+    batch_pairs: int = Field(default=256, ge=2)
+    """pairs of one step; to each question the code of the other pairs is a wrong answer"""
+    hard_negatives: NonNegativeInt = 1
+    """wrong answers that BM25 likes, a question"""
+    learning_rate: PositiveFloat = 2e-3
+    """peak, of Adam, after the first tenth of the steps; it falls to 0"""
 
 
 class RetrievalConfig(Record):
     """Settings of the search encoder."""
 
     train_packages: tuple[Package, ...] = Field(
-        default_factory=lambda: (STANDARD_LIBRARY, *shipped_packages("train")),
-        description="teach: pinned source archives, import names of installed packages, or "
-        "standard_library, which is the interpreter's own",
+        default_factory=lambda: (STANDARD_LIBRARY, *shipped_packages("train"))
     )
+    """teach: pinned source archives, import names of installed packages, or standard_library, which
+    is the interpreter's own"""
     validation_packages: tuple[Package, ...] = Field(
-        default_factory=lambda: shipped_packages("validation"),
-        description="these choose the weight of the vectors beside BM25",
+        default_factory=lambda: shipped_packages("validation")
     )
+    """these choose the weight of the vectors beside BM25"""
     held_out_packages: tuple[Package, ...] = Field(
-        default_factory=lambda: shipped_packages("held_out"),
-        description="these measure; none of their functions is ever trained on",
+        default_factory=lambda: shipped_packages("held_out")
     )
+    """these measure; none of their functions is ever trained on"""
     most_queries_a_package: PositiveInt = Field(default=250, description="of those that measure")
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
-    seed: NonNegativeInt = Field(
-        default=0,
-        description="of the encoder's first weights and of which pairs and wrong answers are drawn; unless given, the "
-        "recipe's",
-    )
+    seed: NonNegativeInt = 0
+    """of the encoder's first weights and of which pairs and wrong answers are drawn; unless given,
+    the recipe's"""
 
     @model_validator(mode="after")
     def _disjoint(self) -> "RetrievalConfig":
@@ -151,9 +137,8 @@ class RetrievalResult(Record):
     num_pairs: int
     num_parameters: int
     dense_weight: float
-    held_out: dict[str, RankingScores] = Field(
-        description="bm25, and dense and fused: untrained and trained"
-    )
+    held_out: dict[str, RankingScores]
+    """bm25, and dense and fused: untrained and trained"""
     by_package: dict[str, dict[str, float]] = Field(description="package -> system -> MRR")
     loss_nats: tuple[float, ...] = Field(description="mean contrastive loss of each epoch")
     seconds: float

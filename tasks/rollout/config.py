@@ -11,73 +11,52 @@ from ostinato.infra.sandbox.protocol import SandboxKind
 class StalenessConfig(Record):
     """Bound on staleness, and patience with late groups."""
 
-    max_staleness_versions: NonNegativeInt = Field(
-        default=2,
-        description="a sample is trained only when trainer version minus its oldest weight version "
-        "is at most this; 0: synchronous",
-    )
-    admission: Literal["expected", "cap"] = Field(
-        default="expected",
-        description="expected: a group starts when the trainer will have used up those before it about when it is "
-        "ready, and never beyond the bound; cap: as early as the bound allows, so that finished groups wait",
-    )
-    pace_limit_seconds: NonNegativeFloat = Field(
-        default=60.0,
-        description="longest a step is held for groups that would become stale without it; "
-        "after that they end as stale",
-    )
+    max_staleness_versions: NonNegativeInt = 2
+    """a sample is trained only when trainer version minus its oldest weight version is at most
+    this; 0: synchronous"""
+    admission: Literal["expected", "cap"] = "expected"
+    """expected: a group starts when the trainer will have used up those before it about when it is
+    ready, and never beyond the bound; cap: as early as the bound allows, so that finished groups
+    wait"""
+    pace_limit_seconds: NonNegativeFloat = 60.0
+    """longest a step is held for groups that would become stale without it; after that they end as
+    stale"""
 
 
 class CurriculumConfig(Record):
     """Choice of problems."""
 
-    revisit_groups: NonNegativeInt = Field(
-        default=0,
-        description="groups of other problems before a problem may come again; 0: never, a single "
-        "epoch, and the run ends with its problems",
-    )
+    revisit_groups: NonNegativeInt = 0
+    """groups of other problems before a problem may come again; 0: never, a single epoch, and the
+    run ends with its problems"""
 
 
 class RolloutConfig(Record):
     """The rollout stage."""
 
-    group_size: int = Field(
-        default=8, ge=2, description="attempts at one problem whose rewards are centred together"
-    )
-    groups_per_step: PositiveInt = Field(
-        default=16, description="groups that one optimiser step trains on"
-    )
-    least_spread: NonNegativeFloat = Field(
-        default=0.1,
-        description="largest minus smallest reward from which a group counts towards "
-        "groups_per_step; others are trained along with them; 0: every group counts",
-    )
-    concurrent_trajectories: PositiveInt = Field(
-        default=64, description="attempts in flight, over all rollout workers"
-    )
-    boxes: Literal["worker", "fleet"] = Field(
-        default="worker",
-        description="where attempts run: worker: in boxes of the rollout worker's own machine; "
-        "fleet: in boxes of the sandbox fleet, on whichever machine of the cluster has room",
-    )
-    sandbox: SandboxKind = Field(
-        default=SandboxKind.NAMESPACE,
-        description="what an agent's commands run in, in rollouts, evaluation and the gateway: "
-        "namespace: a bubblewrap box; microvm: a virtual machine, which needs QEMU",
-    )
-    forked_share: Share = Field(
-        default=0.0,
-        description="share of groups whose other attempts branch off the first, box and context, after its first "
-        "failing test run, and are compared from there on (tasks/rollout/forks.py); 0: none",
-    )
-    infrastructure_retries: NonNegativeInt = Field(
-        default=3, description="new attempts after a sandbox or engine failure of a member"
-    )
-    max_turns: PositiveInt | None = Field(
-        default=None,
-        description="answers of the model in one attempt of a rollout; fewer than the harness "
-        "allows put the reward on the first edits; None: the harness's",
-    )
+    group_size: int = Field(default=8, ge=2)
+    """attempts at one problem whose rewards are centred together"""
+    groups_per_step: PositiveInt = 16
+    """groups that one optimiser step trains on"""
+    least_spread: NonNegativeFloat = 0.1
+    """largest minus smallest reward from which a group counts towards groups_per_step; others are
+    trained along with them; 0: every group counts"""
+    concurrent_trajectories: PositiveInt = 64
+    """attempts in flight, over all rollout workers"""
+    boxes: Literal["worker", "fleet"] = "worker"
+    """where attempts run: worker: in boxes of the rollout worker's own machine; fleet: in boxes of
+    the sandbox fleet, on whichever machine of the cluster has room"""
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    """what an agent's commands run in, in rollouts, evaluation and the gateway: namespace: a
+    bubblewrap box; microvm: a virtual machine, which needs QEMU"""
+    forked_share: Share = 0.0
+    """share of groups whose other attempts branch off the first, box and context, after its first
+    failing test run, and are compared from there on (tasks/rollout/forks.py); 0: none"""
+    infrastructure_retries: NonNegativeInt = 3
+    """new attempts after a sandbox or engine failure of a member"""
+    max_turns: PositiveInt | None = None
+    """answers of the model in one attempt of a rollout; fewer than the harness allows put the
+    reward on the first edits; None: the harness's"""
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature of rollouts")
     seed: NonNegativeInt = Field(default=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()

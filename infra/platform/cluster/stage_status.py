@@ -40,9 +40,8 @@ class BoxUse(Record):
 
     leased: int
     waiting: int = Field(description="attempts that want a box and have none")
-    waiting_since: float | None = Field(
-        default=None, description="of the longest; None: none waits"
-    )
+    waiting_since: float | None = None
+    """of the longest; None: none waits"""
 
 
 class StageStatus(Record):

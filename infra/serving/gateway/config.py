@@ -28,19 +28,12 @@ class Caller(Record):
     """Someone who may call. Tenants are the populations that feedback baselines are kept for."""
 
     name: str = Field(min_length=1, max_length=80, description="the tenant")
-    consent: bool = Field(
-        default=False,
-        description=(
-            "interactions may be stored and trained on; false: only counters are kept. A request "
-            "may withdraw it"
-        ),
-    )
+    consent: bool = False
+    """interactions may be stored and trained on; false: only counters are kept. A request may
+    withdraw it"""
     rate_limit: RateLimitConfig = RateLimitConfig()
-    tokens_per_day: int | None = Field(
-        default=None,
-        ge=1,
-        description="tokens read and generated in a day (UTC), None: as many as asked for",
-    )
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    """tokens read and generated in a day (UTC), None: as many as asked for"""
     operator: bool = Field(default=False, description="may read /metrics, which tells of everybody")
 
     @property
@@ -56,9 +49,8 @@ class Caller(Record):
 class TenantConfig(Caller):
     """A caller whose keys are settings."""
 
-    api_keys: tuple[SecretStr, ...] = Field(
-        min_length=1, description="any of them identifies the tenant"
-    )
+    api_keys: tuple[SecretStr, ...] = Field(min_length=1)
+    """any of them identifies the tenant"""
 
 
 class IssuedKey(Caller):
@@ -80,27 +72,14 @@ class GatewayConfig(Record):
 
     line: str = Field(min_length=1, description="serving line that interactions are recorded under")
     tenants: tuple[TenantConfig, ...] = Field(min_length=1)
-    model_name: str = Field(
-        default="ostinato", description="what /v1/models lists; arms are not shown to users"
-    )
-    harness: HarnessConfig = Field(
-        default_factory=HarnessConfig, description="the same limits and tools as in training"
-    )
-    agents_at_once: int = Field(
-        default=16,
-        ge=1,
-        description="agents of one tenant at work or waiting for a sandbox; more are refused",
-    )
-    follow_up_context_tokens: int = Field(
-        default=192,
-        ge=1,
-        description=(
-            "a follow-up that would have fewer tokens left begins a new conversation with the "
-            "first and the new message"
-        ),
-    )
-    stream_slice_tokens: int = Field(
-        default=8,
-        ge=1,
-        description="a streamed answer is generated and sent in slices of this many tokens",
-    )
+    model_name: str = "ostinato"
+    """what /v1/models lists; arms are not shown to users"""
+    harness: HarnessConfig = Field(default_factory=HarnessConfig)
+    """the same limits and tools as in training"""
+    agents_at_once: int = Field(default=16, ge=1)
+    """agents of one tenant at work or waiting for a sandbox; more are refused"""
+    follow_up_context_tokens: int = Field(default=192, ge=1)
+    """a follow-up that would have fewer tokens left begins a new conversation with the first and
+    the new message"""
+    stream_slice_tokens: int = Field(default=8, ge=1)
+    """a streamed answer is generated and sent in slices of this many tokens"""

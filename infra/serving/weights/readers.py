@@ -25,15 +25,12 @@ class ReaderRecord(Record):
     """One reader's last word."""
 
     reader_id: str
-    held_version: int | None = Field(
-        default=None, description="newest version applied and verified; None: none yet"
-    )
-    wanted_version: int | None = Field(
-        default=None, description="version being fetched now; None: none"
-    )
-    refused_version: int | None = Field(
-        default=None, description="version that could not be built or applied; None: none"
-    )
+    held_version: int | None = None
+    """newest version applied and verified; None: none yet"""
+    wanted_version: int | None = None
+    """version being fetched now; None: none"""
+    refused_version: int | None = None
+    """version that could not be built or applied; None: none"""
     reason: str = Field(default="", description="why it was refused")
     at: float = Field(description="seconds since 1970")
 

@@ -26,18 +26,14 @@ class Candidate(Record):
     edits: tuple[LineEdit, ...] = ()
     blocks: tuple[BlockEdit, ...] = ()
     touched: tuple[CallKey, ...] = Field(description="functions whose tests speak of it")
-    test_files: tuple[str, ...] = Field(
-        default=(), description="files whose tests all speak of it, beside those that call it"
-    )
-    message: str = Field(
-        default="", description="of the commit it was mined from; the text of a given task"
-    )
-    named_failing: tuple[str, ...] = Field(
-        default=(), description="tests of a given task that must fail; empty: those that do"
-    )
-    named_passing: tuple[str, ...] = Field(
-        default=(), description="tests of a given task that must pass, beside the failing ones"
-    )
+    test_files: tuple[str, ...] = ()
+    """files whose tests all speak of it, beside those that call it"""
+    message: str = ""
+    """of the commit it was mined from; the text of a given task"""
+    named_failing: tuple[str, ...] = ()
+    """tests of a given task that must fail; empty: those that do"""
+    named_passing: tuple[str, ...] = ()
+    """tests of a given task that must pass, beside the failing ones"""
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:

@@ -48,9 +48,8 @@ class Described(Record):
     """Sources of a recipe, and remarks for who asked."""
 
     repository: RepositorySource
-    history: GitSource | None = Field(
-        default=None, description="of a git repository, where asked for"
-    )
+    history: GitSource | None = None
+    """of a git repository, where asked for"""
     remarks: tuple[str, ...] = ()
 
 

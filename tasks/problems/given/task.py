@@ -30,9 +30,8 @@ class GivenTask(Record):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     origin: str = Field(description="harbor or swe-bench")
     prompt: str = Field(min_length=1)
-    fail_to_pass: tuple[str, ...] = Field(
-        default=(), description="ids of pytest; empty: those that fail are found out"
-    )
+    fail_to_pass: tuple[str, ...] = ()
+    """ids of pytest; empty: those that fail are found out"""
     pass_to_pass: tuple[str, ...] = ()
     package: str = Field(default="", description="name of the project where no metadata says it")
     requires: tuple[str, ...] = Field(default=(), description="packages that the project needs")

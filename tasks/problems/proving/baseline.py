@@ -34,12 +34,10 @@ class Baseline(Record):
     num_collected: int = Field(description="test ids seen in either order")
     num_unstable: int = Field(description="ids or outcomes that changed between the runs")
     num_not_passing: int = Field(description="failed, skipped or timed out in every run")
-    callers: dict[str, tuple[int, ...]] = Field(
-        description="function -> positions of the tests that call it"
-    )
-    left_out: dict[str, str] = Field(
-        default={}, description="test file that cannot be imported -> why"
-    )
+    callers: dict[str, tuple[int, ...]]
+    """function -> positions of the tests that call it"""
+    left_out: dict[str, str] = Field(default={})
+    """test file that cannot be imported -> why"""
 
     def covering(self, keys: Iterable[CallKey]) -> list[int]:
         """Positions of the tests that call any of the functions."""
@@ -117,7 +115,7 @@ def _passed(probes: Mapping[str, TestProbe]) -> list[str]:
 
 
 def _invert(stable: Sequence[str], probes: Mapping[str, TestProbe]) -> dict[str, tuple[int, ...]]:
-    callers: dict[str, list[int]] = {}
+    callers: dict[str, list[int]] = Field(default={})
     for position, test in enumerate(stable):
         for key in probes[test].called:
             callers.setdefault(_text(key), []).append(position)
@@ -128,7 +126,7 @@ async def _probe(
     server: TestServer, tests: Sequence[str], rules: ValidityRules, *, profile: bool = False
 ) -> dict[str, TestProbe]:
     """Outcomes of all tests, begun again behind every one that hangs or ends the process."""
-    found: dict[str, TestProbe] = {}
+    found: dict[str, TestProbe] = Field(default={})
     waiting = list(tests)
     for _ in range(_ROUNDS):
         if not waiting:

@@ -1,0 +1,12 @@
+"""Base of the project's records and settings, free of tensors so that recipes can hold them."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """Frozen values. An unknown field is an error.
+
+    The description of a field that does not fit beside it stands below it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
