@@ -325,12 +325,12 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(OstinatoError)
     async def failed(request: Request, error: OstinatoError) -> JSONResponse:
-        logger.error("path=%s failed=%s", request.url.path, error)
+        logger.error("path=%r failed=%s", request.url.path, error)
         return fault_answer(error)
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:
-        logger.error("path=%s broken=%r", request.url.path, error)
+        logger.error("path=%r broken=%r", request.url.path, error)
         return JSONResponse(
             error_body("a fault of this server; its log names it", code="internal_error"),
             status_code=500,

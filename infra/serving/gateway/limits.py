@@ -127,7 +127,7 @@ async def _refuse_unread(
     before would take the answer from a client that is still sending.
     """
     if isinstance(refusal, OstinatoError):
-        logger.error("path=%s failed=%s", scope["path"], refusal)
+        logger.error("path=%r failed=%s", scope["path"], refusal)
     headers = Headers(scope=scope)
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     more = {"connection": "close"} if has_body else {}

@@ -103,6 +103,12 @@ class ChatMessage(OpenAIWire):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def num_characters(self) -> int:
+        """Of all that is tokenised: text and calls."""
+        calls = [call.function for call in self.tool_calls or ()]
+        return len(self.text) + sum(len(call.name) + len(call.arguments) for call in calls)
+
 
 class FunctionDefinition(OpenAIWire):
     """A tool as the client declares it. Nano knows its own by name. Other models read all of it."""

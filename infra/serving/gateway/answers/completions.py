@@ -327,7 +327,7 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     form.check(tools)
     for message in request.messages:
         check_length(message.text, "messages")
-    num_characters = len(form.stated(tools)) + sum(len(said.text) for said in request.messages)
+    num_characters = len(form.stated(tools)) + sum(said.num_characters for said in request.messages)
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
     if num_characters > most:
         raise ApiError(

@@ -19,6 +19,12 @@ from tests.fakes.toy_gateway import Toy
 
 HEADERS = {"Authorization": "Bearer key-of-team", "content-type": "application/json"}
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
+CALLS = [
+    {
+        "id": "1",
+        "function": {"name": "read_file", "arguments": json.dumps({"path": "a b " * 300_000})},
+    }
+]
 PIECES = st.integers(1, 20) | st.just(bodies.PIECE_BYTES)
 SESSION = {"repository": "toy", "message": "Fix first in pkg/first.py"}
 
@@ -55,6 +61,16 @@ async def test_bad_body_is_one_typed_refusal(toy: Toy, name: str) -> None:
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert len(answer.text) < 600
+
+
+@pytest.mark.asyncio
+async def test_calls_of_a_history_are_counted_before_they_are_tokenised(toy: Toy) -> None:
+    said = [*CHAT["messages"], {"role": "assistant", "tool_calls": CALLS}]
+    body = chat(messages=[*said, {"role": "tool", "content": "x", "tool_call_id": "1"}])
+    async with toy.client() as client:
+        answer = await client.post("/v1/chat/completions", content=body, headers=HEADERS)
+    assert answer.status_code == 400
+    assert "characters" in answer.json()["error"]["message"]
 
 
 @pytest.mark.asyncio
