@@ -7,8 +7,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.platform.record import Record, Share
-from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.corpus.overlap_records import AnswerOverlap
+from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own

@@ -95,8 +95,10 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         CONVERSATIONS: Shard(held_out=[document.token_ids for document in told.held_out]),
     }
     progress.update(4, 5, "shards")
-    trained = [document for shard in shards.values() for document in shard.train]
-    trained += [document.token_ids for document in learned]
+    trained = {
+        "pretraining": [document for shard in shards.values() for document in shard.train],
+        "fine-tuning": [document.token_ids for document in learned],
+    }
     statistics = tuple(_write_shards(workspace.directory / SHARDS_DIRECTORY, shards))
     result = CorpusResult(
         directory=str(workspace.directory),
@@ -109,7 +111,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         files_dropped=dict(notes.files_dropped),
         documents_decontaminated=guard.num_dropped,
         licences=dict(sorted(notes.licences.items())),
-        overlap=measure_overlap(source.problems, trained, renderer),
+        overlap=measure_overlap(source, trained, renderer),
     )
     replace_text(workspace.directory / STATISTICS_FILE, result.model_dump_json(indent=1))
     progress.update(5, 5, "corpus is complete")

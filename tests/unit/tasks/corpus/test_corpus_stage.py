@@ -163,6 +163,13 @@ def test_the_answers_of_functions_held_out_whole_stand_in_no_document(
     # the function is not held out, so its right line is trained on, and the card says so
     assert (lines.problems, lines.problems_with_answer) == (1, 1)
     assert lines.median_documents > 1
+    stages = ["pretraining", "fine-tuning", "RL", "cycle"]
+    assert [ngrams.stage for ngrams in whole.ngrams] == stages
+    assert [ngrams.problems_with_text for ngrams in whole.ngrams] == [0, 0, 0, 0]
+    by_stage = {ngrams.stage: ngrams for ngrams in lines.ngrams}
+    assert by_stage["pretraining"].problems_with_answer == 1
+    assert by_stage["pretraining"].median_share > 0.9
+    assert by_stage["cycle"].problems_with_text == 0  # no user has this problem
 
 
 def test_every_document_written_for_training_is_compared_with_the_answers(
@@ -184,9 +191,9 @@ def test_every_document_written_for_training_is_compared_with_the_answers(
     config = config.model_copy(update={"conversations": str(path), "budgets": budgets})
     compared: list[tuple[int, ...]] = []
 
-    def measure(problems, documents, renderer):
-        compared.extend(tuple(document) for document in documents)
-        return measure_overlap(problems, compared, renderer)
+    def measure(source, documents, renderer):
+        compared.extend(tuple(document) for some in documents.values() for document in some)
+        return measure_overlap(source, documents, renderer)
 
     monkeypatch.setattr(run, "measure_overlap", measure)
     located = []
