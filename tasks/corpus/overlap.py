@@ -45,23 +45,29 @@ def measure_overlap(
     documents_with: Counter[str] = Counter()
     seen: dict[str, set[int]] = {}
     for stage, trained in documents.items():
-        found: set[int] = set()
+        met = seen[stage] = set()
         for token_ids in trained:
             text = renderer.decode(token_ids)
             documents_with.update({line.strip() for line in _BREAK.split(text)} & wanted)
-            found |= grams.of([(word, False) for word in _words(text)]).keys()
-        seen[stage] = found
+            met.update(grams.of([(word, False) for word in _words(text)]))
     for stage, split in STAGES_OF_PROBLEMS.items():
         seen[stage] = {gram for text in texts[split] for gram in grams.of_text(text)}
-    return tuple(
-        AnswerOverlap(
-            split=split,
-            **_lines_of(texts[split], documents_with),
-            ngrams=tuple(_ngrams_of(stage, texts[split], grams, seen[stage]) for stage in seen),
-        )
-        for split in EVALUATED
-        if any(text.answers for text in texts[split])
-    )
+    found = []
+    for split in EVALUATED:
+        answers = [text.answers for text in texts[split] if text.answers]
+        counts = [min(documents_with[line] for line in lines) for lines in answers]
+        if texts[split]:
+            ngrams = (_ngrams_of(stage, texts[split], grams, seen[stage]) for stage in seen)
+            found.append(
+                AnswerOverlap(
+                    split=split,
+                    problems=len(counts),
+                    problems_with_answer=sum(count > 0 for count in counts),
+                    median_documents=median(counts) if counts else 0.0,
+                    ngrams=tuple(ngrams),
+                )
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -146,16 +152,6 @@ class _Ngrams:
             )
             for place in np.flatnonzero(is_known_G).tolist()
         }
-
-
-def _lines_of(texts: Sequence[_Text], documents_with: Mapping[str, int]) -> dict[str, float]:
-    """Fields of an AnswerOverlap about whole lines."""
-    counts = [min(documents_with[line] for line in text.answers) for text in texts if text.answers]
-    return {
-        "problems": len(counts),
-        "problems_with_answer": sum(count > 0 for count in counts),
-        "median_documents": median(counts),
-    }
 
 
 def _ngrams_of(stage: str, texts: Iterable[_Text], grams: _Ngrams, seen: set[int]) -> NgramOverlap:
