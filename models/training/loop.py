@@ -147,8 +147,8 @@ class TrainingRun:
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
         if not norm < float("inf"):
             raise ValueError(
-                f"gradient norm is {norm} at step {self.state.step} of phase {phase.name!r}, "
-                "wanted a finite one"
+                f"gradient norm is {norm} at step {self.state.step + 1} of phase {phase.name!r}, wanted a finite "
+                "one; the weights were not touched and the last resume point is kept, lower the phase's learning rates"
             )
         self.optimizer.step()
         self.model.routers.balance(counts_LE, self.config.balance_rate * scale)

@@ -25,6 +25,7 @@ from ostinato.tasks.learning.config import (
 )
 from ostinato.tasks.learning.ranks.rank import warmup_scale
 from ostinato.tasks.learning.trainer import RLTrainer
+from tests.fakes.small_spec import make_spec
 from tests.unit.tasks.learning.samples import TINY, random_samples
 
 CHAIN = "run"
@@ -202,6 +203,19 @@ def test_trainer_damaged_checkpoint_is_an_error_that_names_it(tmp_path, start) -
     with pytest.raises(StorageError, match="step-00000000"):
         open_trainer(request)
     shutil.rmtree(directory)
+    assert open_trainer(request).step == 0
+
+
+def test_trainer_refuses_a_step_of_another_model_and_leaves_it(tmp_path, start) -> None:
+    request = make_request(tmp_path, start)
+    saved = open_trainer(request).save()
+    kept = load_checkpoint(saved).weights
+    spec = make_spec(24, 8, heads=(2, 1, 8), experts=(4, 2, 8), max_sequence_tokens=64)
+    weights = build_trainer_model(spec, seed=3).export_weights()
+    other = str(save_checkpoint(tmp_path / "other", spec, weights))
+    with pytest.raises(StorageError, match="which another model or optimiser wrote; delete that"):
+        open_trainer(request.model_copy(update={"checkpoint_directory": other}))
+    assert equal(load_checkpoint(saved).weights, kept)
     assert open_trainer(request).step == 0
 
 

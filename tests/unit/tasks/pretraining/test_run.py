@@ -14,11 +14,16 @@ from ostinato.infra.platform.errors import ConfigError, TrainingError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.schedule import Loss
+from ostinato.tasks.pretraining import run as run_module
 from ostinato.tasks.pretraining.config import (
     PretrainingConfig,
     PretrainingRequest,
     PretrainingResult,
 )
+from ostinato.tasks.pretraining.loss import next_token_loss
 from ostinato.tasks.pretraining.run import main
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
@@ -107,6 +112,36 @@ def test_pretraining_interrupted_ends_with_the_same_weights(
     result = main(request, make_workspace(directory))
     assert result.times_resumed == 1
     assert (result.before, result.after) == (plain.before, plain.after)
+    ours, wanted = read_weights(result), read_weights(plain)
+    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+def test_loss_that_is_no_number_ends_the_run_and_the_last_checkpoint_goes_on(
+    corpus: Path, tmp_path: Path, plain: PretrainingResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, workspace = make_request(corpus), make_workspace(tmp_path / "run")
+    microbatches = 0
+
+    def poisoned(model: TrainerModel, draft_weight: float | None = None) -> Loss:
+        loss = next_token_loss(model, draft_weight)
+
+        def spoil(batch: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
+            nonlocal microbatches
+            microbatches += 1
+            nats, targets = loss(batch, hidden_TBD)
+            return nats * (float("nan") if microbatches == 2 * 5 + 1 else 1.0), targets
+
+        return spoil
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "next_token_loss", poisoned)
+        with pytest.raises(
+            TrainingError,
+            match="gradient norm is nan at step 6 of phase 'bulk', wanted a finite one; the weights were not touched",
+        ):
+            main(request, workspace)
+    result = main(request, workspace)
+    assert result.times_resumed == 1
     ours, wanted = read_weights(result), read_weights(plain)
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
 
