@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.filesize import decimal
 
 from ostinato.flows.commands import garbage, lineage, models, replaying
+from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.certify_command import certify
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.key_commands import keys
@@ -28,12 +28,12 @@ from ostinato.flows.commands.launching import (
     make_options,
 )
 from ostinato.flows.commands.problem_sets.commands import problem_sets
+from ostinato.flows.commands.recipe_commands import recipes
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.deploy_commands import deploy, deploy_files
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.report import collect, print_rows
-from ostinato.flows.recipe import is_reference, load_recipe, recipe_names
-from ostinato.flows.recipe_text import describe_recipe
+from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.reporting.console import print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.run_options import Suite
@@ -47,6 +47,7 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
 # load scipy, matplotlib or SQLAlchemy, a second that the other commands need not wait
+DOCTOR = "ostinato.flows.commands.doctor.run"
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
 PLAN = "ostinato.flows.commands.planning:plan_recipe"
@@ -128,6 +129,7 @@ _add_command(
 
 
 @app.command()
+@answering
 def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="champion, newest (the recipe's), or kind/name@version")
@@ -151,11 +153,10 @@ def evaluate(
     report: Annotated[
         Path | None, typer.Option(help="folder for scorecard.json and scorecard.md")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="prints the scorecard as JSON")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="progress in lines on stderr, also without a terminal")
     ] = False,
-) -> None:
+) -> Answer:
     """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation did."""
     outside = _endpoint(endpoint, model, key_env)
     with tempfile.TemporaryDirectory() as scratch:
@@ -172,13 +173,14 @@ def evaluate(
         named = [*([] if outside else [checkpoint]), *([against] if against else [])]
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         refuse_unknown(load_settings(), loaded, named)
+        flow, written, code = "checkpoint_evaluation", place / "scorecard.json", 0
         try:
-            flow = "checkpoint_evaluation"
             launch_flow(flow, recipe, seed, options, parameters, is_watched=watch)
-        finally:
-            written = place / "scorecard.json"
-            if as_json and written.is_file():
-                typer.echo(written.read_text())
+        except typer.Exit as ended:
+            code = ended.exit_code
+            if not written.is_file():
+                raise
+        return Answer(json.loads(written.read_text()), lambda: None, code)
 
 
 @app.command("compare-bases")
@@ -214,7 +216,6 @@ def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoi
     return endpoint
 
 
-recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
@@ -222,24 +223,6 @@ app.command()(certify)
 app.command()(deploy)
 app.command("deploy-files")(deploy_files)
 app.add_typer(problem_sets, name="problems")
-
-
-@recipes.command("list")
-def list_recipes() -> None:
-    """Names of the shipped recipes, each with its description."""
-    for name in recipe_names():
-        typer.echo(f"{name:<22} {load_recipe(name).description}")
-
-
-@recipes.command("show")
-def show_recipe(
-    recipe: Annotated[str, typer.Argument(help="name of a recipe, or the path of a TOML file")],
-    seed: SeedOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Every setting of a recipe with its value and its description."""
-    loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
-    Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -263,18 +246,25 @@ def plan(
 
 
 @app.command("import")
+@answering
 def import_command(
     place: Annotated[
         str, typer.Argument(help="model directory, GGUF file, archive, or a pinned model: smollm2")
     ],
     name: Annotated[str | None, typer.Option("--as", help="name of the artifact")] = None,
-) -> None:
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="chatml, plain or a Jinja file, in place of the model's own"),
+    ] = None,
+) -> Answer:
     """Takes in a published model. The last word printed is its reference."""
-    ref = models.import_model(load_settings(), place, name)
-    typer.echo(f"imported {ref}")
+    ref = models.import_model(load_settings(), place, name, chat_template)
+    value = {"artifact": str(ref), "fingerprint": ref.fingerprint}
+    return Answer(value, lambda: typer.echo(f"imported {ref}"))
 
 
 @app.command("export")
+@answering
 def export_command(
     reference: Annotated[str, typer.Argument(help="an artifact, or a checkpoint directory")],
     directory: Annotated[Path, typer.Argument(help="new or empty", file_okay=False)],
@@ -287,14 +277,17 @@ def export_command(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the LoRA adapter, which PEFT loads")
     ] = False,
-) -> None:
+) -> Answer:
     """Writes a checkpoint as a directory that transformers and vLLM load."""
     if adapter:
         if gguf or dtype is not None:
             raise ConfigError("--adapter goes with neither --gguf nor --dtype")
         models.export_adapter(load_settings(), reference, directory)
-        return
-    models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
+    else:
+        models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
+    files = sorted(path.name for path in directory.iterdir())
+    value = {"source": reference, "directory": directory.resolve(), "files": files}
+    return Answer(value, lambda: None)
 
 
 @app.command()
@@ -317,18 +310,17 @@ def down() -> None:
 
 
 @app.command()
+@answering
 def doctor(
     deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
-) -> None:
-    """Checks what this machine has. Each line is ok, or why not and how to mend it."""
-    checks = load_entry("ostinato.flows.commands.doctor:run_checks")(load_settings(), deep=deep)
-    for check in checks:
-        mark = typer.style("ok    ", fg="green") if check.ok else typer.style("not ok", fg="red")
-        typer.echo(f"{mark} {check.name:<22} {check.detail}")
-        if not check.ok:
-            typer.echo(f"       fix: {check.fix}")
-    if not all(check.ok for check in checks):
-        raise typer.Exit(1)
+    recipe: Annotated[
+        str, typer.Option(help="whose need of memory and disk is compared with what is free")
+    ] = "nano",
+) -> Answer:
+    """Checks what this machine has. Each line is ok, or why not and how to mend it. Exit code 1: one is not."""
+    checks = load_entry(f"{DOCTOR}:run_checks")(load_settings(), load_recipe(recipe), deep=deep)
+    code = 0 if all(check.ok for check in checks) else 1
+    return Answer(checks, lambda: load_entry(f"{DOCTOR}:show")(checks), code)
 
 
 @app.command(
@@ -347,15 +339,11 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
 
 
 @app.command()
-def status(
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
-) -> None:
+@answering
+def status() -> Answer:
     """Says of each part what it does, what it waits for, since when, and the likely cause of a fault."""
     rows = collect(load_settings())
-    if as_json:
-        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
-    else:
-        print_rows(rows, Console())
+    return Answer(rows, lambda: print_rows(rows, Console()))
 
 
 @app.command()
@@ -367,6 +355,7 @@ def dashboard() -> None:
 
 
 @app.command()
+@answering
 def show(
     name: Annotated[
         str,
@@ -374,7 +363,6 @@ def show(
             help="kind/name@version, or the id of an RL run, group, trajectory, interaction or session"
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON value")] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -382,25 +370,23 @@ def show(
             "document each into any other folder"
         ),
     ] = None,
-) -> None:
+) -> Answer:
     """Shows an artifact's lineage, or attempts: prompt, calls, results, diff, verdict, reward."""
     if is_reference(name):
         if output is not None:
             raise ConfigError(f"--output writes attempts, and {name} is an artifact")
         found = lineage.trace(load_settings(), name)
-        text = found.model_dump_json(indent=1) if as_json else "\n".join(lineage.describe(found))
-        typer.echo(text)
-        return
+        return Answer(found, lambda: typer.echo("\n".join(lineage.describe(found))))
     attempts = load_entry(FIND_ATTEMPTS)(load_settings(), name)
     if output is not None:
-        typer.echo(load_entry(SAVE_ATTEMPTS)(output, name, attempts))
-    elif as_json:
-        typer.echo(json.dumps([attempt.facts for attempt in attempts], indent=1))
-    else:
-        typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts)))
+        said = load_entry(SAVE_ATTEMPTS)(output, name, attempts)
+        return Answer({"output": output, "attempts": len(attempts)}, lambda: typer.echo(said))
+    facts = [attempt.facts for attempt in attempts]
+    return Answer(facts, lambda: typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts))))
 
 
 @app.command()
+@answering
 def gc(
     older_than_days: Annotated[float, typer.Option(help="younger ones stay", min=0)] = 7.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
@@ -409,7 +395,7 @@ def gc(
         typer.Option(help=r"whose `\[retention]` removes checkpoints from the object store too"),
     ] = None,
     overrides: SetOption = None,
-) -> None:
+) -> Answer:
     """Removes working files of published stages and local copies of artifacts. With --recipe old checkpoints too."""
     if overrides and recipe is None:
         raise typer.BadParameter("--set goes with --recipe")
@@ -418,52 +404,56 @@ def gc(
     store = load_entry(RETENTION)(settings)
     expired = [] if loaded is None else store.find(loaded)
     found = garbage.find_garbage(settings, older_than_days)
-    console = Console()
-    removed = [f"{one.title}: {one.why}" for one in expired]
-    for line in (*removed, *garbage.describe(found)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    removal = garbage.Removal(
+        checkpoints=tuple(
+            garbage.Checkpoint(artifact=str(one.ref), size_bytes=one.size_bytes, why=one.why)
+            for one in expired
+        ),
+        files=tuple(found),
+        is_dry=dry_run,
+    )
     if not dry_run:
         for one in expired:
             store.remove(one)
         for one in found:
             garbage.remove(one)
-    size = sum(item.size_bytes for item in (*expired, *found))
-    console.print(
-        f"{'would free ' if dry_run else ''}{len(expired) + len(found)} things, {decimal(size)}",
-        highlight=False,
-    )
+    return Answer(removal, lambda: garbage.show(removal))
 
 
 @app.command()
+@answering
 def replay(
     run: RunOption,
     step: Annotated[
         int | None, typer.Option(help="this step alone; all when absent", min=1)
     ] = None,
-) -> None:
+) -> Answer:
     """Computes steps of an RL run again from what was kept. Exit code 1 when a bit of the weights differs."""
-    _compute_again(run, step, WEIGHTS, replaying.REPLAY)
+    return _compute_again(run, step, WEIGHTS, replaying.REPLAY)
 
 
 @app.command()
+@answering
 def bisect(
     run: RunOption,
     metric: Annotated[
         str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
     ] = WEIGHTS,
-) -> None:
+) -> Answer:
     """Finds the first step of an RL run that today's code computes otherwise. Exit code 1 when there is one."""
-    _compute_again(run, None, metric, replaying.BISECT)
+    return _compute_again(run, None, metric, replaying.BISECT)
 
 
-def _compute_again(run: str, step: int | None, metric: str, entry: str) -> None:
-    """Prints what a child says of an RL run. Exit code 1 when a step differs."""
+def _compute_again(run: str, step: int | None, metric: str, entry: str) -> Answer:
+    """What a child says of an RL run. Exit code 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
-    replaying.show(report)
-    say(replaying.conclude(report, metric))
-    if report.first_different is not None:
-        raise typer.Exit(1)
+
+    def show() -> None:
+        replaying.show(report)
+        say(replaying.conclude(report, metric))
+
+    return Answer(report, show, 0 if report.first_different is None else 1)
 
 
 def main() -> None:

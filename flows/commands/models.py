@@ -21,8 +21,12 @@ KIND = "checkpoint"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
-def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRef:
-    """The artifact of a published model. The same files under the same name give the same artifact."""
+def import_model(
+    settings: Settings, place: str, name: str | None, chat_template: str | None = None
+) -> ArtifactRef:
+    """The artifact of a published model. The same files under the same name give the same artifact.
+    `chat_template`: a file or one of our names, in place of the model's own.
+    """
     name = name or _name_of(place)
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--as {name!r}, wanted small letters, digits, '.', '_' and '-'")
@@ -34,7 +38,7 @@ def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRe
     try:
         directory = work / "checkpoint"
         with boundary(ConfigError, f"import of {place}"):
-            facts = convert(place, directory, settings.cache_directory / "models")
+            facts = convert(place, directory, settings.cache_directory / "models", chat_template)
         artifacts = open_artifacts(settings)
         content = {
             path.relative_to(directory).as_posix(): checksum_file(path)
@@ -49,6 +53,7 @@ def import_model(settings: Settings, place: str, name: str | None) -> ArtifactRe
         f"{facts['family']}, {facts['parameters']:,} parameters, {facts['vocabulary']:,} tokens, "
         f"{facts['dtype']}"
     )
+    say(f"chat template: {facts['chat_template']}")
     return ref
 
 

@@ -18,6 +18,9 @@ from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, b
 from ostinato.models.rendering.template_environment import template_environment
 
 PUBLISHED = "published"
+TEMPLATE_FILE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+# Begins a template that was not the model's own.
+CHOSEN = "{#- Ostinato gave this model the chat template"
 Message = dict[str, Any]
 # Tokens that templates may name.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -48,6 +51,7 @@ class TemplateRenderer(Renderer):
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: _token_text(settings.get(name)) for name in _NAMED_TOKENS}
         known = {name: text for name, text in names.items() if text}
+        self.is_chosen = template.startswith(CHOSEN)  # by us: the model has yet to learn it
         self._template = template_environment().from_string(template, globals=known)
         self.end_id = self._check_form()
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
@@ -61,10 +65,13 @@ class TemplateRenderer(Renderer):
         """Reads an imported checkpoint. ValueError when it came without a template."""
         folder = path / PUBLISHED
         files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-        settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+        settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
         template = find_template(files)
         if template is None:
-            raise ValueError(f"{folder} holds no chat template, wanted one to hold a conversation")
+            raise ValueError(
+                f"{folder} holds no chat template, wanted one to hold a conversation; import the model "
+                "again with --chat-template chatml, plain or a file"
+            )
         return cls(Tokenizer.from_file(str(path / TOKENIZER_FILE)), template, settings, files)
 
     def save(self, directory: Path) -> Path:
@@ -263,9 +270,9 @@ def load_renderer(path: Path) -> Renderer:
 
 def find_template(files: dict[str, bytes]) -> str | None:
     """The template: of its own file, else of the tokenizer's configuration."""
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    for name in ("chat_template.json", "tokenizer_config.json"):
+    if TEMPLATE_FILE in files:
+        return files[TEMPLATE_FILE].decode()
+    for name in ("chat_template.json", TOKENIZER_SETTINGS):
         found = json.loads(files.get(name, b"{}")).get("chat_template")
         if isinstance(found, str):
             return found

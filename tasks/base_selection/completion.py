@@ -32,7 +32,7 @@ class Completer:
         self._engine, self._renderer = engine, renderer
         self._max_context_tokens = max_context_tokens
         self._slots = asyncio.Semaphore(concurrent)
-        self.is_chat = isinstance(renderer, TemplateRenderer)
+        self.is_chat = isinstance(renderer, TemplateRenderer) and not renderer.is_chosen
         self.sampled_tokens = 0
         self.seconds = 0.0
 

@@ -24,17 +24,24 @@ from ostinato.tasks.conversion.sources import (
     check_side_file,
     open_source,
 )
+from ostinato.tasks.conversion.templates import settle_template
 
 
-def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | int]:
+def import_model(
+    place: str, directory: Path, cache: Path, chat_template: str | None = None
+) -> dict[str, str | int]:
     """Writes the checkpoint `directory` and returns facts about it. ConfigError names file, tensor or
-    field, value seen and value wanted; then nothing is left behind.
+    field, value seen and value wanted; then nothing is left behind. `chat_template`: a file or one of
+    our names, in place of the model's own.
     """
     with open_source(place, cache, directory.parent) as source:
         family, spec = _read_shape(source)
         _check_tensors(source, family, spec)
-        vocabulary = _check_tokenizer(source, spec)
+        tokenizer = _read_tokenizer(source, spec)
         _check_template(source)
+        side_files, template = settle_template(
+            source.files, source.config, tokenizer, chat_template
+        )
         dtypes = {name: _stored_dtype(source, spec, name) for name in weight_shapes(spec)}
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
@@ -43,11 +50,12 @@ def import_model(place: str, directory: Path, cache: Path) -> dict[str, str | in
             "family": family.model_type,
             "dtype": dtype,
             "parameters": num_parameters(spec),
-            "vocabulary": vocabulary,
+            "vocabulary": tokenizer.get_vocab_size(),
+            "chat_template": template,
         }
         files = {
             f"{PUBLISHED}/{name}": content
-            for name, content in source.files.items()
+            for name, content in side_files.items()
             if name != TOKENIZER
         }
         files[TOKENIZER] = source.files[TOKENIZER]
@@ -112,8 +120,8 @@ def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
     return is_draft or name.endswith("rotary_emb.inv_freq")
 
 
-def _check_tokenizer(source: PublishedModel, spec: ModelSpec) -> int:
-    """Number of tokens. Every id from 0 on must mean a token that the model has a row for."""
+def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
+    """The model's tokenizer. Every id from 0 on must mean a token that the model has a row for."""
     content = source.files.get(TOKENIZER)
     if content is None:
         raise ConfigError(f"{source.place} holds no {TOKENIZER}, wanted one (a fast tokenizer)")
@@ -133,7 +141,7 @@ def _check_tokenizer(source: PublishedModel, spec: ModelSpec) -> int:
             f"{source.place}: {TOKENIZER} has {len(ids)} tokens, wanted at most vocab_size = "
             f"{spec.vocab_size} of config.json"
         )
-    return len(ids)
+    return tokenizer
 
 
 def _check_template(source: PublishedModel) -> None:

@@ -1,0 +1,145 @@
+"""The chat template of an imported model: its own, one that the person names, or the one chosen for a base model.
+
+Own templates: `chatml` ends messages with `<|im_end|>`, `plain` marks roles with words and ends answers
+with the model's end of text. A template that was chosen says so in its first line and stays with the model.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from tokenizers import Tokenizer
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.rendering.chat_template import (
+    CHOSEN,
+    TEMPLATE_FILE,
+    TOKENIZER_SETTINGS,
+    TemplateRenderer,
+    find_template,
+)
+from ostinato.models.rendering.template_environment import template_environment
+
+BODY = Path(__file__).with_name("chat.jinja")
+CHATML, PLAIN = "chatml", "plain"
+_FORMS = {
+    CHATML: r"'<|im_start|>', '\n', '<|im_end|>\n', '<|im_end|>\n'",
+    PLAIN: r"'### ', ':\n', '\n\n', eos_token + '\n\n'",
+}
+_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+_SPECIAL = ("bos_token", "eos_token")
+_GENERATION, _SPECIAL_MAP = "generation_config.json", "special_tokens_map.json"
+FIX = "import it with --chat-template chatml, plain or a file"
+
+
+def settle_template(
+    files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer, wanted: str | None
+) -> tuple[dict[str, bytes], str]:
+    """The model's small files with the template that holds, and what is to be said of it. ConfigError for a
+    `wanted` template that holds no conversation.
+    """
+    published = find_template(files)
+    if wanted is None and published is not None:
+        return files, _judge(files, tokenizer, published)
+    settings = _complete_settings(files, config, tokenizer)
+    name = wanted or _default(settings, tokenizer)
+    if name is None:
+        return files, f"none, and no eos_token to end an answer with: {FIX}"
+    template = _read(name, settings, tokenizer)
+    settings.pop("chat_template", None)
+    changed = files | {
+        TEMPLATE_FILE: template.encode(),
+        TOKENIZER_SETTINGS: json.dumps(settings, indent=1, ensure_ascii=False).encode(),
+    }
+    changed.pop("chat_template.json", None)
+    try:
+        renderer = TemplateRenderer(tokenizer, template, settings)
+    except ValueError as error:
+        if wanted is None:
+            return files, f"none: {error}"
+        raise ConfigError(f"--chat-template {name}: {error}") from None
+    changed[_GENERATION] = _stop_at(changed, config, renderer.stop_token_ids)
+    why = "as asked for" if wanted else "the model came without one"
+    return changed, f"{name}, {why}"
+
+
+def _judge(files: dict[str, bytes], tokenizer: Tokenizer, template: str) -> str:
+    """Whether the model's own template holds conversations here."""
+    settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+    try:
+        renderer = TemplateRenderer(tokenizer, template, settings)
+    except ValueError as error:
+        return f"its own, which is refused: {error}; {FIX}"
+    if renderer.drops_thoughts:
+        return "its own; it takes <think> blocks out of answers before the last question, here they stay"
+    return "its own"
+
+
+def _default(settings: dict[str, Any], tokenizer: Tokenizer) -> str | None:
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    if added.issuperset(_CHATML_TOKENS):
+        return CHATML
+    return PLAIN if settings.get("eos_token") else None
+
+
+def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
+    form = _FORMS.get(name)
+    if form is None:
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(
+                f"--chat-template {name!r} is no file, wanted one or {' or '.join(_FORMS)}"
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+            template_environment().parse(text)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--chat-template {name} is not UTF-8: {error}") from None
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"--chat-template {name} does not parse, line {error.lineno}: {error.message}"
+            ) from None
+        return text
+    if name == PLAIN and not settings.get("eos_token"):
+        raise ConfigError(
+            "--chat-template plain ends answers with eos_token, and the model has none"
+        )
+    begin = _text(settings.get("bos_token"))
+    first = tokenizer.encode("").tokens[:1]
+    opening = "{{- bos_token }}" if begin and first == [begin] else ""
+    head = f"{CHOSEN} {name} -#}}\n{{%- set opens, names, ends, ends_answer = {form} %}}\n{opening}"
+    return head + BODY.read_text(encoding="utf-8")
+
+
+def _complete_settings(
+    files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The tokenizer's settings with bos and eos, which some models name in other files."""
+    settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+    special = json.loads(files.get(_SPECIAL_MAP, b"{}"))
+    generation = json.loads(files.get(_GENERATION, b"{}"))
+    for name in _SPECIAL:
+        ids = generation.get(f"{name}_id") or config.get(f"{name}_id")
+        token_id = ids[0] if isinstance(ids, list) and ids else ids
+        by_id = tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
+        found = settings.get(name) or special.get(name) or by_id
+        if found and tokenizer.token_to_id(_text(found)) is not None:
+            settings[name] = found
+    return settings
+
+
+def _stop_at(
+    files: dict[str, bytes], config: dict[str, Any], stop_token_ids: tuple[int, ...]
+) -> bytes:
+    """The generation settings of engines that load the export, which stop where answers end."""
+    settings = json.loads(files.get(_GENERATION, b"{}"))
+    known = settings.get("eos_token_id", config.get("eos_token_id"))
+    ids = known if isinstance(known, list) else [] if known is None else [known]
+    return json.dumps(
+        settings | {"eos_token_id": sorted({*ids, *stop_token_ids})}, indent=1
+    ).encode()
+
+
+def _text(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token or ""
