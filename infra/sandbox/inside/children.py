@@ -1,12 +1,12 @@
 """Forked runs of a server inside a box: pipes, deadlines, what each said, their end.
 
-`Run`: one child, believed only as far as an honest run would have said it. `Children`: all of a
-server. Runs inside the box.
+`Run`: one child, believed only as far as an honest run would have said it. `Runs`: those of a
+server, one after the other. Runs inside the box.
 """
 
 import contextlib
 import os
-import selectors
+import select
 import shutil
 import signal
 import time
@@ -74,6 +74,30 @@ class Run:
                 self._done = message
             else:
                 raise ValueError("an end without the fields of one")
+
+    def kill(self) -> None:
+        """Kill the child and its group."""
+        self.killed = True
+        self._signal()
+
+    def end(self) -> None:
+        """Wait for the child's end, and see to it."""
+        ended, status = 0, 0
+        patience = time.monotonic() + _EXIT_SECONDS
+        while not ended and time.monotonic() < patience:
+            ended, status = os.waitpid(self.process_id, os.WNOHANG)
+            if not ended:
+                time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
+        self._signal()
+        if not ended:
+            _, status = os.waitpid(self.process_id, 0)
+        if os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGKILL):
+            self.killed = True
+
+    def _signal(self) -> None:
+        for target in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                target(self.process_id, signal.SIGKILL)
 
     def violate(self, what: str) -> None:
         """Note something that no honest run does."""
@@ -152,98 +176,54 @@ def _is_end(message: dict) -> bool:
     )
 
 
-class Children:
-    """The runs of one server. `answer` is called with the reply of each that ended."""
+class Runs:
+    """The runs of one server, one after the other."""
 
-    def __init__(self, control: int, answer: Callable[[dict], None]) -> None:
+    def __init__(self, control: int) -> None:
         self._control = control
-        self._answer = answer
-        self._runs: dict[int, Run] = {}  # by pipe
-        self._selector = selectors.DefaultSelector()
-        self._listens = False
         self._unused = _read_traces()
         self._is_spent = False
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def start(self, request: dict, become: Callable[[Sender], None]) -> None:
+    def start(self, request: dict, become: Callable[[Sender], None]) -> Run:
         """Fork a run. `become` is all that the child does."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
         process_id = os.fork()
         if process_id == 0:
-            self._become_child(become, Sender(write_end, key))
-        os.close(write_end)
-        self._runs[read_end] = Run(request, process_id, read_end, key)
-        self._selector.register(read_end, selectors.EVENT_READ)
-
-    def wait(self, *, listens: bool = True) -> bool:
-        """Hears children until something happens. Whether the host says something, if it is listened to."""
-        if listens != self._listens:
-            self._listens = listens
-            if listens:
-                self._selector.register(self._control, selectors.EVENT_READ)
-            else:
-                self._selector.unregister(self._control)
-        is_asked = False
-        for key, _ in self._selector.select(self._wait_seconds()):
-            if key.fd == self._control:
-                is_asked = True
-            else:
-                self._hear(self._runs[key.fd])
-        now = time.monotonic()
-        for run in self._runs.values():
-            if not run.killed and run.is_late(now):
-                self._kill(run)
-        return is_asked
-
-    def _wait_seconds(self) -> float | None:
-        deadlines = [run.deadline for run in self._runs.values() if not run.killed]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
-    def _become_child(self, become: Callable[[Sender], None], send: Sender) -> None:
-        """Never returns. The child keeps nothing that reaches the host but its own pipe."""
-        try:
-            os.setsid()
-            self._selector.close()
-            os.close(self._control)
-            for other in self._runs:
-                os.close(other)
-            become(send)
-        finally:
-            os._exit(0)
-
-    def _hear(self, run: Run) -> None:
-        data = os.read(run.pipe, 1 << 18)
-        if data:
+            # the child keeps nothing that reaches the host but its own pipe
             try:
-                run.receive(data)
-                return
-            except (ValueError, KeyError, TypeError, RecursionError):
-                run.violate("unreadable result")
-                self._kill(run)
-        self._selector.unregister(run.pipe)
-        os.close(run.pipe)
-        del self._runs[run.pipe]
-        self._end_child(run)
-        self._answer({**run.reply(), "spent": self._is_spent})
+                os.setsid()
+                os.close(self._control)
+                os.close(read_end)
+                become(Sender(write_end, key))
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        return Run(request, process_id, read_end, key)
 
-    def _end_child(self, run: Run) -> None:
-        ended, status = 0, 0
-        patience = time.monotonic() + _EXIT_SECONDS
-        while not ended and time.monotonic() < patience:
-            ended, status = os.waitpid(run.process_id, os.WNOHANG)
-            if not ended:
-                time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
-        self._signal(run)
-        if not ended:
-            _, status = os.waitpid(run.process_id, 0)
-        if os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGKILL):
-            run.killed = True
-        if not self._runs:
-            kill_everything_else()
-            self._is_spent = self._is_spent or not self._is_unused()
+    def finish(self, run: Run) -> dict:
+        """The reply to a run, when it has ended or its time is over and the box is empty again."""
+        while True:
+            left = max(0.0, run.deadline - time.monotonic())
+            if select.select([run.pipe], [], [], _EXIT_SECONDS if run.killed else left)[0]:
+                data = os.read(run.pipe, 1 << 18)
+                if not data:
+                    break
+                try:
+                    run.receive(data)
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    run.violate("unreadable result")
+                    run.kill()
+                    break
+            elif run.killed:
+                break
+            if not run.killed and run.is_late(time.monotonic()):
+                run.kill()
+        os.close(run.pipe)
+        run.end()
+        kill_everything_else()
+        self._is_spent = self._is_spent or not self._is_unused()
+        return {**run.reply(), "spent": self._is_spent}
 
     def _is_unused(self) -> bool:
         """Whether the box is as it was before its first run, as far as a run could leave it otherwise."""
@@ -252,15 +232,6 @@ class Children:
             return _read_traces() == self._unused
         except (OSError, RecursionError):
             return False
-
-    def _kill(self, run: Run) -> None:
-        run.killed = True
-        self._signal(run)
-
-    def _signal(self, run: Run) -> None:
-        for target in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                target(run.process_id, signal.SIGKILL)
 
 
 def _empty_scratch() -> None:

@@ -9,13 +9,12 @@ import os
 import socket
 import sys
 import types
-from collections import deque
 from collections.abc import Generator
 from functools import partial
 
 import pytest
 
-from ostinato.infra.sandbox.inside.children import Children
+from ostinato.infra.sandbox.inside.children import Runs
 from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.process import protect_server
@@ -60,7 +59,6 @@ class ForkServer:
         self._ran_on_import: set[types.CodeType] = set()
         self._collection_errors: list[str] = []
         self.load_error: dict[str, str] | None = None
-        self._waiting: deque[tuple[dict, dict[str, bytes | None]]] = deque()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
@@ -120,21 +118,14 @@ class ForkServer:
         return True
 
     def _serve(self, shared: Shared) -> None:
-        children = Children(self._control.fileno(), self._send)
-        while True:
-            if children.wait():
-                data = self._control.recv(1 << 18)
-                if not data:
-                    os._exit(0)
-                for request, blobs in self._decoder.feed(data):
-                    changed: dict[str, bytes | None] = dict(
-                        zip(request["paths"], blobs, strict=True)
-                    )
-                    changed.update(dict.fromkeys(request["removed"]))
-                    self._waiting.append((request, changed))
-            if self._waiting and not len(children):
-                request, changed = self._waiting.popleft()
-                children.start(request, partial(run_child, shared, request, changed))
+        runs = Runs(self._control.fileno())
+        while data := self._control.recv(1 << 18):
+            for request, blobs in self._decoder.feed(data):
+                changed: dict[str, bytes | None] = dict(zip(request["paths"], blobs, strict=True))
+                changed.update(dict.fromkeys(request["removed"]))
+                run = runs.start(request, partial(run_child, shared, request, changed))
+                self._send(runs.finish(run))
+        os._exit(0)
 
     def _send(self, header: dict) -> None:
         self._control.sendall(encode_frame(header))

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from ostinato.infra.sandbox.inside.children import Children
+from ostinato.infra.sandbox.inside.children import Runs
 from ostinato.infra.sandbox.inside.fork_server import PYTEST_ARGUMENTS, ROOT
 from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
@@ -46,15 +46,15 @@ class FreshServer:
         opening, _ = self._read_header()
         _import_pytest()
         self._send({"id": opening["id"]})
-        children = Children(self._control.fileno(), self._send)
+        runs = Runs(self._control.fileno())
         while True:
-            if children.wait(listens=not len(children)):
-                request, sizes = self._read_header()
-                source, sink = os.pipe()
-                become = partial(_run_fresh, request, sizes, source, sink, opening["limits"])
-                children.start(request, become)
-                os.close(source)
-                self._forward(sum(sizes), sink)
+            request, sizes = self._read_header()
+            source, sink = os.pipe()
+            become = partial(_run_fresh, request, sizes, source, sink, opening["limits"])
+            run = runs.start(request, become)
+            os.close(source)
+            self._forward(sum(sizes), sink)
+            self._send(runs.finish(run))
 
     def _read_header(self) -> tuple[dict, list[int]]:
         """Header of the next frame and the sizes of its blobs. Ends the process with the socket."""
