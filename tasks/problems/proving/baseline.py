@@ -115,7 +115,7 @@ def _passed(probes: Mapping[str, TestProbe]) -> list[str]:
 
 
 def _invert(stable: Sequence[str], probes: Mapping[str, TestProbe]) -> dict[str, tuple[int, ...]]:
-    callers: dict[str, list[int]] = Field(default={})
+    callers: dict[str, list[int]] = {}
     for position, test in enumerate(stable):
         for key in probes[test].called:
             callers.setdefault(_text(key), []).append(position)
@@ -126,7 +126,7 @@ async def _probe(
     server: TestServer, tests: Sequence[str], rules: ValidityRules, *, profile: bool = False
 ) -> dict[str, TestProbe]:
     """Outcomes of all tests, begun again behind every one that hangs or ends the process."""
-    found: dict[str, TestProbe] = Field(default={})
+    found: dict[str, TestProbe] = {}
     waiting = list(tests)
     for _ in range(_ROUNDS):
         if not waiting:
