@@ -10,6 +10,7 @@ from prefect.states import Completed, Failed
 from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
+from ostinato.flows.reporting.overlap_notes import note_overlap
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named, has_trained
 from ostinato.flows.stages.events import tell_gate, tell_nothing_to_evaluate
@@ -68,14 +69,16 @@ def checkpoint_evaluation(
         recipe, seed, options=context.options
     )
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
+    notes = [note_overlap(context, scored, problems, split) for split in suite.splits]
     held_against = None
     if other is not None:
         held_against = chain.evaluate(context, problems, other, suite.splits[0])
     decision = None
     if endpoint is None:
         decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)
-    elif held_against is not None:
+    elif other is not None and held_against is not None:
         cards.append(held_against)
+        notes.append(note_overlap(context, other, problems, suite.splits[0]))
     report = EvaluationReport(
         checkpoint=str(scored) if endpoint is None else endpoint.title,
         against=None if other is None else str(other),
@@ -84,6 +87,7 @@ def checkpoint_evaluation(
         recipe=context.recipe.name,
         seed=context.recipe.seed,
         scorecards=tuple(cards),
+        in_training_text=tuple(notes),
         decision=decision,
     )
     if decision is not None:

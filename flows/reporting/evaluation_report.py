@@ -1,5 +1,6 @@
 """Report of an evaluation: on the console, as artifacts, and as the two files that CI reads."""
 
+import itertools
 from pathlib import Path
 
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, share
 from ostinato.flows.reporting.gate_picture import show_gate
+from ostinato.flows.reporting.overlap_notes import UNKNOWN
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import GateDecision, Scorecard
@@ -24,6 +26,9 @@ class EvaluationReport(Record):
     recipe: str
     seed: int
     scorecards: tuple[Scorecard, ...]
+    in_training_text: tuple[str, ...] = Field(
+        default=(), description="by scorecard: what of its problems the model's stages train on"
+    )
     decision: GateDecision | None
 
 
@@ -34,7 +39,7 @@ def show_evaluation(
     `held_against`: what the gate compared with.
     """
     text = evaluation_as_markdown(report)
-    rows = [_row(card) for card in report.scorecards]
+    rows = _rows(report)
     show_table(rows, key="scorecards", description=report.checkpoint)
     for card in report.scorecards:
         say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
@@ -52,7 +57,7 @@ def show_evaluation(
 
 def evaluation_as_markdown(report: EvaluationReport) -> str:
     """An evaluation as a comment on a pull request."""
-    rows = [_row(card) for card in report.scorecards]
+    rows = _rows(report)
     facts = {
         "against": report.against or "the floor",
         "commit": report.commit,
@@ -77,7 +82,12 @@ def _word(decision: GateDecision) -> str:
     return "passed" if decision.passed else "failed"
 
 
-def _row(card: Scorecard) -> dict[str, str]:
+def _rows(report: EvaluationReport) -> list[dict[str, str]]:
+    notes = itertools.chain(report.in_training_text, itertools.repeat(UNKNOWN))
+    return [_row(card, note) for card, note in zip(report.scorecards, notes, strict=False)]
+
+
+def _row(card: Scorecard, in_training_text: str) -> dict[str, str]:
     return {
         "model": card.checkpoint,
         "suite": card.suite,
@@ -90,4 +100,5 @@ def _row(card: Scorecard) -> dict[str, str]:
         "broken calls": f"{card.broken_call_ratio:.1%}",
         "first edit": share(card.first_edit_ratio),
         "limit or repeat": share(card.cut_ratio),
+        "in training text": in_training_text,
     }

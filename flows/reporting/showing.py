@@ -11,6 +11,7 @@ from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.gate_picture import show_gate
+from ostinato.flows.reporting.overlap_notes import note_overlap, overlap_rows
 from ostinato.flows.reporting.provenance import describe_origin
 from ostinato.flows.reporting.report import (
     Curve,
@@ -110,9 +111,8 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     made = chain.result_of(context, corpus, CorpusResult)
     shards = [shard.model_dump() for shard in made.shards]
     show_table(shards, key="corpus-shards", description=str(corpus))
-    overlap = [found.model_dump(mode="json") for found in made.overlap]
-    if overlap:
-        show_table(overlap, key="answers-in-corpus", description=str(corpus))
+    if made.overlap:
+        show_table([*overlap_rows(made)], key="answers-in-corpus", description=str(corpus))
     result = chain.result_of(context, pretrained, PretrainingResult)
     rows = [
         {"step": item.step, "codebase": round(item.perplexity, 3)}
@@ -295,10 +295,6 @@ def _rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
     trained = chain.result_of(context, pretrained, PretrainingResult)
     corpus = chain.build_corpus(context, problems)
     run = chain.result_of(context, reinforced, ReinforcementResult)
-    overlap = {
-        found.split: f"{found.problems_with_answer} of {found.problems} answers in training text"
-        for found in chain.result_of(context, corpus, CorpusResult).overlap
-    }
     rows = [
         ReportRow(
             "problems",
@@ -330,7 +326,7 @@ def _rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
                 "RL",
                 f"{name}: best of {attempts}",
                 (before.best_of, after.best_of),
-                overlap.get(split, ""),
+                f"in training text: {note_overlap(context, reinforced, problems, split)}",
             ),
         ]
     return rows

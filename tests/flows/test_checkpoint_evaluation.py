@@ -89,6 +89,7 @@ def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
         assert (read.checkpoint, read.against, read.commit) == (checkpoint, against, "3f2a")
         assert read.decision.passed == (code == 0)
         assert f"`{checkpoint}`" in (report / "scorecard.md").read_text()
+        assert read.in_training_text == ("not known",)  # made from no corpus
 
 
 def test_an_outside_baseline_stands_beside_a_checkpoint_and_is_not_judged(

@@ -1,0 +1,110 @@
+"""What a scorecard's table says of its problems in training text."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.reporting.evaluation_report import (
+    EvaluationReport,
+    evaluation_as_markdown,
+)
+from ostinato.flows.reporting.overlap_notes import UNKNOWN, note_overlap, overlap_rows
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.stage import StageContext
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.corpus.config import CorpusResult
+from ostinato.tasks.corpus.overlap_records import AnswerOverlap, NgramOverlap
+from ostinato.tasks.records import Split
+from tests.fakes.finished_stages import add_checkpoint, add_problems, make_scorecard, open_context
+
+RESULT = CorpusResult(
+    directory="",
+    vocab_size=1,
+    shards=(),
+    demonstrations=0,
+    demonstration_tokens=0,
+    demonstrations_by_plan={},
+    files_read=0,
+    files_dropped={},
+    documents_decontaminated=0,
+    licences={},
+    overlap=(
+        AnswerOverlap(
+            split=Split.HELD_OUT,
+            problems=9,
+            problems_with_answer=7,
+            median_documents=3.0,
+            ngrams=tuple(
+                NgramOverlap(
+                    stage=stage,
+                    words=13,
+                    problems=8,
+                    problems_with_text=6,
+                    problems_with_answer=count,
+                    median_share=0.25,
+                )
+                for stage, count in (("pretraining", 5), ("RL", 0))
+            ),
+        ),
+        AnswerOverlap(
+            split=Split.HELD_OUT_FUNCTION, problems=4, problems_with_answer=0, median_documents=0.0
+        ),
+    ),
+)
+NOTE = "right lines of 7 of 9; their 13-grams: pretraining 5, RL 0 of 8"
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageContext:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
+    return open_context(tmp_path, "mine")
+
+
+def trained_on(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
+    """A checkpoint whose corpus was made from these problems."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        place = chain.one_file(directory, "content.json", "{}")
+        return place, {chain.SUMMARY: RESULT.model_dump(mode="json")}
+
+    corpus = context.ensure("corpus", {}, (problems,), build)
+    return add_checkpoint(context, corpus, "trained")
+
+
+def test_overlap_is_that_of_the_corpus_the_checkpoint_descends_from(context: StageContext) -> None:
+    problems, others = add_problems(context, "a"), add_problems(context, "b")
+    checkpoint = trained_on(context, problems)
+    assert note_overlap(context, checkpoint, problems, Split.HELD_OUT) == NOTE
+    whole = note_overlap(context, checkpoint, problems, Split.HELD_OUT_FUNCTION)
+    assert whole == "right lines of 0 of 4"  # of a corpus from before n-grams were counted
+    assert note_overlap(context, checkpoint, others, Split.HELD_OUT) == UNKNOWN
+    untrained = add_checkpoint(context, problems, "of others")
+    assert note_overlap(context, untrained, problems, Split.HELD_OUT) == UNKNOWN
+
+
+def test_it_is_a_column_beside_each_scorecard_and_a_table_of_the_corpus() -> None:
+    cards = tuple(make_scorecard(name, "p", 0.5) for name in ("first", "second"))
+    report = EvaluationReport(
+        checkpoint="first",
+        against=None,
+        suite="held_out",
+        commit="",
+        recipe="mine",
+        seed=0,
+        scorecards=cards,
+        in_training_text=(NOTE,),
+        decision=None,
+    )
+    heads, _, first, second = [
+        line.split(" | ")
+        for line in evaluation_as_markdown(report).split("\n")
+        if line.startswith("|")
+    ]
+    assert heads[-1].startswith("in training text")
+    assert first[-1].startswith(NOTE)
+    assert second[-1].startswith(UNKNOWN)
+    rows = [*overlap_rows(RESULT)]
+    assert [row["trained on"] for row in rows] == [
+        "all documents", "pretraining", "RL", "all documents",
+    ]  # fmt: skip
+    assert [row["with answer"] for row in rows] == [7, 5, 0, 0]
