@@ -55,17 +55,11 @@ class CycleConfig(Record):
     feedback: FeedbackConfig = FeedbackConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
-    canary: CanaryConfig | None = Field(
-        default=None,
-        description=(
-            "a candidate that passed the gate answers a share of the sessions first and is promoted "
-            "or withdrawn by what those users do; None: the gate promotes"
-        ),
-    )
-    simulated_users: SimulatedUsersConfig | None = Field(
-        default=None,
-        description="a seeded program that stands in for people; None: real traffic only",
-    )
+    canary: CanaryConfig | None = None
+    """a candidate that passed the gate answers a share of the sessions first and is promoted or
+    withdrawn by what those users do; None: the gate promotes"""
+    simulated_users: SimulatedUsersConfig | None = None
+    """a seeded program that stands in for people; None: real traffic only"""
 
     @model_validator(mode="after")
     def _no_comparison_within_groups(self) -> "CycleConfig":
@@ -82,42 +76,29 @@ class CycleConfig(Record):
 class RetentionConfig(Record):
     """Checkpoints of the recipe that `ostinato gc --recipe` leaves in the object store. Nothing goes by default."""
 
-    checkpoints_per_line: int | None = Field(
-        default=None,
-        ge=2,
-        description="newest promoted checkpoints of the serving line that stay, the champion and those to roll back "
-        "to; None: all",
-    )
-    days: float | None = Field(
-        default=None,
-        ge=0,
-        description="age in days up to which a checkpoint stays that no kept one descends from; None: for ever",
-    )
+    checkpoints_per_line: int | None = Field(default=None, ge=2)
+    """newest promoted checkpoints of the serving line that stay, the champion and those to roll
+    back to; None: all"""
+    days: float | None = Field(default=None, ge=0)
+    """age in days up to which a checkpoint stays that no kept one descends from; None: for ever"""
 
 
 class Recipe(Record):
     """One run of the whole chain."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="names artifacts and run directories",
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """names artifacts and run directories"""
     seed: int = Field(default=0, ge=0, description="of everything that is drawn")
-    description: str = Field(
-        default="", description="what it is for; `ostinato recipe list` and the report show it"
-    )
-    base_checkpoint: str = Field(
-        default="",
-        description="checkpoint to continue from: a reference as `ostinato import` prints it, or a directory, "
-        "relative to the repository; empty: random weights",
-    )
+    description: str = ""
+    """what it is for; `ostinato recipe list` and the report show it"""
+    base_checkpoint: str = ""
+    """checkpoint to continue from: a reference as `ostinato import` prints it, or a directory,
+    relative to the repository; empty: random weights"""
     model: ModelSpec
     problems: ProblemsConfig = ProblemsConfig()
     selection: ProblemSelection = ProblemSelection()
-    environments: dict[str, EnvironmentConfig] = Field(
-        default={},
-        description="problems drawn from environments of installed packages, by their names",
-    )
+    environments: dict[str, EnvironmentConfig] = Field(default={})
+    """problems drawn from environments of installed packages, by their names"""
     corpus: CorpusConfig = CorpusConfig()
     pretraining: PretrainingConfig
     mtp: MtpConfig

@@ -22,11 +22,9 @@ class AnswerOverlap(Record):
 
     split: Split
     problems: int = Field(description="whose right line is long enough to be told from others")
-    problems_with_answer: int = Field(
-        description="whose right lines stand in some document that is trained on: shards, demonstrations, "
-        "documents that locate, conversations of the user"
-    )
+    problems_with_answer: int
+    """whose right lines stand in some document that is trained on: shards, demonstrations,
+    documents that locate, conversations of the user"""
     median_documents: float = Field(description="documents that hold them, median over problems")
-    ngrams: tuple[NgramOverlap, ...] = Field(
-        default=(), description="by stage; empty: not measured, an earlier version made this"
-    )
+    ngrams: tuple[NgramOverlap, ...] = ()
+    """by stage; empty: not measured, an earlier version made this"""
