@@ -24,6 +24,7 @@ from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.workspace import PROCESS, ProcessMark, read_record
 from ostinato.infra.platform.ledger import open_ledger
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until
+from tests.flows.test_checkpoint_evaluation import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -118,6 +119,7 @@ def test_deployed_schedule_gives_a_run_within_two_minutes(here: PrefectHere) -> 
 
     first, *_ = sorted(wait_until("a scheduled run", scheduled, 120), key=_starts_at)
     starts = datetime.datetime.fromisoformat(_starts_at(first))
+    assert starts == local_prefect.next_cycle(datetime.datetime.now(tz=datetime.UTC))
     grid = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert (starts - grid).total_seconds() % 18_000 == 0
     name_waiting_runs(here.environment["PREFECT_API_URL"])
@@ -160,33 +162,50 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
 def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:
-    """One whose engine is killed, and one that is marked as crashed although its engine lives."""
+    """One of a flow of ours whose engine is killed, and one that is marked as crashed although its
+    engine lives.
+    """
     program = DEPLOY.replace("'auto-resume'", "'auto-resume', queue='realtime'")
     elsewhere = run_python(here.environment, program).splitlines()[-1]
     release = tmp_path / "release"
-    order = {"steps": 4, "release_file": str(release)}
-    killed = here.start(counting, directory=str(tmp_path / "killed"), **order)
-    marked = here.start(elsewhere, directory=str(tmp_path / "marked"), **order)
-    for name in ("killed", "marked"):
-        wait_until("the last step", (tmp_path / name / "waiting").exists, 240)
+    order = {"directory": str(tmp_path / "marked"), "steps": 4, "release_file": str(release)}
+    marked = here.start(elsewhere, **order)
+    wait_until("the last step", (tmp_path / "marked" / "waiting").exists, 240)
+    building = here.deployment("problem-building/manual")["id"]
+    killed = here.start(building, recipe="miniature")
+    child = wait_until("its stage", lambda: stage_of(here, "miniature-seed0/problems-*"), 240)
     crashed_at = datetime.datetime.now(tz=datetime.UTC)
     here.engine_of(killed).send_signal(signal.SIGKILL)
     here.set_state(marked, "CRASHED", "Crashed")
+    assert is_alive(child)
     for run_id in (killed, marked):
         again = wait_until("a second start", lambda run_id=run_id: began_again(here, run_id), 300)
         began = datetime.datetime.fromisoformat(again["state"]["timestamp"])
         assert (began - crashed_at).total_seconds() > 10  # its pause
     release.touch()
-    for name, run_id in (("killed", killed), ("marked", marked)):
+    for run_id in (killed, marked):
         # not its first end: a report of the crash that comes late crashes it once more
         wait_until(
             "completion", lambda run_id=run_id: here.state(run_id)["type"] == "COMPLETED", 300
         )
-        assert steps_of(tmp_path / name) == ["0", "1", "2", "3"]  # one child, never a second
         # the process that was marked completes its run while the one after it begins
         wait_until(
             "the end of sub-flows", lambda run_id=run_id: not running_below(here, run_id), 60
         )
+    # one child of each, never a second
+    assert steps_of(tmp_path / "marked") == ["0", "1", "2", "3"]
+    assert stage_of(here, "miniature-seed0/problems-*") == child
+    with contextlib.closing(open_ledger(here.settings)) as ledger:
+        [built] = ledger.artifacts.list("problems", "miniature")
+    [work] = here.settings.home.glob("runs/miniature-seed0/problems-*")
+    assert work.name == f"problems-{built.fingerprint}"
+
+
+def stage_of(here: PrefectHere, folder: str) -> ProcessMark | None:
+    """The process that works in a folder of the runs, or worked in it."""
+    for work in here.settings.home.glob(f"runs/{folder}"):
+        return read_record(work / PROCESS, ProcessMark)
+    return None
 
 
 def running_below(here: PrefectHere, run_id: str) -> list[dict]:
@@ -320,6 +339,7 @@ def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
     here: PrefectHere,
 ) -> None:
     deployment = here.deployment("checkpoint-evaluation/ci")
+    before = set(here.settings.home.glob("runs/*/*"))
     asked = {
         "checkpoint": "candidate/mine@9",
         "suite": "unseen-mutations",
@@ -339,7 +359,41 @@ def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
     state = finish(here, run["id"], 240)
     assert state["type"] == "FAILED"
     assert "candidate/mine@9" in state["message"]
-    assert not list(here.settings.home.glob("runs/*"))
+    assert set(here.settings.home.glob("runs/*/*")) == before
+
+
+def test_checkpoint_whose_evaluation_passed_is_promoted_once_where_the_recipe_asks(
+    here: PrefectHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(here.settings.home))
+    line = '[serving]\nline = "evaluated"\n'
+    recipe, [quiet, asked] = prepare(here.settings.home, 0.5, 0.6, text=line)
+    evaluation, promotion = (
+        here.deployment(name) for name in ("checkpoint-evaluation/ci", "promotion/manual")
+    )
+    changes = {"serving": {"promote_evaluated": True}}
+    once = {"recipe": recipe, "suite": "unseen-mutations"}
+    asks = {"checkpoint": asked, "options": {"changes": changes}}
+    for parameters in ({"checkpoint": quiet}, asks):
+        run = here.start(evaluation["id"], **once, **parameters)
+        assert finish(here, run, 240)["type"] == "COMPLETED"
+    [promoting] = wait_until("its promotion", lambda: here.runs(promotion["id"]), 120)
+    state = finish(here, promoting["id"], 240)
+    assert state["type"] == "COMPLETED", state["message"]
+    assert promoting["parameters"]["options"]["changes"] == changes
+    # a champion is not offered again, and the promotion's own gate starts no other
+    assert finish(here, here.start(evaluation["id"], **once, **asks), 240)["type"] == "COMPLETED"
+    wanted = {"filter": {"event": {"name": ["checkpoint.gate.passed"]}}}
+
+    def gates() -> int:
+        found = here.api.post("events/filter", json=wanted).raise_for_status().json()["events"]
+        return len(found)
+
+    wait_until("all four gates", lambda: gates() == 4, 60)
+    time.sleep(5)
+    assert len(here.runs(promotion["id"])) == 1
+    with contextlib.closing(open_ledger(here.settings)) as ledger:
+        assert [row.checkpoint_id for row in ledger.promotions.history("evaluated")] == [asked]
 
 
 def test_third_failed_cycle_calls_the_webhook_of_the_alarm(here: PrefectHere) -> None:
