@@ -12,8 +12,8 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.config import LayoutConfig
 from ostinato.models.weight_shapes import num_parameters
+from ostinato.tasks.learning.config import LearningLayout
 from ostinato.tasks.planning.inputs import Inputs, load_inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
@@ -39,7 +39,7 @@ from ostinato.tasks.pretraining.config import PretrainingLayout
 # section of a stage that trains, and the axes that its layout has
 SECTIONS = {
     "pretraining": ("pretraining", PretrainingLayout.model_fields.keys()),
-    "reinforcement": ("learning", LayoutConfig.model_fields.keys()),
+    "reinforcement": ("learning", LearningLayout.model_fields.keys()),
 }
 SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
@@ -125,7 +125,7 @@ def show_plan(
     console.print(f"{recipe.name}: {num_parameters(spec) / 1e9:.2f} G parameters", highlight=False)
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     _show_training("pretraining", pretraining, inputs, console)
-    learning = _plan_learning(spec, gpus, learning_work(recipe), inputs, degrees, console)
+    learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
     _show_training("reinforcement", learning, inputs, console)
     work, seconds = rollout_work(recipe, inputs), learning.step.seconds
     rollouts = search_replica(spec, work, seconds, inputs)
@@ -215,28 +215,6 @@ def _plan(
     except ValueError as error:
         raise ConfigError(f"layout of {gpus} GPUs: {error}") from None
     return plan_training(spec, layout, work, inputs)
-
-
-def _plan_learning(
-    spec: ModelSpec,
-    gpus: int,
-    work: TrainingWork,
-    inputs: Inputs,
-    degrees: dict[str, int],
-    console: Console,
-) -> TrainingPlan:
-    """Under the axes that RL has. Where no such layout fits it says so and takes one under all axes."""
-    if degrees:
-        return _plan(spec, gpus, work, inputs, degrees)
-    try:
-        return search_layout(spec, gpus, work, inputs, axes=SECTIONS["reinforcement"][1])
-    except ConfigError as error:
-        console.print(
-            f"\nreinforcement cannot run like this: {error}. With axes that its ranks do not have yet:",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return search_layout(spec, gpus, work, inputs)
 
 
 def settings_of(stage: str, plan: TrainingPlan) -> str | None:

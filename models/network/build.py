@@ -18,7 +18,7 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.head import score_rows, score_tokens
+from ostinato.models.network.head import my_targets, score_rows, score_tokens
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.parallel.context import row_rotary, take_mine
 from ostinato.models.network.parallel.shards import (
@@ -28,7 +28,7 @@ from ostinato.models.network.parallel.shards import (
     mark_heads,
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
-from ostinato.models.network.routing import RankRouters
+from ostinato.models.network.routing import RankRouters, replaying
 from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
 from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
@@ -65,9 +65,8 @@ class TrainerModel(torch.nn.Module):
             vocab_size=spec.vocab_size,
             max_sequence_length=spec.max_sequence_tokens,
             share_embeddings_and_output_weights=spec.tied_embeddings,
-            position_embedding_type="none"
-            if spec.latent
-            else "rope",  # latent heads have their own
+            # latent heads have their own
+            position_embedding_type="none" if spec.latent else "rope",
             rotary_percent=spec.rotary_fraction,
         )
         self.set_rope_scaling(spec.rope_scaling_factor)
@@ -87,9 +86,8 @@ class TrainerModel(torch.nn.Module):
                 )
             return
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
-        rotary = row_rotary(
-            self.spec
-        )  # new: Megatron caches the angles of the old one by its identity
+        # new: Megatron caches the angles of the old one by its identity
+        rotary = row_rotary(self.spec)
         for chunk in self.chunks:
             chunk.rotary_pos_emb = rotary
 
@@ -143,13 +141,15 @@ class TrainerModel(torch.nn.Module):
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
     ) -> Tensor:
-        """Returns hidden_TBD after the final norm, time first.
+        """Returns hidden_TBD after the final norm, time first, of this rank's part of the rows.
 
         `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
         count for load balancing.
         """
-        with self.routers.replaying(routes_BTLK, plausibility_ratio):
-            return self.run_chunk(self.trunk, tokens_BT, padding_BT)
+        if padding_BT is not None:
+            padding_BT = take_mine(padding_BT, 1)
+        with replaying(self.trunk, routes_BTLK, plausibility_ratio):
+            return self.run_chunk(self.trunk, take_mine(tokens_BT, 1), padding_BT)
 
     def run_chunk(self, chunk: ChunkGPT, tokens_BT: Tensor, padding_BT: Tensor | None) -> Tensor:
         """Returns the states after a chunk, time first. Under sequence parallelism this rank's part of
@@ -220,10 +220,9 @@ class TrainerModel(torch.nn.Module):
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
-        of whole rows; the first of a row is masked out.
+        of whole rows.
         """
-        targets_N = take_mine(tokens_BT.roll(-1, 1), 1).T.reshape(-1)
-        chosen_C = take_mine(mask_BT.roll(-1, 1), 1).T.reshape(-1).nonzero()[:, 0]
+        targets_N, chosen_C = my_targets(tokens_BT, mask_BT)
         hidden_CD = hidden_TBD.reshape(-1, hidden_TBD.shape[-1]).index_select(0, chosen_C)
         targets_C = targets_N.index_select(0, chosen_C)
         return score_tokens(hidden_CD, self.head_VD, targets_C, with_entropy=False)[0]

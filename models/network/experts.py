@@ -44,7 +44,7 @@ from ostinato.models.network.transformer_engine import (
 )
 from ostinato.models.spec import ModelSpec
 
-DISPATCHERS: dict[str, type[MoETokenDispatcher]] = {
+DISPATCHERS: dict[str, type[MoEAllGatherTokenDispatcher] | type[MoEAlltoAllTokenDispatcher]] = {
     "allgather": MoEAllGatherTokenDispatcher,
     "alltoall": MoEAlltoAllTokenDispatcher,
 }

@@ -10,6 +10,7 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
+from ostinato.models.network.parallel.context import gather_scores, take_mine
 from ostinato.models.network.parallel.shards import find_cuts
 
 
@@ -28,6 +29,16 @@ def score_tokens(
     return -vocab_parallel_cross_entropy(logits_NV, targets_N), entropy_N
 
 
+def my_targets(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(targets_N, chosen_C): of the positions that this rank has of whole rows, time first, the token that each
+    predicts, and which of them predict one that `mask_BT` names. Nothing predicts the first of a row.
+    """
+    is_wanted_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if mask_BT is None else mask_BT
+    is_wanted_BT = torch.cat((is_wanted_BT[:, 1:], torch.zeros_like(is_wanted_BT[:, :1])), 1)
+    targets_N = take_mine(tokens_BT.roll(-1, 1), 1).T.reshape(-1)
+    return targets_N, take_mine(is_wanted_BT, 1).T.reshape(-1).nonzero()[:, 0]
+
+
 def score_rows(
     hidden_TBD: Tensor,
     head_VD: Tensor,
@@ -36,31 +47,29 @@ def score_rows(
     *,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of whole rows, [B, T] each. Zeros at first tokens and where
-    `mask_BT` is False, whose positions never meet the output matrix.
+    """Log-probabilities and entropies of whole rows, [B, T] each, from the hidden states that this rank has of
+    them. Zeros at first tokens and where `mask_BT` is False, whose positions never meet the output matrix.
     """
-    batch, num_tokens = tokens_BT.shape
-    hidden_ND = hidden_TBD[:-1].reshape(-1, hidden_TBD.shape[-1])
-    targets_N = tokens_BT.T[1:].reshape(-1)
-    if mask_BT is None:
-        logprobs_N, entropy_N = score_tokens(hidden_ND, head_VD, targets_N, with_entropy)
-    else:
-        chosen_C = mask_BT.T[1:].reshape(-1).nonzero()[:, 0]
-        logprobs_C, entropy_C = score_tokens(
-            hidden_ND.index_select(0, chosen_C),
-            head_VD,
-            targets_N.index_select(0, chosen_C),
-            with_entropy,
-        )
-        zeros_N = hidden_ND.new_zeros(targets_N.shape)
-        logprobs_N = zeros_N.index_put((chosen_C,), logprobs_C)
-        entropy_N = zeros_N.index_put((chosen_C,), entropy_C)
-    first_B1 = hidden_ND.new_zeros(batch, 1)
-    shape = (num_tokens - 1, batch)
-    return (
-        torch.cat((first_B1, logprobs_N.view(shape).T), dim=1),
-        torch.cat((first_B1, entropy_N.view(shape).T), dim=1),
+    hidden_ND = hidden_TBD.reshape(-1, hidden_TBD.shape[-1])
+    targets_N, chosen_C = my_targets(tokens_BT, mask_BT)
+    scores = score_tokens(
+        hidden_ND.index_select(0, chosen_C),
+        head_VD,
+        targets_N.index_select(0, chosen_C),
+        with_entropy,
     )
+    zeros_N = hidden_ND.new_zeros(targets_N.shape)
+    logprobs_BT, entropy_BT = (
+        _of_whole_rows(zeros_N.index_put((chosen_C,), scores_C).view(hidden_TBD.shape[:2]))
+        for scores_C in scores
+    )
+    return logprobs_BT, entropy_BT
+
+
+def _of_whole_rows(scores_TB: Tensor) -> Tensor:
+    """[B, T] by the token that is predicted, from this rank's part by the position that predicts."""
+    whole_TB = gather_scores(scores_TB)
+    return torch.cat((torch.zeros_like(whole_TB[:1]), whole_TB[:-1])).T
 
 
 def _entropy_of_cut(logits_NV: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ Shapes: T tokens, B batch, N = T*B, L layers with experts, E experts, K experts 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -18,6 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from ostinato.models.device import current_device
+from ostinato.models.network.parallel.context import take_mine
 from ostinato.models.spec import ModelSpec
 
 LIVE_ROUTE = -1
@@ -127,41 +129,48 @@ class ReplayRouter(TopKRouter):
         self.num_replaced += int((is_given_NK & ~is_used_NK).sum())
 
 
+@contextmanager
+def replaying(chunk: Any, routes_BTLK: Tensor | None, plausibility_ratio: float) -> Iterator[None]:
+    """Within it, tokens that a chunk of layers routes take the experts of `routes_BTLK`, where it has plausible
+    ones. Routes are those of whole rows and of all layers.
+    """
+    layers = [
+        layer
+        for layer in chunk.decoder.layers
+        if isinstance(getattr(layer.mlp, "router", None), ReplayRouter)
+    ]
+    for layer in layers:
+        layer.mlp.router.plausibility_ratio = plausibility_ratio
+        layer.mlp.router.replay_NK = _routes_of(layer, routes_BTLK)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.mlp.router.plausibility_ratio = 0.0
+            layer.mlp.router.replay_NK = None
+
+
+def _routes_of(layer: Any, routes_BTLK: Tensor | None) -> Tensor | None:
+    """A layer's routes of the tokens that this rank has, in the time-first order in which it sees them."""
+    if routes_BTLK is None:
+        return None
+    router: ReplayRouter = layer.mlp.router
+    shape, wanted = tuple(routes_BTLK.shape[2:]), (router.spec.num_moe_layers, router.topk)
+    if shape != wanted:
+        raise ValueError(f"routes have [layers, experts] {shape}, wanted {wanted}")
+    index = layer.layer_number - 1 - router.spec.num_dense_layers  # Megatron counts from 1
+    routes_TBK = take_mine(routes_BTLK[:, :, index], 1).transpose(0, 1)
+    if router.config.sequence_parallel:  # a rank routes its stretch of each row
+        ranks = parallel_state.get_tensor_model_parallel_world_size()
+        routes_TBK = routes_TBK.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
+    return routes_TBK.flatten(0, 1).long()
+
+
 class RankRouters:
     """Routers of one rank's layers, first layer with experts first."""
 
     def __init__(self, routers: Sequence[ReplayRouter]) -> None:
         self._routers = routers
-
-    @contextmanager
-    def replaying(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> Iterator[None]:
-        """Within it, tokens take the experts of `routes_BTLK`, where it has plausible ones."""
-        self._set(routes_BTLK, plausibility_ratio)
-        try:
-            yield
-        finally:
-            self._set(None, 0.0)
-
-    def _set(self, routes_BTLK: Tensor | None, plausibility_ratio: float) -> None:
-        """Hands each router its layer's routes, in the time-first order it sees tokens in."""
-        if routes_BTLK is not None and self._routers:
-            shape, wanted = (
-                tuple(routes_BTLK.shape[2:]),
-                (len(self._routers), self._routers[0].topk),
-            )
-            if shape != wanted:
-                raise ValueError(f"routes have [layers, experts] {shape}, wanted {wanted}")
-        for index, router in enumerate(self._routers):
-            router.plausibility_ratio = plausibility_ratio
-            router.replay_NK = None
-            if routes_BTLK is None:
-                continue
-            routes_TBK = routes_BTLK[:, :, index].transpose(0, 1)
-            if router.config.sequence_parallel:  # a rank routes its stretch of each row
-                ranks = parallel_state.get_tensor_model_parallel_world_size()
-                rank = parallel_state.get_tensor_model_parallel_rank()
-                routes_TBK = routes_TBK.chunk(ranks)[rank]
-            router.replay_NK = routes_TBK.flatten(0, 1).long()
 
     def counts_LE(self) -> Tensor:
         """Returns how many tokens each expert took since the last `balance`."""

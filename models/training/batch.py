@@ -33,16 +33,24 @@ ROWS_A_BATCH = 8  # of held-out shards
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target."""
+    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target. With routes, tokens take
+    their experts where they are plausible.
+    """
 
     tokens_BT: Tensor
     loss_mask_BT: Tensor
     padding_BT: Tensor
+    routes_BTLK: Tensor | None = None
+    plausibility_ratio: float = 0.0
 
     def to(self, device: torch.device) -> "TokenBatch":
         """The batch on a device."""
         return TokenBatch(
-            self.tokens_BT.to(device), self.loss_mask_BT.to(device), self.padding_BT.to(device)
+            self.tokens_BT.to(device),
+            self.loss_mask_BT.to(device),
+            self.padding_BT.to(device),
+            None if self.routes_BTLK is None else self.routes_BTLK.to(device),
+            self.plausibility_ratio,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
@@ -28,6 +29,7 @@ from ostinato.models.network.parallel.shards import (
     matrix_cuts,
     matrix_holders,
 )
+from ostinato.models.network.parallel.stages import gather_stages, is_copy, pipeline_group
 from ostinato.models.training.newton_schulz import orthogonalise_all
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.training.sharded_adamw import ShardedAdamW
@@ -150,14 +152,17 @@ class CombinedOptimizer(torch.optim.Optimizer):
             )
         for name, part in self.parts.items():
             parameters, whole = _parameters_of(part), state_dict[name]
+            places, _ = _places(parameters)
             mine = {
                 index: {
                     kind: cut_mine(value, find_cuts(parameters[index]) if value.ndim else ())
-                    for kind, value in values.items()
+                    for kind, value in whole["state"][place].items()
                 }
-                for index, values in whole["state"].items()
+                for index, place in enumerate(places)
+                if place in whole["state"]
             }
-            part.load_state_dict({**whole, "state": mine})
+            group = {**whole["param_groups"][0], "params": list(range(len(parameters)))}
+            part.load_state_dict({"state": mine, "param_groups": [group]})
 
 
 def _parameters_of(part: Muon | ShardedAdamW) -> list[Tensor]:
@@ -167,21 +172,39 @@ def _parameters_of(part: Muon | ShardedAdamW) -> list[Tensor]:
     return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
+def _places(parameters: list[Tensor]) -> tuple[list[int], int]:
+    """The place of each parameter among those of all stages of the pipeline, as on one rank, and their number. The
+    last stage's copy of the embedding has the place of the embedding, the first.
+    """
+    own = sum(not is_copy(parameter) for parameter in parameters)
+    counts = [own]
+    stage = 0
+    if parallel_state.model_parallel_is_initialized() and pipeline_group().size() > 1:
+        group = pipeline_group()
+        counts, stage = [0] * group.size(), group.rank()
+        dist.all_gather_object(counts, own, group=group)
+    following = iter(range(sum(counts[:stage]), sum(counts)))
+    return [0 if is_copy(one) else next(following) for one in parameters], sum(counts)
+
+
 def _whole_state_dict(part: Muon | ShardedAdamW) -> dict[str, Any]:
     """As the part on one rank would write it."""
     parameters = _parameters_of(part)
-    state: dict[int, dict[str, Tensor]] = {}
+    places, number = _places(parameters)
+    mine: dict[str, Tensor] = {}
     for index, parameter in enumerate(parameters):
         is_shared = isinstance(part, ShardedAdamW)
         values = part.whole_state(index) if is_shared else part.state.get(parameter, {})
         cuts = find_cuts(parameter)
-        whole = {
-            kind: gather_whole(value, cuts if value.ndim else ()).to(CPU)
-            for kind, value in values.items()
-        }
-        if whole:
-            state[index] = whole
-    group = {**part.param_groups[0], "params": list(range(len(parameters)))}
+        for kind, value in values.items():
+            whole = gather_whole(value, cuts if value.ndim else ())
+            if not is_copy(parameter):
+                mine[f"{places[index]}.{kind}"] = whole
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, whole in gather_stages(mine):
+        place, kind = key.split(".")
+        state.setdefault(int(place), {})[kind] = whole.to(CPU)
+    group = {**part.param_groups[0], "params": list(range(number))}
     return {"state": state, "param_groups": [group]}
 
 

@@ -22,6 +22,7 @@ from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.context import context_ranks, take_mine
 from ostinato.models.network.parallel.stages import ChunkGPT, pipeline_group
+from ostinato.models.network.routing import replaying
 from ostinato.models.training.batch import TokenBatch
 
 # Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.
@@ -66,7 +67,7 @@ def _run_forward(
     model: TrainerModel, loss: Loss, places: int, batches: Iterator[TokenBatch], chunk: ChunkGPT
 ) -> tuple[Tensor, Any]:
     """A chunk's output of the next microbatch, and what makes its loss of it."""
-    batch = next(batches)
+    batch = next(batches).to(current_device())
     rows = len(batch.tokens_BT)
     parts = context_ranks() * chunk.config.tensor_model_parallel_size
     received_N1D = chunk.decoder.input_tensor
@@ -75,7 +76,8 @@ def _run_forward(
         received_N1D = received_N1D[: tokens * rows]
         chunk.set_input_tensor(received_N1D.view(tokens, rows, -1))
     mine_BT = (take_mine(whole_BT, 1) for whole_BT in (batch.tokens_BT, batch.padding_BT))
-    output_TBD = model.run_chunk(chunk, *mine_BT)
+    with replaying(chunk, batch.routes_BTLK, batch.plausibility_ratio):
+        output_TBD = model.run_chunk(chunk, *mine_BT)
     if chunk.post_process:
         return output_TBD, functools.partial(_take_loss, loss, batch)
     output_N1D = output_TBD.reshape(-1, 1, output_TBD.shape[-1])

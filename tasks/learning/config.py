@@ -196,6 +196,15 @@ class ParityConfig(Record):
     )
 
 
+class LearningLayout(LayoutConfig):
+    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
+
+    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
+    context: int = Field(
+        default=1, ge=1, description="ranks that share each row, all layers with it"
+    )
+
+
 class LearningConfig(Record):
     """The learning stage."""
 
@@ -203,7 +212,7 @@ class LearningConfig(Record):
         default=1,
         description="processes that share each step's microbatches and the publishing of its weights",
     )
-    layout: LayoutConfig = LayoutConfig()
+    layout: LearningLayout = LearningLayout()
     recompute: bool = Field(default=False, description=RECOMPUTE)
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     lora: LoraConfig | None = Field(
@@ -265,11 +274,13 @@ class LearningConfig(Record):
             raise ValueError(
                 "lora is set, wanted none where ranks share the model: adapters are not cut"
             )
+        tensor, context = self.layout.tensor, self.layout.context
+        parts = tensor * (2 * context if context > 1 else 1)
         for tokens in self.packing.bucket_tokens:
-            if tokens % self.layout.tensor:
+            if tokens % parts:
                 raise ValueError(
-                    f"layout.tensor={self.layout.tensor} does not divide {tokens} of packing.bucket_tokens: "
-                    "ranks of tensor parallelism share each row"
+                    f"{tokens} of packing.bucket_tokens, wanted a multiple of {parts}: ranks share each row, with "
+                    f"layout.tensor={tensor} in as many parts and with layout.context={context} in twice as many"
                 )
         return self
 

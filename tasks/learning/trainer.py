@@ -231,9 +231,9 @@ class RLTrainer:
     def _check_weights(self, checksums: Sequence[str], when: str) -> None:
         """Ranks that hold the same part of the model hold the same bits."""
         places = self.config.parallel_layout.places()
-        parts: dict[tuple[int, int], set[str]] = {}
+        parts: dict[tuple[int, int, int], set[str]] = {}
         for place, checksum in zip(places, checksums, strict=True):
-            parts.setdefault((place.tensor, place.expert), set()).add(checksum)
+            parts.setdefault((place.tensor, place.expert, place.pipeline), set()).add(checksum)
         if any(len(seen) > 1 for seen in parts.values()):
             raise ClusterError(
                 f"weights of the ranks {when} have checksums {list(checksums)}, wanted one of each part; the "

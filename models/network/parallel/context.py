@@ -46,6 +46,18 @@ def gather_parts(part: Tensor) -> Tensor:
     return gather_from_sequence_parallel_region(part, group=group)
 
 
+def gather_scores(mine: Tensor) -> Tensor:
+    """Whole rows from the ranks' parts, along the first dimension. All ranks compute the same from them, so in
+    backward each takes the gradient of its own part.
+    """
+    if context_ranks() == 1:
+        return mine
+    group: Any = parallel_state.get_context_parallel_group()
+    return in_order(
+        gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=False, group=group)
+    )
+
+
 def in_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
     """Whole rows from gathered parts. `tensor_ranks`: so many gathered parts stand one after the other,
     each of a stretch of every rank's tokens.

@@ -16,9 +16,11 @@ import xxhash
 from ostinato.infra.serving.weights.codec import tensor_bits
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.objective import k3_nats
+from ostinato.models.training.schedule import run_microbatches
 from ostinato.tasks.learning.batches.packing import Microbatch
 from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
 from ostinato.tasks.learning.hints import HintedRows, hint_divergence
@@ -71,7 +73,7 @@ class ShareWork:
         """Computes the share and takes the step together with the other ranks, which must all run theirs."""
         self._model.train()
         self._gradients.clear()
-        parts = [self._accumulate(batch, share.entropy_coefficient) for batch in share.microbatches]
+        parts = self._accumulate(share)
         hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
         num_replayed, num_replaced = self._model.routers.take_replay_counts()
@@ -92,12 +94,39 @@ class ShareWork:
         (objective.hint_coefficient * kl_nats / objective.loss_divisor_tokens).backward()
         return float(kl_nats.detach())
 
-    def _accumulate(
-        self, batch: Microbatch, entropy_coefficient: float
-    ) -> tuple[float, TokenScores]:
-        """Adds the gradient of a microbatch. Returns its loss and the scores of its sampled tokens."""
+    def _accumulate(self, share: StepShare) -> list[tuple[float, TokenScores]]:
+        """Adds the gradients of the microbatches. Returns their losses and the scores of their sampled tokens,
+        on the last stage of a pipeline alone.
+        """
+        batches, found = share.microbatches, []
+        reference = self._reference if self._config.objective.has_kl_loss else None
+        references = None if reference is None else score_reference(reference, batches)
+
+        def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
+            number = len(found)
+            reference_BT = None if references is None else references[number]
+            total, draft_kl_N, scores = self._score(
+                batches[number], hidden_TBD, share.entropy_coefficient, reference_BT
+            )
+            found.append((float(total.detach()), scores))
+            if self._config.trains_drafts:  # a gradient of the draft layers alone
+                total = total + draft_kl_N.sum() / self._config.objective.loss_divisor_tokens
+            return total, len(scores.rollout_logprobs_N)
+
+        if batches:
+            rows = [as_tokens(batch, self._config.router_replay) for batch in batches]
+            run_microbatches(self._model, rows, loss)
+        return found
+
+    def _score(
+        self,
+        batch: Microbatch,
+        hidden_TBD: torch.Tensor,
+        entropy_coefficient: float,
+        reference_BT: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, TokenScores]:
+        """Loss of a microbatch, divergence of the draft layers and scores of its sampled tokens."""
         mask_BT = on_device(batch.loss_mask_BT)
-        hidden_TBD = compute_hidden(self._model, batch, self._config.router_replay)
         logprobs_BT, entropy_BT = score_batch(self._model, batch, hidden_TBD)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
@@ -106,41 +135,27 @@ class ShareWork:
         if entropy_coefficient:
             bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_coefficient)
             advantages_N = advantages_N + bonus_N
-        objective = policy_loss(
-            logprobs_N, on_device(rollout_logprobs_N), advantages_N, self._config.objective
-        )
-        total = objective.total + self._reference_loss(batch, logprobs_N)
-        total.backward()
-        draft_kl_N = self._teach_drafts(batch, hidden_TBD)
+        config = self._config.objective
+        objective = policy_loss(logprobs_N, on_device(rollout_logprobs_N), advantages_N, config)
+        total = objective.total
+        if reference_BT is not None:
+            kl_N = k3_nats(logprobs_N, reference_BT[mask_BT])
+            total = total + config.kl_coefficient * kl_N.sum() / config.loss_divisor_tokens
+        draft_kl_N = logprobs_N.new_zeros(0)
+        if self._config.trains_drafts:
+            rows = on_device(batch.tokens_BT), mask_BT
+            draft_kl_N = draft_divergence(self._model, hidden_TBD, *rows)
         scores = TokenScores(
             trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
             rollout_logprobs_N=rollout_logprobs_N,
             weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
             is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
             entropy_N=entropy_BT.detach()[mask_BT].cpu().numpy(),
-            draft_kl_N=draft_kl_N,
+            draft_kl_N=draft_kl_N.detach().cpu().numpy(),
             importance_weights_N=objective.importance_weights_N.cpu().numpy(),
             is_clipped_N=objective.is_clipped_N.cpu().numpy(),
         )
-        return float(total.detach()), scores
-
-    def _reference_loss(self, batch: Microbatch, logprobs_N: torch.Tensor) -> torch.Tensor | float:
-        """k3 to the KL reference, where the objective has it in its loss."""
-        objective = self._config.objective
-        if self._reference is None or not objective.has_kl_loss:
-            return 0.0
-        reference_BT = score_reference(self._reference, batch)
-        kl_N = k3_nats(logprobs_N, reference_BT[on_device(batch.loss_mask_BT)])
-        return objective.kl_coefficient * kl_N.sum() / objective.loss_divisor_tokens
-
-    def _teach_drafts(self, batch: Microbatch, hidden_TBD: torch.Tensor) -> np.ndarray:
-        """Adds the gradient of the draft layers alone. Returns their divergence from the trunk."""
-        if not self._config.trains_drafts:
-            return np.zeros(0)
-        rows = on_device(batch.tokens_BT), on_device(batch.loss_mask_BT)
-        kl_N = draft_divergence(self._model, hidden_TBD, *rows)
-        (kl_N.sum() / self._config.objective.loss_divisor_tokens).backward()
-        return kl_N.detach().cpu().numpy()
+        return total, draft_kl_N, scores
 
     def _apply(self) -> float:
         """Sums over ranks, clips and takes the optimiser step. Returns the norm before clipping.
@@ -179,22 +194,42 @@ def score_batch(
     )
 
 
-@torch.no_grad()
-def score_reference(reference: TrainerModel, batch: Microbatch) -> torch.Tensor:
-    """logprobs_BT of a microbatch under the KL reference."""
-    reference.eval()
-    return reference.token_logprobs(
-        on_device(batch.tokens_BT),
-        mask_BT=on_device(batch.loss_mask_BT),
-        temperature_B=on_device(batch.temperatures_B),
+def as_tokens(batch: Microbatch, replay: RouterReplayConfig | None) -> TokenBatch:
+    """What a model reads of a microbatch. None: its routers choose."""
+    is_replayed = replay is not None and replay.enabled
+    return TokenBatch(
+        torch.from_numpy(batch.tokens_BT),
+        torch.from_numpy(batch.loss_mask_BT),
+        torch.from_numpy(batch.padding_BT),
+        torch.from_numpy(batch.routes_BTLK) if is_replayed else None,
+        replay.plausibility_ratio if replay is not None else 0.0,
     )
 
 
+@torch.no_grad()
+def score_reference(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[torch.Tensor]:
+    """By microbatch logprobs_BT under the KL reference. Empty on stages of a pipeline before the last."""
+    reference.eval()
+    found: list[torch.Tensor] = []
+
+    def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
+        if len(found) < len(batches):  # the schedule may fill its last round
+            scored = score_batch(reference, batches[len(found)], hidden_TBD, with_entropy=False)
+            found.append(scored[0])
+        return hidden_TBD.new_zeros(()), 0
+
+    if batches:
+        rows = [as_tokens(batch, None) for batch in batches]
+        run_microbatches(reference, rows, loss, has_backward=False)
+    return found
+
+
 def sum_rows_k1(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[list[float]]:
-    """By microbatch and row, the sum over sampled tokens of log q(rollout) - log p(reference)."""
+    """By microbatch and row, the sum over sampled tokens of log q(rollout) - log p(reference). Empty as
+    `score_reference` is.
+    """
     sums = []
-    for batch in batches:
-        logprobs_BT = score_reference(reference, batch)
+    for batch, logprobs_BT in zip(batches, score_reference(reference, batches), strict=False):
         difference_BT = np.where(
             batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.cpu().numpy(), 0.0
         )

@@ -8,10 +8,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
-from ostinato.flows.commands.planning import check_built, parse_degrees, show_plan
+from ostinato.flows.commands.planning import (
+    check_built,
+    learning_work,
+    parse_degrees,
+    pretraining_work,
+    show_plan,
+)
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.planning.inputs import load_inputs
+from ostinato.tasks.planning.plan import search_layout
 from ostinato.tasks.planning.walked import WalkedStage
 
 
@@ -55,15 +62,75 @@ def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> 
     assert recipe.learning.parallel_layout.is_cut
 
 
-def test_rl_that_fits_under_no_axes_of_its_own_is_said_to_be_out_of_reach() -> None:
+def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> None:
     text = io.StringIO()
     console = Console(file=text, width=160)
     show_plan(load_recipe("qwen3_30b_a3b"), 8, load_inputs("h100"), {}, console)
     shown = text.getvalue()
 
-    assert "reinforcement cannot run like this: no layout of 8 GPUs fits: the smallest" in shown
     assert "--set pretraining.world_size=8" in shown
-    assert "--set learning" not in shown
+    assert "--set learning.world_size=8" in shown
+    assert "--set learning.layout.context=4" in shown
+
+
+@pytest.mark.parametrize(("gpus", "needed"), [(8, 2183.0), (64, 289.9)])
+def test_kimi_k2_on_few_gpus_is_refused_with_what_a_rank_would_need(
+    gpus: int, needed: float
+) -> None:
+    refusal = rf"no layout of {gpus} GPUs fits: .* needs {needed} GiB a rank, wanted at most 139\.8"
+    with pytest.raises(ConfigError, match=refusal):
+        _plan(gpus, {}, "kimi_k2")
+
+
+CHIPS = {"h100": 79.6, "h200": 139.8, "b300": 250.0}
+COUNTS = (8, 16, 64, 256, 1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "chip", "first"),
+    [
+        *(("qwen3_30b_a3b", chip, 8) for chip in CHIPS),
+        ("kimi_k2", "h100", 1024),
+        ("kimi_k2", "h200", 256),
+        ("kimi_k2", "b300", 256),
+    ],
+)
+def test_a_recipe_fits_from_a_number_of_gpus_on_and_below_it_the_memory_is_named(
+    name: str, chip: str, first: int
+) -> None:
+    recipe, inputs = load_recipe(name), load_inputs(chip)
+    for work in (pretraining_work(recipe), learning_work(recipe)):
+        for gpus in COUNTS:
+            if gpus < first:
+                wanted = (
+                    rf"no layout of {gpus} GPUs fits: .* GiB a rank, wanted at most {CHIPS[chip]}"
+                )
+                with pytest.raises(ConfigError, match=wanted):
+                    search_layout(recipe.model, gpus, work, inputs)
+                continue
+            plan = search_layout(recipe.model, gpus, work, inputs)
+            assert plan.layout.world_size == gpus
+            assert plan.fullest.total_gib <= inputs.chip.memory_gib
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gpus", "parts"),
+    [("qwen3_30b_a3b", 32, ("alltoall", "send")), ("kimi_k2", 512, ("alltoall", "allgather"))],
+)
+def test_cluster_recipes_are_planned_built_and_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, parts: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    arguments = ["plan", "--recipe", name, "--gpus", str(gpus), "--chip", "h200", "--dry-run"]
+
+    shown = CliRunner().invoke(app, arguments)
+
+    assert shown.exit_code == 0, shown.output
+    assert "+0.00%" in shown.output
+    for part in ("forward", "backward", "gradients", "optimiser", *parts):
+        assert part in shown.output
 
 
 @pytest.mark.slow

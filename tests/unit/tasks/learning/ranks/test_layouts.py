@@ -1,5 +1,5 @@
-"""RL under a layout: two ranks that share experts or matrices take the steps of one rank, and a run that was
-killed under one layout goes on under another.
+"""RL under a layout: ranks that share experts, matrices, rows or layers take the steps of one rank, and a run that
+was killed under one layout goes on under another.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
-from ostinato.models.training.config import LayoutConfig
 from ostinato.tasks.learning.batches.packing import Microbatch, even_out, pack
 from ostinato.tasks.learning.config import LearningConfig, ParityConfig, RouterReplayConfig
 from ostinato.tasks.learning.report import StepReport
@@ -34,8 +33,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_cores() -> Iterator[None]:
-    start_ray(num_cpus=2, object_store_bytes=100 * 2**20)
+def four_ranks() -> Iterator[None]:
+    start_ray(num_cpus=4, object_store_bytes=100 * 2**20)
     yield
     stop_ray()
 
@@ -49,7 +48,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def batches(start: Path) -> list[list[Sample]]:
     """The second is one sample: one of two ranks has an empty microbatch."""
-    return [batch(1), batch(2, count=1), batch(3)]
+    return [batch(1), batch(2, count=1), batch(3), batch(4), batch(5)]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def train(
     config = LearningConfig.model_validate(
         request.config.model_dump()
         | {
-            "layout": LayoutConfig(**degrees),
+            "layout": degrees,
             "parity": ParityConfig(earlier_versions=0),
             "router_replay": RouterReplayConfig(),
         }
@@ -113,8 +112,51 @@ def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
 ) -> None:
     train(tmp_path, start, batches[:2], 2, {"expert": 2})
     reports, weights = train(tmp_path, start, batches[2:], 2, {})
-    assert [report.step for report in reports] == [3]
+    assert [report.step for report in reports] == [3, 4, 5]
     check(reports, weights, alone, start)
+
+
+def test_ranks_that_share_rows_take_the_steps_of_one(
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
+) -> None:
+    reports, weights = train(tmp_path, start, batches, 2, {"context": 2})
+    check(reports, weights, alone, start)
+
+
+def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
+) -> None:
+    reports, _ = train(tmp_path, start, batches[:3], 2, {"pipeline": 2})
+    for seen, wanted in zip(reports, alone[0], strict=False):
+        assert seen.loss == pytest.approx(wanted.loss, rel=1e-3, abs=1e-5)
+        assert seen.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
+    reports, weights = train(tmp_path, start, batches[3:], 2, {"context": 2})
+    check(reports, weights, alone, start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [(1, {}), (2, {}), (4, {})],
+        [(2, {"expert": 2}), (2, {}), (1, {})],
+        [(4, {"pipeline": 2, "tensor": 2}), (4, {"context": 2, "expert": 2}), (2, {"pipeline": 2})],
+    ],
+)
+def test_run_that_changes_its_layout_takes_the_same_steps(
+    tmp_path: Path,
+    start: Path,
+    batches: list[list[Sample]],
+    alone: Trained,
+    layouts: list[tuple[int, dict[str, int]]],
+) -> None:
+    """Each trainer takes up the checkpoint of the one before, and the next sample."""
+    taken = []
+    for turn, (ranks, degrees) in zip(([0, 1], [2, 3], [4]), layouts, strict=True):
+        reports, weights = train(tmp_path, start, [batches[one] for one in turn], ranks, degrees)
+        taken += reports
+    assert [report.step for report in taken] == [1, 2, 3, 4, 5]
+    check(taken, weights, alone, start)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
