@@ -2,6 +2,7 @@
 
 import logging
 
+from ostinato.flows.reporting.committed_controls import committed_rows
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import share
 from ostinato.flows.reporting.report import ReportRow
@@ -25,8 +26,8 @@ def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow
 def control_rows(
     context: StageContext, start: ArtifactRef, trained: ArtifactRef
 ) -> list[ReportRow]:
-    """Report rows from the two evaluations that a report has anyway. Nothing is run for them. None where
-    the two had other problems, which is no reason to have no report.
+    """Report rows from the two evaluations that a report has anyway, and those committed for the recipe below
+    them. Nothing is run for them. None where the two had other problems, which is no reason to have no report.
     """
     try:
         report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
@@ -34,7 +35,7 @@ def control_rows(
         logger.warning("the report has no controls: %s", error)
         return []
     verdict = "above" if report.gain_counts else "not above"
-    return [
+    own = [
         ReportRow(
             "RL",
             f"unseen mutations, control: {_name(control)}",
@@ -45,6 +46,7 @@ def control_rows(
         )
         for control in report.controls
     ]
+    return own + committed_rows(context.recipe.name)
 
 
 def show_controls(report: ControlReport) -> None:
