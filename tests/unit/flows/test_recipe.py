@@ -193,6 +193,21 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_recipe() -> None:
     assert allowed.learning.parallel_layout.expert == 2
 
 
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ("interleave=2", "learning.layout.interleave: unknown key; known keys: context, expert"),
+        ("pipeline=3", "pipeline x interleave = 3 x 1 = 3 does not divide num_layers=4"),
+        ("context=3", r"128 of packing\.bucket_tokens, wanted a multiple of 6"),
+        ("pipeline=4", "wanted a divisor of the 3 ranks"),
+    ],
+)
+def test_a_layout_that_rl_does_not_have_is_refused_with_the_recipe(layout: str, says: str) -> None:
+    alone = ["learning.parity.earlier_versions=0", "learning.world_size=3"]
+    with pytest.raises(ConfigError, match=says):
+        load_recipe("nano", overrides=[*alone, f"learning.layout.{layout}"])
+
+
 def test_ranks_and_layout_are_no_part_of_what_pretraining_makes() -> None:
     other = load_recipe(
         "nano", overrides=["pretraining.world_size=4", "pretraining.layout.tensor=2"]

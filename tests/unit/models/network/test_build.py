@@ -102,6 +102,21 @@ def test_replayed_routes_are_the_ones_used(model: TrainerModel) -> None:
     assert model.routers.take_replay_counts()[1] == 0
 
 
+def test_routes_are_those_of_layers_with_experts_alone() -> None:
+    dense = {"num_layers": 3, "num_dense_layers": 1, "dense_hidden_size": 48}
+    model = build_trainer_model(SMALL_SPEC.model_copy(update=dense), seed=1)
+    tokens_BT = draw_tokens()
+    routes_BTLK = draw_routes(tokens_BT)  # of two layers
+    model.forward_hidden(tokens_BT, routes_BTLK, plausibility_ratio=0.0)
+    for layer, used_E in enumerate(model.routers.counts_LE()):
+        chosen_N = routes_BTLK[:, :, layer].reshape(-1).long()
+        assert torch.equal(used_E, chosen_N.bincount(minlength=SMALL_SPEC.num_experts).float())
+    with pytest.raises(
+        ValueError, match=r"routes have \[layers, experts\] \(1, 2\), wanted \(2, 2\)"
+    ):
+        model.forward_hidden(tokens_BT, routes_BTLK[:, :, :1])
+
+
 def test_live_routes_equal_no_replay(model: TrainerModel) -> None:
     tokens_BT = draw_tokens()
     live = torch.full((*tokens_BT.shape, SMALL_SPEC.num_layers, SMALL_SPEC.experts_per_token), -1)
