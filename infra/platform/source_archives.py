@@ -1,16 +1,15 @@
 """Source archives of packages, fetched once and kept.
 
 The archive cache: one file per package and version beside its SHA-256. It talks to the index that pip
-is configured with, and not at all when the archive is cached. Nothing of an archive is run: source
-archives come without pip, which would ask them for metadata, and wheels run nothing when pip fetches.
+is configured with, and not at all when the archive is cached. Nothing of an archive is run: pip, which would ask source
+archives for their metadata, has no part in it.
 """
 
 import gzip
 import hashlib
 import io
 import logging
-import subprocess
-import sys
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -19,12 +18,11 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages import SUFFIXES, fetch_source
+from ostinato.infra.platform.packages import SUFFIXES, fetch_file
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.unpacking import read_members
 
 _logger = logging.getLogger(__name__)
-_FETCH_SECONDS = 300
 _MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
 _MAX_UNPACKED_BYTES = 512 << 20  # of all files, each of which is held while it is looked at
 
@@ -89,7 +87,7 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     source = SourceArchive(name=name, version=version)
     folder = cache / "wheels" / f"{name}-{version}"
     if not list(folder.glob("*.whl")):
-        _download_wheel(source, folder)
+        _download(source, folder, is_wheel=True)
     wheel = next(iter(sorted(folder.glob("*.whl"))))
     found = hashlib.sha256(wheel.read_bytes()).hexdigest() if sha256 else sha256
     if found != sha256:
@@ -147,46 +145,25 @@ def _read_checksum(folder: Path, found: str) -> str:
     return note.read_text().strip()
 
 
-def _download(source: SourceArchive, folder: Path) -> None:
+def _download(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> None:
     """Written next to the final place and moved, so that a killed download leaves nothing half done."""
-    _logger.info("package=%s version=%s fetching=source_archive", source.name, source.version)
-    try:
-        name, content = fetch_source(source.name, source.version, source.sha256)
-    except ConfigError as error:
-        raise ConfigError(_explain(source, folder, str(error))) from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        partial = Path(temporary) / name
-        partial.write_bytes(content)
-        partial.replace(folder / name)
-
-
-def _download_wheel(source: SourceArchive, folder: Path) -> None:
-    """As `_download`. pip knows which wheels fit this machine, and runs nothing of one to fetch it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        command = [
-            *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
-            *("--disable-pip-version-check", "--no-deps", "--only-binary", source.name),
-            *("--dest", temporary, f"{source.name}=={source.version}"),
-        ]
-        _logger.info("package=%s version=%s fetching=wheel", source.name, source.version)
+    kind = "wheel" if is_wheel else "source archive"
+    _logger.info("package=%s version=%s fetching=%r", source.name, source.version, kind)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise ConfigError(
-                _explain(source, folder, f"pip did not end in {_FETCH_SECONDS} s")
-            ) from error
-        if done.returncode != 0:
-            raise ConfigError(_explain(source, folder, (done.stderr or done.stdout).strip()[-600:]))
-        folder.mkdir(exist_ok=True)
-        for path in Path(temporary).iterdir():
-            path.replace(folder / path.name)
+            path = fetch_file(source.name, source.version, source.sha256, place, is_wheel=is_wheel)
+        except ConfigError as error:
+            raise ConfigError(_explain(source, folder, str(error))) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / place.name
+        shutil.copyfile(path, partial)
+        partial.replace(folder / path.name)
 
 
 def _explain(source: SourceArchive, folder: Path, why: str) -> str:
     return (
-        f"source archive of {source.name}=={source.version} is missing: {why}\n"
-        "fix: check the network and pip's index settings, or put the package's .tar.gz into "
+        f"package {source.name}=={source.version} is missing: {why}\n"
+        "fix: check the network and pip's index settings, or put its .tar.gz or .whl into "
         f"{folder}"
     )

@@ -1,4 +1,4 @@
-"""Source archives of packages at the indexes that pip is configured with, fetched without pip.
+"""Source archives and wheels at the indexes that pip is configured with, fetched without pip.
 
 `pip download` asks a source archive for its metadata and thereby runs it, before its checksum is
 known where none was given. Here only bytes move. Of pip's configuration `index-url`,
@@ -10,7 +10,6 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -35,7 +34,7 @@ from ostinato.infra.platform.packages.pip_questions import read_pip_settings
 
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # the first is the first choice
 _INDEX = "https://pypi.org/simple"
-_MAX_FILE_BYTES = 512 << 20
+_MAX_FILE_BYTES = 4 << 30
 _SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
@@ -59,35 +58,38 @@ class _Client(PyPIClient):
         return super().send(request, **options)
 
 
-def fetch_source(name: str, version: str, sha256: str) -> tuple[str, bytes]:
-    """File name and content of a source archive. ConfigError when there is none, or its checksum is
-    not `sha256`, or where that is empty not the one that the index tells.
+def fetch_file(
+    name: str, version: str, sha256: str, folder: Path, *, is_wheel: bool = False
+) -> Path:
+    """A source archive, or the wheel that fits this interpreter best: in `folder`, or where it lies on
+    this machine. ConfigError when there is none, or its checksum is not `sha256`, or where that is
+    empty not the one that the index tells.
     """
     settings = read_pip_settings()
     places = list(_find_places(settings))
     unread: list[str] = []  # pages that could not be, and why
-    with _open_client(settings, places, unread) as client, TemporaryDirectory() as folder:
+    with _open_client(settings, places, unread) as client:
         found: list[Link] = []
         for place in places:
             try:
-                found += _find_sources(client, place, name, version)
+                found += _find_links(client, place, name, version, is_wheel=is_wheel)
             except (httpx2.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
                 unread.append(f"{_shown(place)} is no index: {error!r}")
         if not found:
             asked = ", ".join(map(_shown, places)) or "any index: pip has none"
-            raise ConfigError("; ".join([f"no source archive of it at {asked}", *unread]))
+            kind = "wheel for this interpreter" if is_wheel else "source archive"
+            raise ConfigError("; ".join([f"no {kind} of it at {asked}", *unread]))
         best = min(found, key=lambda link: (_sha256_of(link) != sha256, _rank(link.filename)))
         wanted = sha256 or _sha256_of(best)
         hashes = {"sha256": [wanted]} if wanted else None
         try:
-            path = download_link(client, best, Path(folder), hashes, _Limits())
+            return download_link(client, best, folder, hashes, _Limits())
         except HashMismatchError as error:
             raise ConfigError(
                 f"{best.redacted} has sha256 {error.actual['sha256']}, wanted {wanted}"
             ) from None
         except (UnpackError, httpx2.HTTPError, OSError) as error:
             raise ConfigError(f"{best.redacted}: {error}") from None
-        return best.filename, path.read_bytes()
 
 
 class _Limits:
@@ -114,15 +116,17 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
             yield {"url": index, "type": "index"}
 
 
-def _find_sources(client: Any, place: Source, name: str, version: str) -> Iterator[Link]:
-    """Source archives that a place has. A page of the network names none of this machine."""
-    finder = PackageFinder(client, ignore_compatibility=True)
+def _find_links(
+    client: Any, place: Source, name: str, version: str, *, is_wheel: bool
+) -> Iterator[Link]:
+    """Files that a place has, the best first. A page of the network names none of this machine."""
+    finder = PackageFinder(client, ignore_compatibility=not is_wheel)
     finder.sources = [place]
     is_local = not place["url"].startswith(("http://", "https://"))
     for package in finder.find_all_packages(name, allow_yanked=True):
-        is_wanted = package.link.filename.endswith(SUFFIXES) and _is_version(
-            package.version or "", version
-        )
+        is_wanted = package.link.filename.endswith(
+            ".whl" if is_wheel else SUFFIXES
+        ) and _is_version(package.version or "", version)
         if is_wanted and (is_local or not package.link.is_file):
             yield package.link
 
@@ -171,7 +175,7 @@ def _sha256_of(link: Link) -> str:
 
 
 def _rank(file_name: str) -> int:
-    return next(n for n, suffix in enumerate(SUFFIXES) if file_name.endswith(suffix))
+    return next((n for n, suffix in enumerate(SUFFIXES) if file_name.endswith(suffix)), 0)
 
 
 def _is_version(told: str, version: str) -> bool:

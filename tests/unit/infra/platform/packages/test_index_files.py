@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive
+from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, fetch_wheel
 
 NAME = "evil-pkg"
 FILE = "evil_pkg-1.0.tar.gz"
@@ -155,9 +155,7 @@ def test_an_index_that_cannot_be_read_is_passed_over_and_told_when_nothing_is_fo
     index.answers[f"/shut/{NAME}/"] = [(403, "text/plain", b"")]
     assert fetch(tmp_path).read_bytes() == index.archive
     index.answers.pop(f"/simple/{NAME}/")
-    with pytest.raises(
-        ConfigError, match=r"(?s)odd is no index.*shut/evil-pkg/ answered 403"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)odd is no index.*shut/evil-pkg/ answered 403"):
         fetch_archive(SourceArchive(name=NAME, version="1.0"), tmp_path / "other")
 
 
@@ -221,3 +219,15 @@ def test_a_page_of_the_network_names_no_file_of_this_machine(index: Index, tmp_p
     index.publish()
     with pytest.raises(ConfigError, match="no source archive"):
         fetch(tmp_path)
+
+
+def test_of_wheels_the_one_that_fits_this_interpreter_is_taken(
+    index: Index, tmp_path: Path
+) -> None:
+    names = ("evil_pkg-1.0-cp27-cp27m-win32.whl", "evil_pkg-1.0-py3-none-any.whl")
+    index.files = [*index.files, *(index.file(name, "") for name in names)]
+    index.publish()
+    index.answers[f"/files/{names[1]}"] = [(200, "application/zip", b"wheel")]
+    wheel = fetch_wheel(f"{NAME}==1.0", tmp_path / "cache")
+    assert (wheel.name, wheel.read_bytes()) == (names[1], b"wheel")
+    assert fetch_wheel(f"{NAME}==1.0", tmp_path / "cache") == wheel
