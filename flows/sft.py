@@ -15,6 +15,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.training.config import DEMONSTRATIONS
+from ostinato.tasks.corpus.chat_rows import read_conversations
 from ostinato.tasks.corpus.config import CONVERSATIONS, CorpusResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 
@@ -30,12 +31,13 @@ def sft(
     read nothing but demonstrations. Returns the checkpoint.
 
     Args:
-        data: .jsonl or .parquet file; a row has messages of role and content.
+        data: .jsonl or .parquet file of OpenAI's chats; a row has messages, and tools if any.
     """
     context = _fine_tuning(StageContext.open(recipe, seed, options))
     path = Path(data)
     if not path.is_file():
         raise ConfigError(f"--data {data!r} is no file, wanted a .jsonl or .parquet file")
+    read_conversations(path)  # before anything starts
     corpus = chain.build_conversations(context, path.resolve())
     tuned = chain.pretrain(_measured(context, corpus), corpus)
     showing.show_pretraining(context, corpus, tuned)

@@ -163,16 +163,29 @@ class TemplateRenderer(Renderer):
     @cached_property
     def states_tools(self) -> bool:
         """Whether the template states tools, with calls as JSON between `<tool_call>` tags."""
+        return self.shows_functions and f'<tool_call>\n{{"name": "{TOOL_NAME}"' in self._show_call()
+
+    @cached_property
+    def shows_functions(self) -> bool:
+        """Whether the template states tools and writes calls, in whatever form."""
         function = {"name": TOOL_NAME, "description": "", "parameters": {"type": "object"}}
-        call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {}}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
         tools = [{"type": "function", "function": function}]
         try:
             stated = self._render(_opening()[:1], opens_answer=True, tools=tools)
-            called = self._render([_opening()[0], answer], opens_answer=False)
+            return TOOL_NAME in stated and TOOL_NAME in self._show_call()
         except TemplateError:
             return False
-        return TOOL_NAME in stated and f'<tool_call>\n{{"name": "{TOOL_NAME}"' in called
+
+    @property
+    def shows_results(self) -> bool:
+        """Whether the template takes messages of tools."""
+        return self._result_role == "tool"
+
+    def _show_call(self) -> str:
+        function = {"name": TOOL_NAME, "arguments": {}}
+        call = {"type": "function", "id": "123456789", "function": function}  # of Mistral's length
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return self._render([_opening()[0], answer], opens_answer=False)
 
     def _render(
         self,

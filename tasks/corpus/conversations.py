@@ -1,89 +1,77 @@
 """Conversations of a user's own, as documents to fine-tune on: the answers are learned, the rest is read.
 
-A file is JSON lines or parquet (with pyarrow installed). A row has `messages`, each with `role` and
-`content`: a system message if any, then user and assistant in turn; tool results follow an answer.
+A published chat template writes the whole conversation, calls and tools as it states them. Where it states
+none, and in our own tokens, the form of the gateway is learned.
 """
 
+import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
-
+from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.record import Record
-from ostinato.infra.platform.row_files import read_rows
+from ostinato.infra.serving.gateway.answers.tool_forms import ClientTools, ToolForm, form_of
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.schemas import FunctionCall, ToolCall, ToolDefinition
 from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.chat_template import TemplateRenderer
+from ostinato.models.rendering.whole_conversations import render_whole
+from ostinato.tasks.corpus.chat_rows import Call, Conversation, Message
 from ostinato.tasks.corpus.repairs.transcripts import Document
 
-FOLLOWS = {
-    None: ("system", "user"),
-    "system": ("user",),
-    "user": ("assistant",),
-    "assistant": ("user", "tool"),
-    "tool": ("tool", "assistant"),
-}
+
+def make_documents(
+    conversations: Sequence[Conversation], renderer: Renderer, harness: HarnessConfig
+) -> list[Document]:
+    """Token ids and loss masks: tokens of answers and the token that ends each are learned. ConfigError for
+    a conversation that the model's template refuses or rewrites.
+    """
+    form = ClientTools(renderer) if isinstance(renderer, TemplateRenderer) else None
+    form = form or form_of(harness, renderer)
+    return [_make_document(item, renderer, form) for item in conversations]
 
 
-class Message(Record):
-    """Words of one side."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-
-
-class Conversation(Record):
-    """Messages in order. The last is an answer."""
-
-    messages: tuple[Message, ...] = Field(min_length=2)
-
-    @model_validator(mode="after")
-    def _in_turn(self) -> "Conversation":
-        before = None
-        for index, message in enumerate(self.messages):
-            if message.role not in FOLLOWS[before]:
-                raise ValueError(
-                    f"message {index} is by {message.role!r} after {before or 'nothing'!r}, wanted "
-                    f"{' or '.join(FOLLOWS[before])}"
-                )
-            before = message.role
-        if before != "assistant":
-            raise ValueError(f"the last message is by {before!r}, wanted 'assistant'")
-        return self
+def _make_document(conversation: Conversation, renderer: Renderer, form: ToolForm) -> Document:
+    try:
+        if isinstance(renderer, TemplateRenderer) and _is_shown(conversation, renderer):
+            return _write_whole(conversation, renderer)
+        return _grow(conversation, renderer, form)
+    except ValueError as error:
+        raise ConfigError(f"{conversation.place}: {error}") from None
+    except ApiError as error:
+        detail: Any = error.detail
+        raise ConfigError(f"{conversation.place}: {detail['error']['message']}") from None
 
 
-def read_conversations(path: Path) -> list[Conversation]:
-    """All of a file. ConfigError names row, field, value seen and value wanted."""
-    found = []
-    for number, row in read_rows(path, (".jsonl", ".parquet"), ("messages",)):
-        if not isinstance(row, dict) or "messages" not in row:
-            raise ConfigError(f"{path}, row {number}: no field messages, wanted a list of messages")
-        try:
-            found.append(Conversation.model_validate({"messages": row["messages"]}))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "messages"
-            says = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{path}, row {number}: {place}: {says}") from None
-    if not found:
-        raise ConfigError(f"{path} holds no conversation, wanted one or more rows with messages")
-    return found
+def _is_shown(conversation: Conversation, renderer: TemplateRenderer) -> bool:
+    """Whether the template shows all that the conversation holds."""
+    calls = any(message.tool_calls for message in conversation.messages)
+    results = any(message.role == "tool" for message in conversation.messages)
+    states = renderer.shows_functions or not (calls or conversation.tools)
+    return states and (renderer.shows_results or not results)
 
 
-def make_documents(conversations: Sequence[Conversation], renderer: Renderer) -> list[Document]:
-    """Token ids and loss masks: tokens of answers and the token that ends each are learned."""
-    return [_make_document(item, renderer) for item in conversations]
+def _write_whole(conversation: Conversation, renderer: TemplateRenderer) -> Document:
+    parts = render_whole(renderer, conversation.as_messages(), conversation.tools)
+    document = Document([], [])
+    for token_ids, answer in parts:
+        is_learned = answer is not None and conversation.messages[answer].weight == 1
+        document.token_ids.extend(token_ids)
+        document.loss_mask.extend([is_learned] * len(token_ids))
+    return document
 
 
-def _make_document(conversation: Conversation, renderer: Renderer) -> Document:
+def _grow(conversation: Conversation, renderer: Renderer, form: ToolForm) -> Document:
     messages = list(conversation.messages)
     system = messages.pop(0).content if messages[0].role == "system" else None
-    ids = renderer.start(messages.pop(0).content, system)
+    tools = [ToolDefinition.model_validate(tool) for tool in conversation.tools]
+    form.check(tools)
+    ids = form.start(messages.pop(0).content, system, tools)
     mask = [False] * len(ids)
     results: list[str] = []
     for index, message in enumerate(messages):
         if message.role == "assistant":
-            added = [*renderer.encode_content(message.content), renderer.end_id]
+            added = renderer.encode_answer(_answer_text(message, form))
         elif message.role == "user":
             added = renderer.append_user(message.content)
         else:
@@ -92,5 +80,19 @@ def _make_document(conversation: Conversation, renderer: Renderer) -> Document:
                 continue
             added, results = renderer.append_results(results), []
         ids += added
-        mask += [message.role == "assistant"] * len(added)
+        mask += [message.role == "assistant" and message.weight == 1] * len(added)
     return Document(ids, mask)
+
+
+def _answer_text(message: Message, form: ToolForm) -> str:
+    if message.reasoning_content:
+        raise ValueError("reasoning_content is not shown by the model's form, wanted it in content")
+    calls = "".join(form.write_call(_call_of(call)) for call in message.tool_calls)
+    return message.content + calls if message.content else calls.lstrip("\n")
+
+
+def _call_of(call: Call) -> ToolCall:
+    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+    return ToolCall(
+        id=call.id or "", function=FunctionCall(name=call.function.name, arguments=arguments)
+    )

@@ -11,6 +11,7 @@ from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering import Renderer, load_renderer, train_tokenizer
+from ostinato.tasks.corpus.chat_rows import read_conversations
 from ostinato.tasks.corpus.config import (
     CONVERSATIONS,
     CorpusConfig,
@@ -18,7 +19,7 @@ from ostinato.tasks.corpus.config import (
     CorpusResult,
     ShardStatistics,
 )
-from ostinato.tasks.corpus.conversations import make_documents, read_conversations
+from ostinato.tasks.corpus.conversations import make_documents
 from ostinato.tasks.corpus.documents import (
     RepairMaker,
     Shard,
@@ -78,7 +79,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
     located = _locate(request, files, renderer, search)
-    told = _read_conversations(config, renderer)
+    told = _read_conversations(request, renderer)
     learned = [*demonstrations.documents, *located, *told.train]
     write_demonstrations(workspace.directory, learned)
     writer = DocumentWriter(renderer, source.prompt_templates())
@@ -182,8 +183,9 @@ class _ConversationSplit:
     held_out: Sequence[Document] = ()
 
 
-def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _ConversationSplit:
+def _read_conversations(request: CorpusRequest, renderer: Renderer) -> _ConversationSplit:
     """Every so many, by `held_out_share` and at least one, are held out."""
+    config = request.config
     if not config.conversations:
         return _ConversationSplit()
     conversations = read_conversations(Path(config.conversations))
@@ -193,7 +195,7 @@ def _read_conversations(config: CorpusConfig, renderer: Renderer) -> _Conversati
             "held out to measure perplexity"
         )
     order = random.Random(config.seed).sample(conversations, len(conversations))
-    documents = make_documents(order, renderer)
+    documents = make_documents(order, renderer, request.harness)
     count = max(1, round(len(documents) * config.held_out_share))
     return _ConversationSplit(documents[count:], documents[:count])
 

@@ -70,3 +70,10 @@ def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
 def test_file_that_is_none_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no file, wanted a \.jsonl"):
         sft.fn("miniature", data="nowhere.jsonl")
+
+
+def test_a_bad_row_is_refused_before_anything_starts(tmp_path: Path, home: Path) -> None:
+    data = write_conversations(tmp_path / "told.jsonl", 2)
+    data.write_text(data.read_text() + '\n{"messages": [{"role": "user", "content": null}]}')
+    with pytest.raises(ConfigError, match=r"row 3: messages.0: content is null or absent"):
+        sft.fn("miniature", data=str(data))

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.models.rendering.chat_template import TemplateRenderer
-from ostinato.tasks.corpus.conversations import make_documents, read_conversations
+from ostinato.tasks.corpus.chat_rows import read_conversations
+from ostinato.tasks.corpus.conversations import make_documents
 from tests.fakes.published_model import TEMPLATE, small_tokenizer
 
 SETTINGS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
@@ -36,7 +38,7 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.mark.parametrize("renderer", RENDERERS.values(), ids=RENDERERS)
 def test_answers_alone_are_learned(renderer: Renderer, tmp_path: Path) -> None:
     path = write(tmp_path / "told.jsonl", {"messages": MESSAGES, "id": 1})
-    (document,) = make_documents(read_conversations(path), renderer)
+    (document,) = make_documents(read_conversations(path), renderer, HarnessConfig())
     assert len(document.token_ids) == len(document.loss_mask)
     learned: list[list[int]] = [[]]
     for token, is_learned in zip(document.token_ids, document.loss_mask, strict=True):
@@ -61,7 +63,7 @@ def test_answers_alone_are_learned(renderer: Renderer, tmp_path: Path) -> None:
         (MESSAGES[:2], "the last message is by 'user', wanted 'assistant'"),
         (MESSAGES[2:4], "message 0 is by 'assistant' after 'nothing', wanted system or user"),
         ([MESSAGES[1], MESSAGES[1]], "message 1 is by 'user' after 'user', wanted assistant"),
-        ([MESSAGES[1], {"role": "assistant", "content": None}], "messages.1.content: "),
+        ([MESSAGES[1], {"role": "assistant", "content": None}], "messages.1: content is null"),
         ([{"role": "bot", "content": "x"}, MESSAGES[2]], "messages.0.role: "),
     ],
 )

@@ -1,0 +1,241 @@
+"""Rows of a user's own conversations in OpenAI's format for chats, checked one by one.
+
+A file is JSON lines or parquet (with pyarrow installed). A row has `messages` and, where functions were
+declared, `tools`. Fields that are null count as absent.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.row_files import read_rows
+
+FOLLOWS = {
+    None: ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+_MOST_SHOWN = 80  # characters of a value in a message
+
+
+class _Row(Record):
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls_are_absent(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: item for key, item in value.items() if item is not None}
+        return value
+
+
+class CalledFunction(_Row):
+    """Name and arguments of a call."""
+
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _parsed(cls, value: Any) -> Any:
+        return _parse(value or "{}", "an object as JSON") if isinstance(value, str) else value
+
+
+class Call(_Row):
+    """A call in an answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Row):
+    """Words and calls of one side."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[Call, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    weight: Literal[0, 1] = 1
+    """0: an answer that is read and not learned"""
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _renamed(cls, value: Any) -> Any:
+        return "system" if value == "developer" else value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Texts of a list of parts, as one."""
+        if not isinstance(value, list):
+            return value
+        texts: list[str] = []
+        for part in value:
+            text = part.get("text") if isinstance(part, dict) else None
+            if not isinstance(text, str):
+                raise ValueError(f"a part is {_show(part)}, wanted parts of type text alone")
+            texts.append(text)
+        return "".join(texts)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
+            raise ValueError(f"a {self.role} message has calls or thoughts, wanted them in answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError(
+                f"tool_call_id {self.tool_call_id!r} stands in a {self.role} message, wanted role tool"
+            )
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("content is null or absent, wanted a text, or tool_calls in an answer")
+        return self
+
+
+class Declared(BaseModel):
+    """The part of a tool that is read here. The template shows all of it."""
+
+    name: str = Field(min_length=1)
+
+
+class Tool(BaseModel):
+    """A declared function."""
+
+    type: Literal["function"]
+    function: Declared
+
+
+class Conversation(_Row):
+    """Messages in order. The last is an answer."""
+
+    place: str
+    """file and row, for messages"""
+    messages: tuple[Message, ...] = Field(min_length=2)
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _parsed(cls, value: Any) -> Any:
+        return _parse(value or "[]", "a list of tools as JSON") if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _in_turn(self) -> "Conversation":
+        before = None
+        for index, message in enumerate(self.messages):
+            if message.role not in FOLLOWS[before]:
+                raise ValueError(
+                    f"message {index} is by {message.role!r} after {before or 'nothing'!r}, wanted "
+                    f"{' or '.join(FOLLOWS[before])}"
+                )
+            before = message.role
+        if before != "assistant":
+            raise ValueError(f"the last message is by {before!r}, wanted 'assistant'")
+        return self
+
+    @model_validator(mode="after")
+    def _calls_answered(self) -> "Conversation":
+        """Each call has its result, and each result its call. Calls written as text have no ids."""
+        open_ids: list[str | None] = []
+        for index, message in enumerate(self.messages):
+            if message.role == "tool" and (open_ids or message.tool_call_id is not None):
+                answered = message.tool_call_id if len(open_ids) != 1 else open_ids[0]
+                if message.tool_call_id not in (None, answered) or answered not in open_ids:
+                    wanted = ", ".join(map(repr, open_ids)) or "none, since no call is open"
+                    raise ValueError(
+                        f"message {index} has tool_call_id {message.tool_call_id!r}, wanted one of {wanted}"
+                    )
+                open_ids.remove(answered)
+            elif open_ids:  # also where ids are absent
+                raise ValueError(
+                    f"message {index} is by {message.role!r} and call {open_ids[0]!r} has no result, wanted "
+                    "a tool message for each call"
+                )
+            open_ids += [call.id for call in message.tool_calls]
+        return self
+
+    @model_validator(mode="after")
+    def _declared(self) -> "Conversation":
+        names = []
+        for index, tool in enumerate(self.tools):
+            try:
+                names.append(Tool.model_validate(tool).function.name)
+            except ValidationError as error:
+                raise ValueError(f"tools.{index}.{_describe(error)}") from None
+        for index, message in enumerate(self.messages):
+            for call in message.tool_calls:
+                if names and call.function.name not in names:
+                    raise ValueError(
+                        f"message {index} calls {call.function.name!r}, which tools does not declare, wanted "
+                        f"one of {', '.join(names)}"
+                    )
+        return self
+
+    def as_messages(self) -> list[dict[str, Any]]:
+        """As chat templates take them."""
+        kept = {"role", "content"}
+        return [
+            {key: value for key, value in one.items() if value or key in kept}
+            for one in (
+                message.model_dump(mode="json", exclude={"weight"}) for message in self.messages
+            )
+        ]
+
+
+def read_conversations(path: Path) -> list[Conversation]:
+    """All of a file. ConfigError names row, field, value seen and value wanted."""
+    found = list(_read(path))
+    if not found:
+        raise ConfigError(f"{path} holds no conversation, wanted one or more rows with messages")
+    return found
+
+
+def _read(path: Path) -> Iterator[Conversation]:
+    for number, row in read_rows(path, (".jsonl", ".parquet")):
+        place = f"{path}, row {number}"
+        if not isinstance(row, dict) or "messages" not in row:
+            raise ConfigError(f"{place}: no field messages, wanted a list of messages")
+        if path.suffix == ".parquet":  # whose structures hold every field of any row
+            row = _without_nulls(row)
+        if row.get("functions") is not None:
+            raise ConfigError(
+                f"{place}: functions = {_show(row['functions'])}, wanted tools: OpenAI's older form is not read"
+            )
+        fields = {"place": place, "messages": row["messages"], "tools": row.get("tools")}
+        try:
+            yield Conversation.model_validate(fields)
+        except ValidationError as error:
+            raise ConfigError(f"{place}: {_describe(error)}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _describe(error: ValidationError) -> str:
+    """Field, value and what is wanted of the first mistake."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    says = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and "wanted" in says and not isinstance(first["input"], str):
+        return f"{field}: {says}" if field else says
+    return f"{field or 'messages'}: {says}, not {_show(first['input'])}"
+
+
+def _parse(text: str, wanted: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error}), wanted {wanted}") from None
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
