@@ -21,12 +21,14 @@ from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
-from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, SPECIAL_IDS
+from ostinato.models.rendering.chat_template import TEMPLATE_FILE, TOKENIZER_SETTINGS
+from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, PAD, SPECIAL_IDS
 from ostinato.models.weight_shapes import num_parameters
+from ostinato.tasks.conversion.own_template import write_own_template
 from ostinato.tasks.conversion.sources import load_gguf_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CARD, TOKENIZER_SETTINGS = "README.md", "tokenizer_config.json"
+CARD = "README.md"
 CODE = "auto_map"  # names Python files beside a published model, of which none is taken in
 
 
@@ -62,6 +64,8 @@ def export_model(
     for path in sorted((checkpoint / PUBLISHED).glob("*")):
         if path.name != CONFIG:
             (directory / path.name).write_bytes(path.read_bytes())
+    if not (checkpoint / PUBLISHED).is_dir():
+        (directory / TEMPLATE_FILE).write_text(write_own_template(), encoding="utf-8")
     _write_tokenizer_settings(directory / TOKENIZER_SETTINGS)
     facts = {
         "family": family.model_type,
@@ -112,9 +116,14 @@ def _published_fields(checkpoint: Path) -> dict[str, Any]:
 
 
 def _write_tokenizer_settings(path: Path) -> None:
-    """Those that the model came with, without the code they name; the least for a model without any."""
+    """Those that the model came with, without the code they name; those of our tokens without any."""
     if not path.is_file():
-        path.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=1))
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": PAD,
+        }
+        path.write_text(json.dumps(settings, indent=1))
         return
     settings = json.loads(path.read_bytes())
     if settings.pop(CODE, None) is not None:
