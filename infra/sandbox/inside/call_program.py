@@ -123,7 +123,8 @@ def observe_tests(request: dict, answer: str) -> None:
     place += ["--continue-on-collection-errors", "--assert=plain", "--capture=sys"]
     with Path(answer).open("w") as file:
         observer = Observer(request, file)
-        builtins.__dict__.update(__observe__=observer.observe, __catch__=observer.catch)
+        given = {"observe": observer.observe, "catch": observer.catch, "vary": observer.vary}
+        builtins.__dict__.update({f"__{name}__": function for name, function in given.items()})
         files = [f"{request['root']}/{path}" for path in request["files"]]
         pytest.main([*_QUIET, *place, *files], plugins=[observer])
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ostinato.infra.sandbox.inside.perturbation import Perturbation
+from ostinato.infra.sandbox.inside.perturbation import Perturbation, vary_value
 from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text, kind_of
 
 _MAX_VALUES = 200  # of one test
@@ -55,6 +55,7 @@ class Observer:
         self._file = file
         self._test = ""
         self._room = _MAX_VALUES
+        self._varying = random.Random()
         self._has_failed = False
         self._given_up: set[str] = set()  # files
         self._returns: Returns | None = None
@@ -64,6 +65,12 @@ class Observer:
             place = f"{request['root']}/{path}"
             self._perturbation = Perturbation(place, symbol)
             self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
+
+    def vary(self, value: Any) -> Any:
+        """Another value than a test has, for it to hand on; the same in every process. Before the first
+        test, the value itself.
+        """
+        return vary_value(value, self._varying) if self._test else value
 
     def observe(self, *values: Any) -> None:
         """Write values down."""
@@ -118,6 +125,7 @@ class Observer:
         if file in self._given_up:
             raise TimeoutError
         random.seed(f"{self._request['luck']} {self._test}")
+        self._varying = random.Random(f"{self._request['order']} {self._test}")
         self._arm()
         if self._perturbation is not None:
             share = self._request["perturbed"].get(file, 0.0)

@@ -48,10 +48,12 @@ def take_expectations_out(
     chance: random.Random | None = None,
     *,
     with_literals: bool = False,
+    varied_share: float = 0.0,
 ) -> bytes:
     """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, as
     values to look at. `with_literals`: comparisons with a literal are shown too, whose text is then
-    in the file.
+    in the file. `varied_share`: of the values that the file's functions hand on, what is changed as
+    they run, wherever they have it from: data files, helpers, other modules.
     """
     tree = parse_python(source.decode())
     tree.body = list(_keep_tests(tree.body, tests, ""))
@@ -63,6 +65,7 @@ def take_expectations_out(
         some = _draw_literals(beside, chance)
         for node in beside:
             _ChangedLiterals(chance, some).visit(node)
+        tree = _VariedArguments(chance, varied_share).visit(tree)
     tree = _Blind(with_literals).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
@@ -220,6 +223,30 @@ class _ChangedLiterals(ast.NodeTransformer):
         if not is_one:
             return node
         return ast.copy_location(ast.Constant(change_value(node.value, self._chance)), node)
+
+
+class _VariedArguments(ast.NodeTransformer):
+    """Some arguments that are names become `__vary__(NAME)`. Expectations stay, and what fixtures do."""
+
+    def __init__(self, chance: random.Random, share: float) -> None:
+        self._chance, self._share = chance, share
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        is_setting_up = _is_fixture(node) or node.name.lower().startswith(("setup", "teardown"))
+        return node if is_setting_up else self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = _called_name(node)
+        if name not in _SPARED_CALLS | _RAISING and not name.startswith("assert"):
+            node.args = [self._vary(argument) for argument in node.args]
+            for keyword in node.keywords:
+                keyword.value = self._vary(keyword.value) if keyword.arg else keyword.value
+        return node
+
+    def _vary(self, argument: ast.expr) -> ast.expr:
+        is_one = isinstance(argument, ast.Name) and self._chance.random() < self._share
+        return _call("__vary__", [argument]) if is_one else argument
 
 
 def change_value(value: Any, chance: random.Random) -> Any:

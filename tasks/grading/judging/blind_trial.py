@@ -29,7 +29,8 @@ from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
-_CHANGED_COPIES = 3
+_VARIED_SHARES = (0.0, 0.5, 1.0)  # of what tests hand on, by copy with changed literals
+_CHANGED_COPIES = len(_VARIED_SHARES)
 _PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
 _DRAWS = 2  # at most, until other arguments tell the broken state from the original
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
@@ -280,6 +281,7 @@ def draw_tests(
                 kept_tests,
                 chance if copy and not share else None,
                 with_literals=with_literals,
+                varied_share=_VARIED_SHARES[copy - 1] if copy and not share else 0.0,
             )
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name

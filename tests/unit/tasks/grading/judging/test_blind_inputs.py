@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.records import BlockEdit
 from tests.fakes.one_line_problem import make_one_line_problem
 
 LINE = "    return number + number"
@@ -52,6 +53,36 @@ def test_twice(pair):
         assert twice(self.number) == self.wanted
 """,
 }
+# from where no literal of the test file is
+ELSEWHERE = {
+    "other module": (
+        HEAD
+        + """from cases import CASES
+
+
+@pytest.mark.parametrize("number, wanted", CASES)
+def test_twice(number, wanted):
+    assert twice(number) == wanted
+""",
+        "test_twice[7-14]",
+    ),
+    "data file": (
+        HEAD
+        + """import json
+import pathlib
+
+
+class TestTwice:
+    def check(self, number, wanted):
+        assert twice(number) == wanted
+
+
+for place, pair in enumerate(json.loads(pathlib.Path(__file__).with_name("cases.json").read_text())):
+    setattr(TestTwice, f"test_{place}", lambda self, pair=pair: self.check(*pair))
+""",
+        "TestTwice::test_1",
+    ),
+}
 # asks the test's own frame for what it compares with
 CHEAT = """
 
@@ -79,6 +110,29 @@ def test_what_the_test_compares_with_is_no_answer(
     repository, problem = make_one_line_problem(
         tmp_path, SOURCE, PLACES[name], (LINE, "    1"), symbol="twice", failing=failing
     )
+    trials = BlindTrials(random.Random(0))
+    right = SOURCE.replace(LINE, "    return 2 * number").encode()
+    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    cheat = repository.files["pkg/code.py"] + CHEAT.encode()
+    assert runner.run(trials.find_difference(problem, {"pkg/code.py": cheat}, repository))
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_other_files_tell_is_no_answer(
+    runner: asyncio.Runner, tmp_path: Path, name: str
+) -> None:
+    """A function written anew gets its arguments from tests alone."""
+    tests, failing = ELSEWHERE[name]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/cases.json").write_text("[[3, 6], [7, 14]]")
+    (tmp_path / "tests/cases.py").write_text("CASES = [(3, 6), (7, 14)]\n")
+    repository, problem = make_one_line_problem(
+        tmp_path, SOURCE, tests, (LINE, "    1"), symbol="twice", failing=failing
+    )
+    stub = BlockEdit(
+        path="pkg/code.py", first_line=2, gold_lines=(LINE,), broken_lines=("    raise OSError",)
+    )
+    problem = problem.model_copy(update={"edits": (), "blocks": (stub,)})
     trials = BlindTrials(random.Random(0))
     right = SOURCE.replace(LINE, "    return 2 * number").encode()
     assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
