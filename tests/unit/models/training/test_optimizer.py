@@ -1,8 +1,10 @@
 """Muon and AdamW over a trainer model."""
 
+import copy
 import io
 from collections.abc import Iterator
 from operator import mul
+from typing import Any
 
 import pytest
 import torch
@@ -118,8 +120,8 @@ def matrices_of(name: str, tensor: torch.Tensor, spec: ModelSpec) -> Iterator[to
         yield from tensor.view(-1, *tensor.shape[-2:])
 
 
-def moved_by_muon(spec: ModelSpec, rank: int = 0) -> dict[str, torch.Tensor]:
-    """What a first step of rate 1 takes off each weight."""
+def step_by_muon(spec: ModelSpec, rank: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a first step of rate 1 takes off each weight, and the optimiser's state after it."""
     gradients = random_gradients(spec)
     model = build_trainer_model(spec, dist.get_world_size() if dist.is_initialized() else 1)
     for name, tensor in model.canonical_tensors().items():
@@ -134,7 +136,21 @@ def moved_by_muon(spec: ModelSpec, rank: int = 0) -> dict[str, torch.Tensor]:
         patch.setattr(optimizer_module, "newton_schulz_dtype", lambda device: torch.float32)
         optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.0), muon=1.0, adam=0.0)
         optimizer.step()
-    return {name: before[name] - weight for name, weight in model.export_weights().items()}
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(copy.deepcopy(state))
+    again = optimizer.state_dict()
+    for part, one in flat(state).items():
+        assert torch.equal(flat(again)[part], one), part
+    return {name: before[name] - weight for name, weight in model.export_weights().items()}, state
+
+
+def flat(state: dict[str, Any]) -> dict[tuple[str, int, str], torch.Tensor]:
+    return {
+        (part, index, kind): value
+        for part, whole in state.items()
+        for index, values in whole["state"].items()
+        for kind, value in values.items()
+    }
 
 
 def plain_newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
@@ -160,17 +176,23 @@ def check_each_head(spec: ModelSpec, moved: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("spec", [GROUPED, LATENT], ids=["grouped", "latent"])
 def test_muon_treats_each_head_as_its_own_matrix(spec: ModelSpec) -> None:
-    check_each_head(spec, moved_by_muon(spec))
+    check_each_head(spec, step_by_muon(spec)[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [GROUPED, LATENT], ids=["grouped", "latent"])
-@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"expert": 2}, {"expert_tensor": 2}])
+@pytest.mark.parametrize(
+    "degrees", [{"tensor": 2}, {"expert": 2}, {"expert_tensor": 2}, {"pipeline": 2}]
+)
 def test_muon_treats_each_head_alike_in_every_layout(
     spec: ModelSpec, degrees: dict[str, int]
 ) -> None:
-    layout = ParallelLayout.over(2, **degrees)
-    check_each_head(spec, run_ranks(moved_by_muon, spec, layout))
+    _, wanted = step_by_muon(spec)
+    moved, state = run_ranks(step_by_muon, spec, ParallelLayout.over(2, **degrees))
+    check_each_head(spec, moved)
+    seen, alone = flat(state), flat(wanted)
+    assert seen.keys() == alone.keys()
+    assert all(torch.equal(seen[part], one) for part, one in alone.items())
 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
