@@ -17,7 +17,7 @@ _FILE = Path(__file__).with_suffix(".json")
 
 
 class CommittedControls(Record):
-    """One seed of a recipe on unseen mutations."""
+    """One seed of a recipe on held-out mutations."""
 
     recipe: str
     seed: int
@@ -46,7 +46,7 @@ def _row(found: CommittedControls) -> ReportRow:
     first_before, first_after = found.first_edit_solved
     return ReportRow(
         "RL",
-        f"unseen mutations, committed: seed {found.seed} over its start",
+        f"held-out mutations, committed: seed {found.seed} over its start",
         f"{found.start_solved:.1%}",
         f"{found.trained_solved:.1%}",
         f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] points, 95 % by function, {before:.0f} and {after:.0f} tokens, "

@@ -38,7 +38,7 @@ def control_rows(
     own = [
         ReportRow(
             "RL",
-            f"unseen mutations, control: {_name(control)}",
+            f"held-out mutations, control: {_name(control)}",
             f"{control.solved:.1%}",
             f"{report.trained.solved:.1%}",
             f"{_points(control)} points, 95 % by function, {control.generated_tokens:.0f} and "

@@ -53,7 +53,7 @@ from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
-HEADLINE = ("RL", "unseen mutations: average solve rate")  # stage and measure of a row
+HEADLINE = ("RL", "held-out mutations: average solve rate")  # stage and measure of a row
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
@@ -281,7 +281,7 @@ def _times(context: StageContext, made: MadeByRun, cycle: CycleReport | None) ->
 
 
 def _control_rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
-    """The controls on unseen mutations, from evaluations that the report has anyway."""
+    """The controls on held-out mutations, from evaluations that the report has anyway."""
     start, after_rl = (
         chain.evaluation(context, made.problems, checkpoint, Split.HELD_OUT)
         for checkpoint in (made.drafted, made.reinforced)
@@ -308,31 +308,27 @@ def _rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
         _hack_row(run),
     ]
     for split, name in (
-        (Split.HELD_OUT, "unseen mutations"),
-        (Split.HELD_OUT_FUNCTION, "unseen functions"),
+        (Split.HELD_OUT, "held-out mutations"),
+        (Split.HELD_OUT_FUNCTION, "functions held out whole"),
     ):
         rows += _base_row(context, problems, drafted, split, name)
         before = chain.evaluate(context, problems, drafted, split)
         after = chain.evaluate(context, problems, reinforced, split)
         attempts = after.attempts_per_problem
+        overlap = note_overlap(context, reinforced, problems, split)
         rows += [
             _change(
                 "RL",
                 f"{name}: average solve rate",
                 (before.average, after.average),
-                f"{run.steps} steps, {len(after.problems)} problems x {attempts}",
+                f"{run.steps} steps, {len(after.problems)} problems x {attempts}; in training text: {overlap}",
             ),
-            _change(
-                "RL",
-                f"{name}: best of {attempts}",
-                (before.best_of, after.best_of),
-                f"in training text: {note_overlap(context, reinforced, problems, split)}",
-            ),
+            _change("RL", f"{name}: best of {attempts}", (before.best_of, after.best_of)),
         ]
     return rows
 
 
-def _change(stage: str, measure: str, metrics: tuple[Metric, Metric], note: str) -> ReportRow:
+def _change(stage: str, measure: str, metrics: tuple[Metric, Metric], note: str = "") -> ReportRow:
     """Row of a measure before and after a stage."""
     before, after = metrics
     return ReportRow(stage, measure, interval(before), interval(after), note)
@@ -415,7 +411,7 @@ def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
     return [
         _change(
             "cycle",
-            "unseen mutations: average solve rate",
+            "held-out mutations: average solve rate",
             (cycle.champion_scorecard.average, cycle.candidate_scorecard.average),
             f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
         ),

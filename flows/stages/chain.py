@@ -463,7 +463,7 @@ def evaluation_request(
 def evaluate_both(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef
 ) -> tuple[Scorecard, Scorecard]:
-    """Scorecards on unseen mutations and on unseen functions."""
+    """Scorecards on held-out mutations and on functions held out whole."""
     first = evaluate(context, problems, checkpoint, Split.HELD_OUT)
     return first, evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
 

@@ -63,8 +63,8 @@ STAGES = {
 class Suite(StrEnum):
     """Held-out problems that an evaluation scores on."""
 
-    MUTATIONS = "unseen-mutations"
-    FUNCTIONS = "unseen-functions"
+    MUTATIONS = "held-out-mutations"
+    FUNCTIONS = "held-out-functions"
     BOTH = "both"
 
     @property

@@ -87,7 +87,7 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
     installed = Installation(remote_home, elsewhere, [command])
     assert installed.built_by_demo(*settings).keys() >= KINDS
     [page] = remote_home.glob("reports/*/report.html")
-    assert "unseen mutations" in page.read_text()
+    assert "held-out mutations" in page.read_text()
     context = StageContext.open("miniature", None, RunOptions(overrides=OVERRIDES))
     check_artifacts(context)
     assert not (remote_home / "objects").exists()

@@ -342,7 +342,7 @@ def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
     before = set(here.settings.home.glob("runs/*/*"))
     asked = {
         "checkpoint": "candidate/mine@9",
-        "suite": "unseen-mutations",
+        "suite": "held-out-mutations",
         "commit": "3f2a",
         "against": "candidate/mine@8",
     }
@@ -372,7 +372,7 @@ def test_checkpoint_whose_evaluation_passed_is_promoted_once_where_the_recipe_as
         here.deployment(name) for name in ("checkpoint-evaluation/ci", "promotion/manual")
     )
     changes = {"serving": {"promote_evaluated": True}}
-    once = {"recipe": recipe, "suite": "unseen-mutations"}
+    once = {"recipe": recipe, "suite": "held-out-mutations"}
     asks = {"checkpoint": asked, "options": {"changes": changes}}
     for parameters in ({"checkpoint": quiet}, asks):
         run = here.start(evaluation["id"], **once, **parameters)
