@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ostinato.models.rendering.encoding import encode_text
+
 MARK = "0mark0"  # survives whatever a template does to contents: JSON, trimming
 
 
@@ -49,7 +51,7 @@ class ControlTexts:
 
     def encode_content(self, text: str) -> list[int]:
         """Tokens of `text`, no control token among them."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return encode_text(self._plain, text)
 
     def encode_answer(self, text: str) -> list[int]:
         """Tokens of a model's words, which may be control tokens, but no special ones."""
@@ -61,7 +63,7 @@ class ControlTexts:
     def encode_form(self, text: str, mark: str | None = None) -> list[int]:
         """Tokens of a template's text. A text behind `mark` is a content's, and no control token."""
         if mark is None:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return encode_text(self._tokenizer, text)
         ids: list[int] = []
         form = ""
         for piece in re.split(f"(?<!{mark}){self._any.pattern}", text):

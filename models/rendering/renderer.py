@@ -15,6 +15,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from ostinato.models.rendering.encoding import encode_text
 from ostinato.models.rendering.vocabulary import (
     ASSISTANT,
     CALL_TAGS,
@@ -74,13 +75,13 @@ class Renderer:
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
         """Tokens of `text`. "lines" lets line tags be single tokens, "all" also call tags."""
         if tags == "none" or "<" not in text:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+            return encode_text(self.tokenizer, text)
         ids: list[int] = []
         for index, piece in enumerate(_PATTERNS[tags].split(text)):
             if index % 2:
                 ids.append(SPECIAL_IDS[piece])
             elif piece:
-                ids.extend(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+                ids.extend(encode_text(self.tokenizer, piece))
         return ids
 
     def encode_answer(self, text: str) -> list[int]:
