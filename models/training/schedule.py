@@ -58,6 +58,8 @@ def run_microbatches(
 def _fill_rounds(batches: Sequence[TokenBatch]) -> list[TokenBatch]:
     """The batches, and behind them batches without a target: interleaved chunks go round by round."""
     missing = -len(batches) % pipeline_group().size()
+    if not missing:
+        return list(batches)
     last = batches[-1]
     empty = replace(last, loss_mask_BT=torch.zeros_like(last.loss_mask_BT))
     return [*batches, *[empty] * missing]
