@@ -4,7 +4,7 @@ from prefect import flow
 
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.mtp_distillation import mtp_distillation
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
@@ -34,9 +34,7 @@ def agent_training(
     context = StageContext.open(recipe, seed, options)
     if not context.runs_directory.exists():
         refuse_small_disk(context.recipe, context.settings.home)
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
     drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)
     chain.evaluate_both(context, problems, drafted)

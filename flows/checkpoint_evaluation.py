@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from ostinato.flows.commands.run_flow import GATE_FAILED
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
 from ostinato.flows.reporting.overlap_notes import note_overlap
 from ostinato.flows.stages import chain, realtime
@@ -65,9 +65,7 @@ def checkpoint_evaluation(
         else chain.endpoint_artifact(context, endpoint)
     )
     other = checkpoint_named(*known, against) if against else realtime.champion_of(context)
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
     notes = [note_overlap(context, scored, problems, split) for split in suite.splits]
     held_against = None

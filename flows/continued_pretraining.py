@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import ProblemSet, RecipeName, Seed
@@ -23,7 +23,7 @@ def continued_pretraining(
     context = StageContext.open(recipe, seed, options)
     corpus = chain.build_corpus(
         context,
-        context.problem_set(problems) or problem_building(recipe, seed, options=context.options),
+        problems_for(context, problems, recipe, seed),
     )
     pretrained = chain.pretrain(context, corpus)
     showing.show_pretraining(context, corpus, pretrained)

@@ -3,7 +3,7 @@
 from prefect import flow
 
 from ostinato.flows.continued_pretraining import continued_pretraining
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
@@ -28,9 +28,7 @@ def mtp_distillation(
         pretrained: the trunk; trained when absent.
     """
     context = StageContext.open(recipe, seed, options)
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     pretrained = context.checkpoint(pretrained) or continued_pretraining(
         recipe, seed, problems, options=context.options
     )

@@ -39,3 +39,10 @@ def problem_building(
     if context.recipe.environments:
         showing.show_environments(context, problems)
     return problems
+
+
+def problems_for(
+    context: StageContext, given: ArtifactRef | str | None, recipe: str, seed: int | None
+) -> ArtifactRef:
+    """The problem set that a flow was given, else the recipe's, built where it is not yet."""
+    return context.problem_set(given) or problem_building(recipe, seed, options=context.options)

@@ -5,7 +5,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from ostinato.flows.commands.run_flow import GATE_FAILED
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
@@ -35,9 +35,7 @@ def promotion(
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     offered = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     report = realtime.offer(context, problems, offered, directly=directly)
     text = (
         f"**{report.outcome.value}**: {report.candidate}; {report.champion} serves. {report.reason}"

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
@@ -33,9 +33,7 @@ def realtime_cycle(
     )
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options
     )

@@ -3,7 +3,7 @@
 from prefect import flow
 
 from ostinato.flows.mtp_distillation import mtp_distillation
-from ostinato.flows.problem_building import problem_building
+from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import Budget, Checkpoint, ProblemSet, RecipeName, Seed
@@ -31,9 +31,7 @@ def reinforcement(
     """
     options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
-    problems = context.problem_set(problems) or problem_building(
-        recipe, seed, options=context.options
-    )
+    problems = problems_for(context, problems, recipe, seed)
     start = context.checkpoint(start) or mtp_distillation(
         recipe, seed, problems, options=context.options
     )

@@ -8,19 +8,13 @@ from ostinato.infra.sandbox.microvm import MicroVmBackend, check_host
 from ostinato.infra.sandbox.protocol import SandboxBackend, SandboxKind
 
 
-def open_backend(
-    kind: SandboxKind = SandboxKind.NAMESPACE, *, directory: Path | None = None
-) -> SandboxBackend:
-    """A backend of this kind for the running event loop.
-
-    `directory`: where a namespace backend keeps layers and writes (None: in memory where that
-    works), or a microvm backend its images (None: beside other downloads).
-    """
+def open_backend(kind: SandboxKind = SandboxKind.NAMESPACE) -> SandboxBackend:
+    """A backend of this kind for the running event loop."""
     match kind:
         case SandboxKind.NAMESPACE:
-            return NamespaceBackend(directory)
+            return NamespaceBackend()
         case SandboxKind.MICROVM:
-            return MicroVmBackend(directory or _image_folder())
+            return MicroVmBackend(_image_folder())
 
 
 def check_kind(kind: SandboxKind) -> None:

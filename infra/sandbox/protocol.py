@@ -121,7 +121,6 @@ class TestReport(Record):
     seconds: float = Field(description="wall time inside the box, fork to last result")
     cpu_seconds: float = 0.0
     """CPU time of the run, the fork's own included"""
-    from_cache: bool = False
 
     @property
     def passed(self) -> bool:

@@ -56,7 +56,7 @@ class VerdictCache:
 
     def put(self, key: ReportKey, report: TestReport) -> None:
         """Keep a report. The least recently used one goes when there are too many."""
-        self._reports[key] = report.model_copy(update={"from_cache": True})
+        self._reports[key] = report
         if len(self._reports) > self._capacity:
             self._reports.popitem(last=False)
 

@@ -129,7 +129,6 @@ class DecodeEngine:
     def swap_weights(self, weights: DecodeWeights) -> None:
         """The next token is made by these weights. Running requests go on."""
         self._weights = weights
-        self.statistics.swaps += 1
         if self.config.cache_policy is CachePolicy.EXACT:
             self._slots.drop_idle()
             running = self._slots.running()

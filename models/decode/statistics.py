@@ -20,7 +20,6 @@ class EngineStatistics:
     occupied_slot_steps: int = 0  # sum over steps of decoding slots
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    swaps: int = 0
 
     def count_step(self, decoding: int, gained: int, seconds: float, *, has_prefill: bool) -> None:
         """Adds one step."""

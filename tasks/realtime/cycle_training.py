@@ -61,7 +61,6 @@ def main(
         skipped=len(collection.skipped),
         samples=len(distilled.samples),
         mean_reward=distilled.mean_reward,
-        reasons=payload["reasons"],
         metrics={},
     )
     if not distilled.samples:

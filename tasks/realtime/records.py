@@ -67,5 +67,4 @@ class CycleTrainingResult(Record):
     samples: int = Field(description="that were trained on")
     left_out: int = Field(default=0, description="samples for which a late cycle had no time")
     mean_reward: float
-    reasons: dict[str, int] = Field(description="named reason -> interactions it weighed most for")
     metrics: dict[str, float]

@@ -168,7 +168,6 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
         skipped=0,
         samples=1,
         mean_reward=0.0,
-        reasons={},
         metrics={},
     )
     report = realtime.ship(context, cycle, training, *cards)

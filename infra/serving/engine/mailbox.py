@@ -32,13 +32,12 @@ class Mailbox:
         replica_id: str,
         actor: ActorHandle,
         on_silence: Callable[[], bool] = lambda: False,
-        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """`on_silence` is told each time the replica says nothing for too long. True gives it up."""
         self._replica_id = replica_id
         self._actor = actor
         self._on_silence = on_silence
-        self._silence_seconds = silence_seconds
+        self._silence_seconds = SILENCE_SECONDS
         self._client_id = uuid.uuid4().hex
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._requests: list[GenerateRequest] = []

@@ -46,7 +46,6 @@ def alarms(metrics: dict[str, float]) -> list[str]:
         skipped=0,
         samples=1,
         mean_reward=0.0,
-        reasons={},
         metrics=metrics,
     )
     return [check.detail for check in parity_checks(result) if not check.passed]
