@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from ostinato.flows.reporting.attempts_page import write_attempts
+from ostinato.flows.reporting.codebase_rows import codebase_rows
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
@@ -54,7 +55,6 @@ from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
 HEADLINE = ("RL", "held-out mutations: average solve rate")  # stage and measure of a row
-TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
 def show_problems(context: StageContext, problems: ArtifactRef) -> None:
@@ -303,7 +303,7 @@ def _rows(context: StageContext, made: MadeByRun) -> list[ReportRow]:
             f"{built.num_problems} problems",
             f"yield {built.yield_ratio:.0%}",
         ),
-        _perplexity_row(trained),
+        *codebase_rows(trained),
         *_draft_rows(context, corpus, drafted),
         _hack_row(run),
     ]
@@ -375,21 +375,6 @@ def _base_row(
     note = f"as imported, then fine-tuned; {len(after.problems)} problems x {after.attempts_per_problem}"
     measure = f"{name}: average solve rate"
     return [_change("SFT", measure, (before.average, after.average), note)]
-
-
-def _perplexity_row(trained: PretrainingResult) -> ReportRow:
-    continued_steps = sum(
-        phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
-    )
-    continued = next(item for item in trained.evaluations if item.step == continued_steps)
-    phases = ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases)
-    return ReportRow(
-        "pretraining",
-        "held-out codebase perplexity",
-        f"{trained.before.perplexity:.2f}",
-        f"{continued.perplexity:.2f}",
-        f"before the transcripts; {phases}",
-    )
 
 
 def _in_words(counts: Mapping[str, int]) -> str:

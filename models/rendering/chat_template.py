@@ -90,6 +90,10 @@ class TemplateRenderer(Renderer):
         """Tokens of an answer as the model would sample it: tags that are tokens, no special ones."""
         return [*self._texts.encode_answer(text), self.end_id]
 
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token was added for the form of conversations."""
+        return self._texts.is_control(token_id)
+
     def start(
         self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:

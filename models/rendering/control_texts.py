@@ -32,9 +32,9 @@ class ControlTexts:
         self._special = _pattern(special)
         self._spoken = _pattern(self._ids.keys() - set(special))
         self._plain = _without(tokenizer, self._ids.keys())
-        controls = set(self._ids.values())
+        self._controls = set(self._ids.values())
         for text in self._ids:
-            if not controls.isdisjoint(self.encode_content(text)):
+            if not self._controls.isdisjoint(self.encode_content(text)):
                 raise ValueError(
                     f"the tokenizer has no other tokens for the text {text!r} than a control token, "
                     "wanted some for contents that hold it"
@@ -42,7 +42,7 @@ class ControlTexts:
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token is none of a content's."""
-        return token_id in self._ids.values()
+        return token_id in self._controls
 
     def find(self, text: str) -> str | None:
         """The first control text in `text`."""

@@ -19,6 +19,7 @@ from ostinato.models.rendering.encoding import encode_text
 from ostinato.models.rendering.vocabulary import (
     ASSISTANT,
     CALL_TAGS,
+    CONTROL_TOKENS,
     END,
     END_OF_TEXT,
     LINE_TAGS,
@@ -100,6 +101,10 @@ class Renderer:
         """
         table = self._token_bytes
         return table[token_id] if token_id < len(table) else b""
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token belongs to the conversation's form and no content holds it."""
+        return token_id < len(CONTROL_TOKENS)
 
     def start(self, user: str, system: str | None = None) -> list[int]:
         """Opens a conversation: system message if any, user's message, the answer's header."""

@@ -185,6 +185,9 @@ class Perplexity(Record):
 
     step: int = Field(description="steps of the whole stage taken before")
     perplexity: float = Field(description="over the tokens of codebase_sources together")
+    bits_per_byte: float | None = Field(
+        default=None, description="loss of the same tokens over their bytes; None: an older result"
+    )
     by_source: dict[str, float]
 
 

@@ -8,6 +8,8 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from safetensors.numpy import save_file
 
+from ostinato.models.rendering import Renderer, train_tokenizer
+
 END_OF_TEXT = 1
 
 
@@ -64,5 +66,5 @@ def write_corpus(directory: Path, vocab_size: int = 40) -> Path:
         for document in counting_documents(30, vocab_size, 7)
     ]
     write_transcripts(directory / "demonstrations.safetensors", transcripts)
-    (directory / "tokenizer.json").write_text("{}")
+    Renderer(train_tokenizer(["def add(a, b): return a"], vocab_size=400)).save(directory)
     return directory

@@ -2,6 +2,7 @@
 number of ranks.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.batch import TokenBatch
+from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.vocabulary import CONTROL_TOKENS
+from ostinato.models.training.batch import RowSource, TokenBatch
 from ostinato.models.training.schedule import Loss
 from ostinato.tasks.pretraining import run as run_module
 from ostinato.tasks.pretraining.config import (
@@ -99,6 +102,23 @@ def test_pretraining_lowers_perplexity_and_reports_phases(plain: PretrainingResu
     assert plain.phases[1].target_tokens < plain.phases[1].tokens
     assert [evaluation.step for evaluation in plain.evaluations] == [0, 12, 18]
     assert plain.times_resumed == 0
+
+
+def test_bits_per_byte_are_the_same_loss_over_the_bytes_of_the_text(
+    corpus: Path, plain: PretrainingResult
+) -> None:
+    renderer = Renderer.load(corpus)
+    tokens, num_bytes = 0, 0
+    for name in ("code", "library"):
+        source = RowSource(corpus / "shards" / f"{name}_heldout", 32, seed=0)
+        for row in range(source.rows_per_epoch):
+            token_ids = source.row(row).tolist()[1:]
+            tokens += len(token_ids)
+            words = [item for item in token_ids if item >= len(CONTROL_TOKENS)]
+            num_bytes += len(renderer.decode(words).encode())
+    assert plain.after.bits_per_byte is not None
+    bits = tokens * math.log2(plain.after.perplexity)
+    assert plain.after.bits_per_byte * num_bytes == pytest.approx(bits)
 
 
 @pytest.mark.parametrize("at_step", [5, 12, 15])
