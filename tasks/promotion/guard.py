@@ -114,12 +114,8 @@ def judge_canary(
     The arms are compared at sizes fixed beforehand, each with an equal part of the significance, so
     asking often adds no chance of a false alarm.
     """
-    part = config.significance / config.looks
     for look in range(config.looks):
-        count = config.minimum_sessions << look
-        wanted = {"significance": part, "minimum_sessions": count}
-        seen = _first_of_both(observations, count)
-        report = compare_arms(seen, config.model_copy(update=wanted))
+        seen, report = _look_at(observations, config, look)
         if report.advice is Advice.WAIT:
             return report
         mismatch = _find_mismatch(seen, share)
@@ -131,6 +127,29 @@ def judge_canary(
         return report
     is_old = age_seconds >= config.minimum_seconds
     return report.model_copy(update={"advice": Advice.PROMOTE if is_old else Advice.WAIT})
+
+
+def last_look(
+    observations: Sequence[Observation], config: GuardConfig
+) -> tuple[int, GuardReport | None]:
+    """How many looks both arms have had enough sessions for, and what the last of them said."""
+    found = None
+    for look in range(config.looks):
+        _, report = _look_at(observations, config, look)
+        if report.advice is Advice.WAIT:
+            return look, found
+        found = report
+    return config.looks, found
+
+
+def _look_at(
+    observations: Sequence[Observation], config: GuardConfig, look: int
+) -> tuple[list[Observation], GuardReport]:
+    """The observations that a look is made on, and what it says."""
+    count = config.minimum_sessions << look
+    wanted = {"significance": config.significance / config.looks, "minimum_sessions": count}
+    seen = _first_of_both(observations, count)
+    return seen, compare_arms(seen, config.model_copy(update=wanted))
 
 
 def _first_of_both(observations: Sequence[Observation], count: int) -> list[Observation]:
@@ -240,6 +259,8 @@ def _proportion(
         len(control) + len(candidate), sum(control) + seen, len(candidate)
     )
     p_value = dealt.cdf(seen) if worse == "less" else dealt.sf(seen - 1)
+    if not control and not candidate:  # scipy knows no draw from nothing
+        p_value = 1.0
     return ArmMeasure(
         name=name,
         control=sum(control) / max(1, len(control)),

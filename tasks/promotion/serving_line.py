@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import ScorecardRow
+from ostinato.infra.platform.ledger.rows import InteractionRow, ScorecardRow
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import (
@@ -224,14 +224,7 @@ class ServingLine:
         if self._is_outdated(canary.decision):
             self.stop_canary(f"champion replaced by {self.champion()}")
             return None
-        now = self._clock()
-        serves = {CONTROL: self.champion(), CANDIDATE: canary.checkpoint_id}
-        rows = [
-            row
-            for row in self._ledger.interactions.since(canary.from_watermark, line=self.name)
-            # not of an earlier candidate or champion, and nobody simulates users of a candidate
-            if row.checkpoint_id == serves[row.arm] and row.tenant != SIMULATED_TENANT
-        ]
+        now, rows = self._clock(), self.interactions_during(canary)
         report = judge_canary(
             observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
         )
@@ -239,6 +232,16 @@ class ServingLine:
             return canary
         self._note_end(canary, report.reason, report.advice)
         return None
+
+    def interactions_during(self, canary: Canary) -> list[InteractionRow]:
+        """People's interactions with the two checkpoints that the A/B compares, oldest first."""
+        serves = {CONTROL: self.champion(), CANDIDATE: canary.checkpoint_id}
+        return [
+            row
+            for row in self._ledger.interactions.since(canary.from_watermark, line=self.name)
+            # not of an earlier candidate or champion, and nobody simulates users of a candidate
+            if row.checkpoint_id == serves[row.arm] and row.tenant != SIMULATED_TENANT
+        ]
 
     def _note_end(self, canary: Canary, reason: str, advice: Advice | None = None) -> None:
         """`advice`: the guard's. What is noted first stands."""

@@ -18,6 +18,7 @@ from ostinato.infra.platform.cluster.services import answers, find_free_port
 from ostinato.infra.platform.cluster.workspace import HEARTBEAT, PROCESS, ProgressWriter
 from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium
+from tests.fakes.open_canary import open_canary
 from tests.fakes.prefect_here import wait_until
 from tests.fakes.trained_home import NUM_STEPS, fill_home
 
@@ -85,6 +86,12 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     expect(page.locator("#cycles")).to_contain_text("promoted")
     expect(page.locator("#promotions")).to_contain_text("candidate/toy@1")
     expect(page.locator("#stages")).to_contain_text("no stage runs")
+    expect(page.locator("#canaries")).to_contain_text("no canary is open")
+
+    open_canary(settings, sessions=40, age_seconds=3_000)
+    expect(page.locator("#canaries")).to_contain_text(
+        "candidate/toy@2: 25 % of sessions, 10 interactions"
+    )
 
     # a stage begins while the page is open: this process stands for it
     directory = settings.home / "runs/toy-seed0/reinforced-bb"

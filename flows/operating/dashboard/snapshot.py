@@ -13,8 +13,11 @@ from typing import Any
 
 from pydantic import Field
 
+from ostinato.flows.operating.status.canaries import open_canaries
+from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
+from ostinato.flows.operating.status.services import RunningUp
 from ostinato.flows.reporting.report import Curve
 from ostinato.flows.reporting.rl_curves import rl_curves
 from ostinato.flows.reporting.training_curves import training_curves
@@ -27,6 +30,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
+from ostinato.tasks.promotion.standing import CanaryStanding
 
 MOST_STEPS = 400  # points of a curve
 MOST_VERSIONS = 40  # of a chain
@@ -66,6 +70,7 @@ class Snapshot(Record):
     )
     cycles: tuple[CycleRow, ...] = Field(description="newest first")
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
+    canaries: tuple[CanaryStanding, ...] = Field(description="that are open")
     pages: tuple[str, ...] = Field(description="reports below /reports/, newest first")
 
 
@@ -89,6 +94,7 @@ class SnapshotReader:
             chains=self._newest_chains(),
             cycles=cycles,
             promotions=promotions,
+            canaries=self._read_canaries() if has_ledger else (),
             pages=tuple(_pages(home)),
         )
 
@@ -103,6 +109,13 @@ class SnapshotReader:
         cycles.sort(key=lambda row: -row.opened_at)
         promotions.sort(key=lambda row: -row.at)
         return tuple(cycles[:MOST_CYCLES]), tuple(promotions[:MOST_CYCLES])
+
+    def _read_canaries(self) -> tuple[CanaryStanding, ...]:
+        try:
+            up = RunningUp(self._settings, ProcessTable())
+            return tuple(open_canaries(self._settings, up, time.time()))
+        except StorageError:
+            return ()
 
     def _newest_chains(self) -> tuple[tuple[WeightVersion, ...], ...]:
         try:

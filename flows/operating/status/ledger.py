@@ -25,7 +25,7 @@ def ledger_rows(
     settings: Settings, thresholds: Thresholds, idle_seconds: Callable[[CycleRow], float | None]
 ) -> Iterator[StatusRow]:
     """The ledger, then open cycles. `idle_seconds`: how long nobody worked on one, where that is known."""
-    path = _sqlite_file(settings)
+    path = sqlite_file(settings)
     if path is not None and not path.exists():
         yield StatusRow(part="ledger", state="not made yet")
         return
@@ -47,7 +47,7 @@ def ledger_rows(
 
 def champion_rows(settings: Settings) -> Iterator[StatusRow]:
     """The checkpoint that serves each line, with all its files in the store."""
-    path = _sqlite_file(settings)
+    path = sqlite_file(settings)
     if path is not None and not path.exists():
         return
     with contextlib.closing(open_ledger(settings)) as ledger:
@@ -102,7 +102,7 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
     )
 
 
-def _sqlite_file(settings: Settings) -> Path | None:
+def sqlite_file(settings: Settings) -> Path | None:
     """The database file, which nothing here makes. None when the ledger is on a server."""
     parts = urlsplit(settings.ledger_url.get_secret_value())
     return Path(parts.path.removeprefix("/")) if parts.scheme == "sqlite" else None

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ostinato.flows.operating.status.canaries import canary_rows
 from ostinato.flows.operating.status.flow_runs import PrefectRows
 from ostinato.flows.operating.status.ledger import champion_rows, ledger_rows, unusable_ledger
 from ostinato.flows.operating.status.processes import ProcessTable
@@ -62,6 +63,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
         Probe("store", lambda: [store_row(settings, limits)]),
         Probe("ledger", lambda: ledger_rows(settings, limits, idle_seconds)),
         Probe("champion", lambda: champion_rows(settings)),
+        Probe("canary", lambda: canary_rows(settings, up, now)),
         Probe("chain", lambda: upload_rows(open_object_store(settings), now, limits)),
         Probe("stages", stages.rows),
     ]
@@ -137,6 +139,7 @@ def _without_echoes(found: dict[str, list[StatusRow]], limits: Thresholds) -> li
     if _is_state(found["ledger"], SILENT):
         found["ledger"] = [unusable_ledger(f"no answer within {limits.answer:.0f} s")]
     sources = {"flow runs": ("server",), "chain": ("store",), "champion": ("store", "ledger")}
+    sources["canary"] = ("ledger",)
     rows = []
     for part, own in found.items():
         is_unasked = _is_state(own, SILENT) or _is_state(own, FAILING)

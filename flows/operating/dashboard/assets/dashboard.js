@@ -110,6 +110,19 @@ function chain(versions) {
   return [caption, image];
 }
 
+function arm({ checkpoint, share, interactions, sessions }) {
+  return `${checkpoint || "nothing"}: ${Math.round(100 * share)} % of sessions, ` +
+    `${interactions} interactions, ${sessions} settled sessions`;
+}
+
+function canary({ line, since, control, candidate, test }, now) {
+  const looks = !test ? "not tested by this machine's `ostinato up`" :
+    `${test.looks_done} of ${test.looks} looks done` +
+    (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`);
+  const from = test ? new Date(1000 * test.promoted_from).toLocaleString() : "";
+  return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.said : "", from] };
+}
+
 function draw(snapshot) {
   const now = snapshot.at;
   const faults = snapshot.parts.filter((part) => part.fault).map((part) => `${part.fault} (${part.part})`);
@@ -129,6 +142,9 @@ function draw(snapshot) {
       cells: [cycle.cycle_id, cycle.line, ago(cycle.opened_at, now), cycle.outcome || "open",
         Object.keys(cycle.stages).join(", ")],
     }))) : [], "no cycle yet");
+  replace("canaries", snapshot.canaries.length ? rows(
+    ["line", "since", "control", "candidate", "looks", "last look", "not promoted before"],
+    snapshot.canaries.map((one) => canary(one, now))) : [], "no canary is open");
   replace("promotions", snapshot.promotions.length ? rows(["line", "action", "checkpoint", "when", "reason"],
     snapshot.promotions.map((row) => ({
       cells: [row.line, row.action, row.checkpoint_id, ago(row.at, now), row.reason],

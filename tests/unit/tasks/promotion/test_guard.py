@@ -187,3 +187,18 @@ def test_candidate_whose_users_fall_silent_is_withdrawn() -> None:
     report = judge_canary(silent, QUICK, 0.5, 1e9)
     assert report.advice is Advice.ROLL_BACK
     assert report.reason.startswith("worse: edit_judged")
+
+
+def test_users_who_say_nothing_about_either_arm_take_nobody_away() -> None:
+    silent = [
+        Observation(
+            arm=(CONTROL, CANDIDATE)[index % 2],
+            session_id=f"{index}",
+            kept=None,
+            dissatisfied=False,
+            latency_seconds=None,
+        )
+        for index in range(400)
+    ]
+    assert compare_arms(silent, CONFIG).advice is Advice.FINE
+    assert judge_canary(silent, CONFIG, 0.5, CONFIG.minimum_seconds).advice is not Advice.ROLL_BACK

@@ -12,6 +12,7 @@ from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
+from ostinato.tasks.promotion.standing import standing_of
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 from tests.fakes.interactions import new_interaction
 from tests.fakes.scorecards import flat_scorecard
@@ -302,3 +303,25 @@ def test_simulated_users_are_no_control_of_a_canary(ledger: Ledger) -> None:
         ledger.interactions.record(answered)
     now[0] = 60.0
     assert line.watch_canary(GUARD) == line.canary()  # nobody of the control arm yet
+
+
+def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Ledger) -> None:
+    guard = GUARD.model_copy(update={"minimum_sessions": 10, "looks": 3})
+    open_canary(ledger)  # 20 sessions of each arm, at 1 s
+    line = ServingLine(ledger, "nano", lambda: 60.0)
+    record(ledger, 100, "candidate", "b", kept=True, at=55.0)  # not settled
+    record(ledger, 101, "candidate", "c", kept=True)  # of another candidate
+    canary = line.canary()
+    assert canary is not None
+    found = standing_of(line, canary, guard, 60.0)
+    assert (found.control.checkpoint, found.candidate.checkpoint) == ("a", "b")
+    assert (found.control.interactions, found.candidate.interactions) == (20, 21)
+    assert (found.control.sessions, found.candidate.sessions) == (20, 20)
+    assert found.candidate.share == 0.5
+    test = found.test
+    assert test is not None
+    assert (test.looks_done, test.looks, test.next_look_sessions) == (2, 3, 40)
+    assert test.said.startswith("not worse: edit_kept 1 -> 1")
+    assert test.promoted_from == 50.0
+    assert standing_of(line, canary, None, 60.0).test is None
+    assert line.canary() == canary

@@ -12,6 +12,7 @@ from ostinato.flows.operating.dashboard.snapshot import MOST_STEPS, SnapshotRead
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.workspace import ProgressWriter
 from ostinato.infra.platform.settings import Settings
+from tests.fakes.open_canary import open_canary
 from tests.fakes.trained_home import NUM_STEPS, fill_home
 
 
@@ -44,6 +45,13 @@ def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     assert [row.cycle_id for row in snapshot.cycles] == ["toy-0-7"]
     assert [row.checkpoint_id for row in snapshot.promotions] == ["candidate/toy@1"]
     assert snapshot.pages == ("toy-seed0/report.html",)
+
+
+def test_snapshot_has_the_open_canary(tmp_path: Path) -> None:
+    settings = here(tmp_path)
+    open_canary(settings, sessions=40, age_seconds=3_000)
+    [canary] = SnapshotReader(settings).take().canaries
+    assert (canary.line, canary.candidate.interactions) == ("toy", 10)
 
 
 def test_fresh_home_has_a_snapshot(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from ostinato.flows.operating.recipe_choice import RecipeChoice
@@ -33,6 +34,7 @@ from ostinato.infra.platform.cluster.workspace import (
 )
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
+from tests.fakes.open_canary import open_canary
 from tests.fakes.sleeping_stage import sleeping_stage
 
 AT_ONCE = Thresholds(progress=0.0)
@@ -169,6 +171,25 @@ def test_a_killed_up_and_a_gateway_without_a_checkpoint(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert rows["up"].fault is Fault.DEAD_SERVICE
     assert rows["gateway"].state == "not running"
+
+
+def test_an_open_canary_is_told_with_its_arms_and_what_it_waits_for(tmp_path: Path) -> None:
+    open_canary(here(tmp_path), sessions=120, age_seconds=3_000)
+    told = rows_of(tmp_path)["canary of toy"]
+    assert told.state == "open"
+    assert told.fault is None
+    assert told.since == pytest.approx(time.time() - 3_000, abs=60)
+    assert "control candidate/toy@1 75% of sessions, 90 interactions" in told.progress
+    assert "candidate candidate/toy@2 25% of sessions, 30 interactions" in told.progress
+    assert told.waits_for == "the gateway of the line, which runs elsewhere or not at all"
+
+    recipe = RecipeChoice(name="nano", overrides=("cycle.canary.guard.minimum_sessions=20",))
+    state = UpState(process=mark_process(os.getpid()), recipe=recipe, since=1.0)
+    replace_text(tmp_path / UP_FILE, state.model_dump_json())
+    told = rows_of(tmp_path)["canary of toy"]
+    assert told.waits_for == "40 settled sessions of each arm, control 90, candidate 30 so far"
+    assert "1 of 5 looks done, not worse: " in told.progress
+    assert "not promoted before" in told.progress
 
 
 def test_a_lock_is_told_with_its_holder(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Where an open canary stands: who answered how often, and what the guard has seen and waits for."""
+
+from pydantic import Field
+
+from ostinato.infra.platform.ledger.rows import InteractionRow
+from ostinato.tasks.promotion.config import GuardConfig
+from ostinato.tasks.promotion.guard import CANDIDATE, CONTROL, last_look, observe, settled
+from ostinato.tasks.promotion.serving_line import Canary, ServingLine
+from ostinato.tasks.records import Record
+
+
+class ArmStanding(Record):
+    """One side of the A/B."""
+
+    checkpoint: str | None
+    share: float = Field(description="of the sessions that it answers")
+    interactions: int
+    sessions: int = Field(description="settled: the guard counts them")
+
+
+class TestStanding(Record):
+    """The sequential test of an A/B."""
+
+    __test__ = False
+
+    looks_done: int
+    looks: int
+    next_look_sessions: int | None = Field(description="of each arm; None: all looks are done")
+    said: str = Field(description="by the last look; empty before the first")
+    promoted_from: float
+    """instant before which it is not promoted, in seconds since the epoch"""
+
+
+class CanaryStanding(Record):
+    """An open A/B of a line."""
+
+    line: str
+    since: float = Field(description="seconds since the epoch")
+    control: ArmStanding
+    candidate: ArmStanding
+    test: TestStanding | None = Field(
+        description="None: the recipe that tests it is not known here"
+    )
+
+
+def standing_of(
+    line: ServingLine, canary: Canary, config: GuardConfig | None, now: float
+) -> CanaryStanding:
+    """Counts of both arms, and of the test when the recipe's guard is given. Changes nothing."""
+    rows = line.interactions_during(canary)
+    ready = settled(rows, config or GuardConfig(), now)
+    return CanaryStanding(
+        line=line.name,
+        since=canary.started_at,
+        control=_arm(CONTROL, line.champion(), 1 - canary.share, rows, ready),
+        candidate=_arm(CANDIDATE, canary.checkpoint_id, canary.share, rows, ready),
+        test=None if config is None else _test(canary, config, ready),
+    )
+
+
+def _arm(
+    name: str,
+    checkpoint: str | None,
+    share: float,
+    rows: list[InteractionRow],
+    ready: list[InteractionRow],
+) -> ArmStanding:
+    return ArmStanding(
+        checkpoint=checkpoint,
+        share=share,
+        interactions=sum(row.arm == name for row in rows),
+        sessions=len({row.session_id for row in ready if row.arm == name}),
+    )
+
+
+def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> TestStanding:
+    done, report = last_look(observe(ready), config)
+    return TestStanding(
+        looks_done=done,
+        looks=config.looks,
+        next_look_sessions=config.minimum_sessions << done if done < config.looks else None,
+        said="" if report is None else report.reason,
+        promoted_from=canary.started_at + config.minimum_seconds,
+    )
