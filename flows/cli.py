@@ -50,7 +50,7 @@ CHAT = "ostinato.flows.chat.command"
 DOCTOR = "ostinato.flows.commands.doctor.run"
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
-PLAN = "ostinato.flows.commands.planning:plan_recipe"
+PLANNING = "ostinato.flows.commands.planning"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
@@ -75,6 +75,7 @@ def options(
 
 
 @app.command()
+@answering
 def run(
     flow: Annotated[
         str, typer.Argument(help="a flow, for example continued_pretraining or search-training")
@@ -96,7 +97,7 @@ def run(
             "--ship", help="for problem-verification: puts a new set beside the code, for a commit"
         ),
     ] = False,
-) -> None:
+) -> Answer:
     """Runs one flow of the chain and what it needs."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
@@ -105,27 +106,24 @@ def run(
         raise typer.BadParameter("--ship goes with problem-verification")
     parameters = {} if data is None else {"data": str(data.resolve())}
     parameters |= {"ships": True} if ships else {}
-    launch_flow(name, recipe, seed, make_options(settings, keep, rebuild), parameters)
+    options = make_options(settings, keep, rebuild)
+    result = launch_flow(name, recipe, seed, options, parameters)
+    return Answer({"flow": name, "result": result}, lambda: None)
 
 
-def _add_command(name: str, flow: str, description: str) -> None:
-    def command(
-        recipe: RecipeOption = "nano",
-        seed: SeedOption = None,
-        settings: SetOption = None,
-        keep: KeepOption = None,
-        rebuild: RebuildOption = None,
-    ) -> None:
-        run(flow, recipe, seed, settings, keep, rebuild)
-
-    app.command(name, help=description)(command)
-
-
-_add_command(
-    "demo",
-    "agent_training",
-    "Runs the whole chain. Run it again and it continues where it stopped.",
-)
+@app.command()
+@answering
+def demo(
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+    keep: KeepOption = None,
+    rebuild: RebuildOption = None,
+) -> Answer:
+    """Runs the whole chain. Run it again and it continues where it stopped."""
+    options = make_options(settings, keep, rebuild)
+    report = launch_flow("agent_training", recipe, seed, options)
+    return Answer({"flow": "agent_training", "result": report}, lambda: None)
 
 
 @app.command()
@@ -184,6 +182,7 @@ def evaluate(
 
 
 @app.command("compare-bases")
+@answering
 def compare_bases(
     checkpoints: Annotated[
         list[str], typer.Argument(help="champion, newest (the recipe's), or kind/name@version")
@@ -191,12 +190,13 @@ def compare_bases(
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
     settings: SetOption = None,
-) -> None:
+) -> Answer:
     """Measures models that one could begin with: loss on code, HumanEval, patches, speed. Trains nothing."""
     options = make_options(settings, None, None)
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, checkpoints)
-    launch_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
+    measures = launch_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
+    return Answer({"flow": "base_selection", "result": measures}, lambda: None)
 
 
 def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
@@ -226,6 +226,7 @@ app.add_typer(problem_sets, name="problems")
 
 
 @app.command()
+@answering
 def plan(
     gpus: Annotated[int, typer.Option(help="of the trainer; rollouts take more", min=1)],
     chip: Annotated[str, typer.Option(help="h100, h200 or b300")],
@@ -239,10 +240,19 @@ def plan(
         bool,
         typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
     ] = False,
-) -> None:
+) -> Answer:
     """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
-    load_entry(PLAN)(loaded, gpus, chip, degrees or (), is_walked=dry_run)
+    made = load_entry(f"{PLANNING}:plan_recipe")(
+        loaded, gpus, chip, degrees or (), is_walked=dry_run
+    )
+
+    def show() -> None:
+        load_entry(f"{PLANNING}:show")(made, Console())
+
+    if made.complaint:
+        say(made.complaint)
+    return Answer(made, show, 2 if made.complaint else 0)
 
 
 @app.command("import")

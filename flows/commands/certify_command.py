@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.settings import load_settings
 
@@ -15,6 +17,7 @@ CERTIFYING = "ostinato.flows.commands.certifying"
 OPTIONS = "ostinato.tasks.certification.records:CertifyOptions"
 
 
+@answering
 def certify(
     problems: Annotated[
         str,
@@ -52,7 +55,7 @@ def certify(
     key: Annotated[
         str | None, typer.Option(help="with --verify: the public key that it must be signed by")
     ] = None,
-) -> None:
+) -> Answer:
     """Proves the problems of a set and tries to cheat on them, or continues. Exit code 1 when something is found."""
     if verify:
         signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
@@ -60,15 +63,19 @@ def certify(
         options = load_entry(OPTIONS)(
             seed=seed, limit=limit, repeats=repeats, hacks=hacks, fixes=fixes
         )
-        signed = load_entry(f"{CERTIFYING}:certify")(
-            load_settings(),
-            problems,
-            options,
-            checkpoint=checkpoint,
-            attempts=attempts,
-            recipe=load_recipe(recipe, overrides=settings or ()),
-            directory=report,
-            at_a_time=at_a_time,
-        )
-    if signed.certificate.counts:
-        raise typer.Exit(1)
+        loaded = load_recipe(recipe, overrides=settings or ())
+        try:
+            signed = load_entry(f"{CERTIFYING}:certify")(
+                load_settings(),
+                problems,
+                options,
+                checkpoint=checkpoint,
+                attempts=attempts,
+                recipe=loaded,
+                directory=report,
+                at_a_time=at_a_time,
+            )
+        except KeyboardInterrupt:
+            say("stopped; the same command continues from here")
+            raise typer.Exit(130) from None
+    return Answer(signed, lambda: None, 1 if signed.certificate.counts else 0)

@@ -1,13 +1,13 @@
 """`ostinato cycle`: the real-time cycles of a serving line, and an end by hand for one that is open."""
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
+from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
@@ -30,51 +30,53 @@ _STAGES = ("candidate-*", "traffic-*")
 
 
 @cycles.command("show")
+@answering
 def show(
-    recipe: RecipeOption = "nano",
-    line: LineOption = None,
-    settings: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
-) -> None:
+    recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
+) -> Answer:
     """Cycles of the line, oldest first: window, checkpoint it began with, outcome."""
     with _ledger(load_settings()) as ledger:
         rows = ledger.cycles.history(_line(recipe, line, settings))
-    if as_json:
-        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
-        return
-    for row in rows:
-        text = (
-            f"{row.cycle_id}  interactions {row.from_watermark + 1} to {row.to_watermark}, from "
-            f"{row.served}: {row.outcome or 'open'}"
-        )
-        typer.echo(text)
-    if not rows:
-        typer.echo("no cycle yet")
+
+    def tell() -> None:
+        for row in rows:
+            text = (
+                f"{row.cycle_id}  interactions {row.from_watermark + 1} to {row.to_watermark}, from "
+                f"{row.served}: {row.outcome or 'open'}"
+            )
+            typer.echo(text)
+        if not rows:
+            typer.echo("no cycle yet")
+
+    return Answer(rows, tell)
 
 
 @cycles.command("skip")
+@answering
 def skip(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
-) -> None:
+) -> Answer:
     """Ends the open cycle: its interactions are never trained on, the next cycle begins after them."""
-    _end(_line(recipe, line, settings), "skipped")
+    return _end(_line(recipe, line, settings), "skipped")
 
 
 @cycles.command("close")
+@answering
 def close(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
-) -> None:
+) -> Answer:
     """Ends the open cycle with the outcome it came to: promoted, refused, or skipped when nothing was decided."""
-    _end(_line(recipe, line, settings), None)
+    return _end(_line(recipe, line, settings), None)
 
 
 @cycles.command("roll-back")
+@answering
 def roll_back(
     reason: Annotated[str, typer.Option(help="kept in the line's history")],
     recipe: RecipeOption = "nano",
     line: LineOption = None,
     overrides: SetOption = None,
-) -> None:
+) -> Answer:
     """Takes the champion from users: the one before it serves again, within seconds."""
     name = _line(recipe, line, overrides)
     settings = load_settings()
@@ -82,10 +84,10 @@ def roll_back(
     with _ledger(settings) as ledger:
         report = load_entry(ROLL_BACK)(ledger, name, None, reason)
     text = f"{name}: {report.candidate} taken back, {report.champion} serves"
-    typer.echo(text)
+    return Answer(report, lambda: typer.echo(text))
 
 
-def _end(line: str, outcome: str | None) -> None:
+def _end(line: str, outcome: str | None) -> Answer:
     settings = load_settings()
     with _ledger(settings) as ledger:
         cycle = ledger.cycles.open_cycle(line)
@@ -97,7 +99,8 @@ def _end(line: str, outcome: str | None) -> None:
     if ended == "skipped":
         local_prefect.tell_server_here(settings)
         load_entry(TELL_SKIPPED)(cycle.cycle_id, "by hand")
-    typer.echo(f"{cycle.cycle_id}: {ended}")
+    value = {"cycle_id": cycle.cycle_id, "outcome": ended}
+    return Answer(value, lambda: typer.echo(f"{cycle.cycle_id}: {ended}"))
 
 
 def _require_nobody(settings: Settings, cycle: CycleRow) -> None:

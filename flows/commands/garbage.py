@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pydantic import Field
+from rich.console import Console
 from rich.filesize import decimal
 
 from ostinato.flows.stages.run_options import STAGES
@@ -45,6 +47,22 @@ class Garbage(Record):
     why: str
 
 
+class Checkpoint(Record):
+    """A checkpoint whose bytes leave the object store."""
+
+    artifact: str
+    size_bytes: int
+    why: str
+
+
+class Removal(Record):
+    """All that one `ostinato gc` removes, or would."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    files: tuple[Garbage, ...]
+    is_dry: bool = Field(description="nothing was removed")
+
+
 def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     """Files and folders of this home that may go. Nothing that a live process works in."""
     before = time.time() - older_than_days * _DAY_SECONDS
@@ -68,6 +86,20 @@ def describe(found: Iterable[Garbage]) -> Iterator[str]:
         items = list(group)
         place = items[0].path if len(items) == 1 else f"{folder}, {len(items)} things"
         yield f"{place}, {decimal(sum(item.size_bytes for item in items))}: {why}"
+
+
+def show(removal: Removal) -> None:
+    """Prints what goes and why, and the sum."""
+    console = Console()
+    items = (*removal.checkpoints, *removal.files)
+    removed = [
+        f"{one.artifact}, {decimal(one.size_bytes)}: {one.why}" for one in removal.checkpoints
+    ]
+    for line in (*removed, *describe(removal.files)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    size = decimal(sum(item.size_bytes for item in items))
+    would = "would free " if removal.is_dry else ""
+    console.print(f"{would}{len(items)} things, {size}", highlight=False)
 
 
 def remove(garbage: Garbage) -> None:

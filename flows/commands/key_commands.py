@@ -1,13 +1,13 @@
 """`ostinato keys`: API keys of the gateway's tenants. A gateway that runs follows within one request."""
 
-import json
 import time
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from ostinato.flows.commands.answers import Answer, answering
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, IssuedKey, RateLimitConfig
@@ -18,6 +18,7 @@ DEFAULT_RATE = RateLimitConfig()
 
 
 @keys.command("add")
+@answering
 def add(
     tenant: Annotated[str, typer.Argument(help="whose it is; one tenant may have several")],
     consent: Annotated[
@@ -33,7 +34,7 @@ def add(
     operator: Annotated[
         bool, typer.Option("--operator", help="may read /metrics, which tells of all tenants")
     ] = False,
-) -> None:
+) -> Answer:
     """Issues a key and prints it, once: only its digest is kept."""
     if tenant == SIMULATED_TENANT or not 0 < len(tenant.strip()) <= 80:
         raise ConfigError(
@@ -50,32 +51,42 @@ def add(
         tokens_per_day=tokens_per_day,
         operator=operator,
     )
-    typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)
-    typer.echo(text)
+
+    def show() -> None:
+        typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)
+        typer.echo(text)
+
+    return Answer({**_told(key), "key": text}, show)
 
 
 @keys.command("list")
-def list_keys(
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False,
-) -> None:
+@answering
+def list_keys() -> Answer:
     """Keys, oldest first, revoked ones too."""
     issued = IssuedKeys(load_settings().home).read()
-    if as_json:
-        rows = [key.model_dump(mode="json", exclude={"digest"}) for key in issued]
-        typer.echo(json.dumps(rows))
-        return
-    console = Console()
-    for key in issued:
-        console.print(_line(key), highlight=False, markup=False, soft_wrap=True)
-    if not issued:
-        console.print("no key issued yet")
+
+    def show() -> None:
+        console = Console()
+        for key in issued:
+            console.print(_line(key), highlight=False, markup=False, soft_wrap=True)
+        if not issued:
+            console.print("no key issued yet")
+
+    return Answer([_told(key) for key in issued], show)
 
 
 @keys.command("revoke")
-def revoke(key_id: Annotated[str, typer.Argument(help="as `ostinato keys list` shows it")]) -> None:
+@answering
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="as `ostinato keys list` shows it")],
+) -> Answer:
     """Ends a key: the gateway refuses its next request. Answers under way are not cut."""
     key = IssuedKeys(load_settings().home).revoke(key_id, time.time())
-    typer.echo(f"key {key.key_id} of {key.name} is revoked")
+    return Answer(_told(key), lambda: typer.echo(f"key {key.key_id} of {key.name} is revoked"))
+
+
+def _told(key: IssuedKey) -> dict[str, Any]:
+    return key.model_dump(mode="json", exclude={"digest"})
 
 
 def _line(key: IssuedKey) -> str:

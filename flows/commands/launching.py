@@ -2,7 +2,9 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -63,8 +65,10 @@ def launch_flow(
     parameters: Mapping[str, Any] | None = None,
     *,
     is_watched: bool = False,
-) -> None:
-    """Runs a flow in a process of its own beside a Prefect server, and exits as it does."""
+) -> Any:
+    """Runs a flow in a process of its own beside a Prefect server. Returns what the flow returns, as JSON
+    has it, or exits as it does.
+    """
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
@@ -80,12 +84,17 @@ def launch_flow(
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]
     arguments += [] if seed is None else ["--seed", str(seed)]
     arguments += ["--watch"] if is_watched else []
-    command = [sys.executable, "-P", "-m", "ostinato.flows.commands.run_flow", flow, *arguments]
-    try:
-        with local_prefect.server(load_settings(), console) as (environment, await_server):
-            code = run_foreground(command, environment, await_server)
-    except KeyboardInterrupt:
-        say("stopped; the same command continues from here")
-        code = 130
-    if code != 0:
-        raise typer.Exit(code)
+    with tempfile.TemporaryDirectory(prefix="ostinato-answer-") as directory:
+        answer = Path(directory) / "answer.json"
+        # by a starter that bears Ctrl-C while Prefect loads
+        start, program = "ostinato.infra.platform.start", "ostinato.flows.commands.run_flow"
+        command = [sys.executable, "-P", "-m", start, program, flow, *arguments]
+        try:
+            with local_prefect.server(load_settings(), console) as (environment, await_server):
+                code = run_foreground([*command, f"--answer={answer}"], environment, await_server)
+        except KeyboardInterrupt:
+            say("stopped; the same command continues from here")
+            code = 130
+        if code != 0:
+            raise typer.Exit(code)
+        return json.loads(answer.read_bytes())

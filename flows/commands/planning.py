@@ -4,12 +4,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
@@ -25,7 +27,7 @@ from ostinato.tasks.planning.plan import (
     search_replica,
 )
 from ostinato.tasks.planning.rollouts import RolloutPlan
-from ostinato.tasks.planning.simulation import SimulatedLoad, Simulation
+from ostinato.tasks.planning.simulation import SimulatedLoad, SimulatedRun, Simulation
 from ostinato.tasks.planning.walked import (
     LARGEST_DIFFERENCE_RATIO,
     DryRunRequest,
@@ -93,14 +95,42 @@ def _attempts(recipe: Recipe) -> int:
     return recipe.rollout.group_size * recipe.rollout.groups_per_step
 
 
+class RecipePlan(Record):
+    """What a recipe comes to on a cluster."""
+
+    recipe: str
+    parameters: int
+    gpus: int
+    chip_memory_gib: float
+    pretraining: TrainingPlan
+    reinforcement: TrainingPlan
+    options: dict[str, str | None] = Field(
+        description="options of a stage that give it its layout; None: it cannot run like this yet"
+    )
+    rollouts: RolloutPlan
+    publish: PublishBytes
+    simulated: dict[int, SimulatedRun] = Field(
+        description="with the planned replicas, by the bound on staleness"
+    )
+    dry_run: DryRunResult | None = None
+
+    @property
+    def complaint(self) -> str:
+        """Why a dry run does not bear the plan out. Empty when it does, or there was none."""
+        return complain(() if self.dry_run is None else self.dry_run.stages)
+
+
 def plan_recipe(
     recipe: Recipe, gpus: int, chip: str, degrees: Sequence[str], *, is_walked: bool
-) -> None:
-    """Prints the plan; `is_walked`: also builds a rank's part on the meta device and walks a step."""
-    console = Console()
-    found = show_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), console)
-    if is_walked:
-        walk_step(recipe, found, console)
+) -> RecipePlan:
+    """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages. Without them the
+    fastest that fits is searched for each. ConfigError names what does not fit. `is_walked`: also
+    builds a rank's part on the meta device and walks a step.
+    """
+    plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees))
+    if not is_walked:
+        return plan
+    return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
 
 
 def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
@@ -114,23 +144,14 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
     return degrees
 
 
-def show_plan(
-    recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int], console: Console
-) -> TrainingPlan:
-    """Prints layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages. Without
-    them the fastest that fits is searched for each. ConfigError names what does not fit. Returns the
-    plan of pretraining.
-    """
+def make_plan(recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int]) -> RecipePlan:
+    """The plan of a recipe on so many GPUs of a chip."""
     spec = recipe.model
-    console.print(f"{recipe.name}: {num_parameters(spec) / 1e9:.2f} G parameters", highlight=False)
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
-    _show_training("pretraining", pretraining, inputs, console)
     learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
-    _show_training("reinforcement", learning, inputs, console)
     work, seconds = rollout_work(recipe, inputs), learning.step.seconds
     rollouts = search_replica(spec, work, seconds, inputs)
     publish = publish_bytes(spec, inputs)
-    _show_rollouts(rollouts, publish, console)
     load = SimulatedLoad.of_plan(
         rollouts,
         work,
@@ -138,14 +159,39 @@ def show_plan(
         step_seconds=seconds,
         publish_seconds=publish.delta_seconds(inputs),
     )
-    _show_simulation(load, console)
+    bound = load.rollout.staleness.max_staleness_versions
+    bounds = (bound, WIDER * max(1, bound))
+    plans = {"pretraining": pretraining, "reinforcement": learning}
+    options = {name: settings_of(name, plan) for name, plan in plans.items()}
+    return RecipePlan(
+        recipe=recipe.name,
+        parameters=num_parameters(spec),
+        gpus=gpus,
+        chip_memory_gib=inputs.chip.memory_gib,
+        pretraining=pretraining,
+        reinforcement=learning,
+        options=options,
+        rollouts=rollouts,
+        publish=publish,
+        simulated={one: Simulation(load.with_bound(one)).run() for one in bounds},
+    )
+
+
+def show(plan: RecipePlan, console: Console) -> None:
+    """Prints a plan."""
+    console.print(f"{plan.recipe}: {plan.parameters / 1e9:.2f} G parameters", highlight=False)
+    _show_training("pretraining", plan.pretraining, plan, console)
+    _show_training("reinforcement", plan.reinforcement, plan, console)
+    _show_rollouts(plan.rollouts, plan.publish, console)
+    _show_simulation(plan, console)
     console.print(NOTE, highlight=False, soft_wrap=True)
-    return pretraining
+    if plan.dry_run is not None:
+        _show_dry_run(plan.dry_run, plan.pretraining, console)
 
 
-def walk_step(recipe: Recipe, plan: TrainingPlan, console: Console) -> None:
-    """Builds the part of a rank of each stage without values, walks one step of pretraining in a child process
-    and prints what came out. ConfigError where built and planned parameters differ.
+def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
+    """The part of a rank of each stage built without values, and one step of pretraining walked, in a child
+    process.
     """
     request = DryRunRequest(
         spec=recipe.model,
@@ -154,19 +200,18 @@ def walk_step(recipe: Recipe, plan: TrainingPlan, console: Console) -> None:
         optimizer=recipe.pretraining.optimizer,
     )
     with tempfile.TemporaryDirectory(prefix="ostinato-dry-run-") as directory:
-        found = run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))
-    _show_dry_run(found, plan, console)
-    check_built(found.stages)
+        return run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))
 
 
-def check_built(stages: Sequence[WalkedStage]) -> None:
-    """ConfigError names a stage whose built parameters are not the planned ones."""
+def complain(stages: Sequence[WalkedStage]) -> str:
+    """Names a stage whose built parameters are not the planned ones. Empty when all are."""
     for stage in stages:
         if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:
-            raise ConfigError(
+            return (
                 f"a rank of stage {stage.stage} holds {stage.built:,} parameters as built and {stage.planned:,} "
                 f"as planned, wanted at most {LARGEST_DIFFERENCE_RATIO:.1%} apart"
             )
+    return ""
 
 
 def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
@@ -229,13 +274,13 @@ def settings_of(stage: str, plan: TrainingPlan) -> str | None:
     return " ".join(f"--set {section}.{name}={value}" for name, value in settings.items())
 
 
-def _show_training(name: str, plan: TrainingPlan, inputs: Inputs, console: Console) -> None:
+def _show_training(name: str, plan: TrainingPlan, whole: RecipePlan, console: Console) -> None:
     again = ", layers recomputed" if plan.work.recompute else ""
     console.print(f"\n{name}: {describe(plan.layout)}{again}", highlight=False, soft_wrap=True)
-    if (options := settings_of(name, plan)) is not None:
+    if (options := whole.options[name]) is not None:
         console.print(options, highlight=False, soft_wrap=True)
     console.print(_rank_table(plan.layout))
-    console.print(_memory_table(plan, inputs))
+    console.print(_memory_table(plan, whole.chip_memory_gib))
     step, sent = plan.step, plan.step.sent
     console.print(
         f"step {step.seconds:.2f} s: compute {step.compute_seconds:.2f}, memory {step.memory_seconds:.2f}, "
@@ -259,9 +304,9 @@ def _rank_table(layout: ParallelLayout) -> Table:
     return table
 
 
-def _memory_table(plan: TrainingPlan, inputs: Inputs) -> Table:
+def _memory_table(plan: TrainingPlan, chip_memory_gib: float) -> Table:
     kinds = ("weights", "grads", "optim", "activ", "logits", "reserve")
-    table = Table("stage", *kinds, "total", title=f"GiB a rank, of {inputs.chip.memory_gib:.1f}")
+    table = Table("stage", *kinds, "total", title=f"GiB a rank, of {chip_memory_gib:.1f}")
     for row in plan.memory:
         values = row.model_dump(exclude={"stage"}).values()
         table.add_row(str(row.stage), *(f"{v:.1f}" for v in values), f"{row.total_gib:.1f}")
@@ -284,13 +329,11 @@ def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -
     )
 
 
-def _show_simulation(load: SimulatedLoad, console: Console) -> None:
+def _show_simulation(plan: RecipePlan, console: Console) -> None:
     """The planned replicas under the recipe's bound on staleness and under a wider one."""
     table = Table("max_staleness_versions", "trainer idle", "mean staleness", "slots busy")
-    table.title = f"simulated: {load.replicas} replicas, lengths of attempts log-normal"
-    bound = load.rollout.staleness.max_staleness_versions
-    for one in (bound, WIDER * max(1, bound)):
-        found = Simulation(load.with_bound(one)).run()
+    table.title = f"simulated: {plan.rollouts.replicas} replicas, lengths of attempts log-normal"
+    for bound, found in plan.simulated.items():
         shares = f"{found.trainer_idle_ratio:.0%}", f"{found.slots_busy_ratio:.0%}"
-        table.add_row(str(one), shares[0], f"{found.staleness_mean:.1f}", shares[1])
+        table.add_row(str(bound), shares[0], f"{found.staleness_mean:.1f}", shares[1])
     console.print(table)

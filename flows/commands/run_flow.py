@@ -1,20 +1,23 @@
-"""Runs one flow by name in this process: `python -m ostinato.flows.commands.run_flow NAME --recipe nano`. Exit code 1 when a gate
-failed, 2 on a known error, 3 on any other.
+"""Runs one flow by name in this process: `python -m ostinato.infra.platform.start ostinato.flows.commands.run_flow NAME`.
+Exit code 1 when a gate failed, 2 on a known error, 3 on any other.
 """
 
 import argparse
 import importlib
 import json
 import os
-import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 from prefect.exceptions import Abort
+from pydantic_core import to_json
 
 from ostinato.flows.operating.local_prefect import await_server
 from ostinato.flows.reporting.console import print_error, say, watched
 from ostinato.flows.stages.run_options import RunOptions
+from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
@@ -32,6 +35,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
     parser.add_argument("--parameters", type=json.loads, default={}, help="others, as JSON")
     parser.add_argument("--watch", action="store_true", help="progress in lines")
+    parser.add_argument("--answer", type=Path, help="file for what the flow returns, as JSON")
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -59,9 +63,18 @@ def main(arguments: list[str]) -> int:
         say(f"{cancelled}; the same command continues from here")
         return 130
     if not isinstance(error, BaseException):
+        if options.answer is not None:
+            options.answer.write_bytes(to_json(_named(error), inf_nan_mode="null"))
         return 0
     print_error(error)
     return 2 if isinstance(error, OstinatoError) else 3
+
+
+def _named(returned: Any) -> Any:
+    """What a flow returned, artifacts by their names."""
+    if isinstance(returned, list | tuple):
+        return [_named(one) for one in returned]
+    return str(returned) if isinstance(returned, ArtifactRef) else returned
 
 
 def _end_after(parent: int) -> None:
@@ -72,7 +85,3 @@ def _end_after(parent: int) -> None:
         time.sleep(1)
     time.sleep(_LAST_SECONDS)
     os._exit(130)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

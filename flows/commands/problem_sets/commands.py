@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import launch_flow, make_options
 from ostinato.flows.commands.problem_sets import bringing, collecting
 from ostinato.flows.recipe import load_recipe
@@ -19,6 +20,7 @@ problem_sets = typer.Typer(no_args_is_help=True, help="Problems of repositories.
 
 
 @problem_sets.command("from")
+@answering
 def problems_from(
     place: Annotated[
         str,
@@ -41,7 +43,7 @@ def problems_from(
         Path | None,
         typer.Option(help="folder of clones, for SWE-bench: OWNER__NAME or NAME", file_okay=False),
     ] = None,
-) -> None:
+) -> Answer:
     """Makes problems of a repository that nobody prepared, or of tasks of another collection: writes NAME.toml
     here, then builds and proves them. Run it again and it continues. Exit code 2 when a repository leaves
     a split empty, or no task is a problem.
@@ -49,20 +51,23 @@ def problems_from(
     load_recipe(extends)
     if collecting.is_collection(place):
         path = collecting.write_collection_recipe(load_settings(), place, name, extends, clones)
-        launch_flow("problem_building", str(path), None, make_options(None, None, None))
+        made = launch_flow("problem_building", str(path), None, make_options(None, None, None))
         say(f"next: `ostinato run reinforcement --recipe {path}`")
-        return
+        return Answer({"recipe": path, "problems": made}, lambda: None)
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with instances of SWE-bench")
     path = bringing.write_recipe(load_settings(), place, name, extends, problems, commits)
     parameters = {"needs_all_splits": True}
-    launch_flow("problem_building", str(path), None, make_options(None, None, None), parameters)
+    options = make_options(None, None, None)
+    made = launch_flow("problem_building", str(path), None, options, parameters)
     say(
         f"next: `ostinato demo --recipe {path}`, or name its table [[problems.repositories]] in another recipe"
     )
+    return Answer({"recipe": path, "problems": made}, lambda: None)
 
 
 @problem_sets.command("export")
+@answering
 def problems_export(
     problems: Annotated[
         str, typer.Argument(help="artifact problems/NAME@VERSION, or folder of a built set")
@@ -70,9 +75,12 @@ def problems_export(
     directory: Annotated[Path, typer.Argument(help="gets a folder for each", file_okay=False)],
     form: Annotated[str, typer.Option("--format", help="harbor")] = "harbor",
     limit: Annotated[int | None, typer.Option(help="the first so many", min=1)] = None,
-) -> None:
+) -> Answer:
     """Writes problems as tasks of Harbor."""
     if form != "harbor":
         raise ConfigError(f"--format is {form!r}, wanted harbor")
     written = load_entry(EXPORTING)(load_settings(), problems, directory, limit)
-    typer.echo(f"{written} tasks written to {directory}")
+    return Answer(
+        {"directory": directory, "tasks": written},
+        lambda: typer.echo(f"{written} tasks written to {directory}"),
+    )

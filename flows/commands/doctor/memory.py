@@ -1,0 +1,40 @@
+"""Memory that a recipe needs on a machine without GPUs, estimated from its numbers.
+
+Beside what `/proc` said of a run of `miniature` on two cores: pretraining 0.0 GiB, RL 0.0 GiB.
+"""
+
+from ostinato.flows.recipe import Recipe
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.weight_shapes import num_parameters
+from ostinato.tasks.planning.shapes import stage_activation_bytes
+
+_RANK_BYTES = 450 << 20  # of Python with torch and Megatron
+_TRAINED_BYTES = 16  # of a parameter: fp32 weights, gradients, moments
+_SERVED_BYTES = 4
+_WIDER = 2  # activations are counted in bf16 and kept in fp32
+_SERVICES_BYTES = 1 << 30  # Prefect's server, the flow, Ray's own processes, boxes
+
+
+def estimate_memory(recipe: Recipe) -> dict[str, int]:
+    """Bytes by what takes them, of the stage that takes most."""
+    parameters = num_parameters(recipe.model)
+    rows = max(phase.microbatch_tokens for phase in recipe.pretraining.phases)
+    pretraining = recipe.pretraining.world_size * _rank_bytes(recipe, parameters, rows)
+    learning = recipe.learning
+    trained = learning.world_size * _rank_bytes(
+        recipe, parameters, learning.packing.microbatch_tokens
+    )
+    served = recipe.reinforcement.engine_replicas * (_RANK_BYTES + _SERVED_BYTES * parameters)
+    stages = (
+        {"ranks of pretraining": pretraining},
+        {"ranks of RL": trained, "engines": served},
+    )
+    largest = max(stages, key=lambda parts: sum(parts.values()))
+    return {**largest, "services and boxes": _SERVICES_BYTES}
+
+
+def _rank_bytes(recipe: Recipe, parameters: int, tokens: int) -> int:
+    """Of one rank with all of the model, forwards and backwards over so many tokens."""
+    token_bytes = _WIDER * stage_activation_bytes(recipe.model, ParallelLayout(), 0)
+    logits = 2 * 4 * recipe.model.vocab_size  # and their gradient
+    return int(_RANK_BYTES + _TRAINED_BYTES * parameters + tokens * (token_bytes + logits))
