@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ConfigDict, model_validator
 from safetensors.numpy import load, save
 
-from ostinato.infra.platform.record import Record as FrozenRecord
+from ostinato.infra.platform.record import Record
 
 MISSING_ROUTE = -1  # a position whose routes the engine did not record: the trainer routes it live
 
@@ -56,12 +56,6 @@ MODEL_FAULTS = frozenset(
 """The model's own mistakes: calls that the harness could not run as written."""
 
 
-class Record(FrozenRecord):
-    """Frozen record. Arrays are allowed as fields."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-
 class ToolCallRecord(Record):
     """One call as the model wrote it and what came back."""
 
@@ -97,6 +91,8 @@ class SamplingDistribution(Record):
 
 class Segment(Record):
     """One trainable token sequence. All arrays are parallel to token_ids_T."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     schema_version: int = 1
     token_ids_T: np.ndarray  # int32

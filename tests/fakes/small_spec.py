@@ -36,3 +36,16 @@ def make_spec(
 SMALL_SPEC = make_spec(
     40, 32, heads=(2, 1, 16), experts=(4, 2, 32), max_sequence_tokens=64, drafts=(2, 24)
 )
+# fields of a shape with latent attention and YaRN
+LATENT_OF_FOUR_HEADS = {
+    "num_query_groups": 4,
+    "head_dim": 10,
+    "qk_norm": False,
+    "latent": {
+        "query_rank": 12,
+        "key_value_rank": 8,
+        "rotary_head_dim": 4,
+        "value_head_dim": 6,
+        "yarn": {"factor": 4.0, "original_tokens": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+}

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.backends import open_backend
-from ostinato.infra.sandbox.fleet.pressure import count_room, read_pressure
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits, SandboxSpec
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -21,6 +22,11 @@ BOX_OPERATIONS = frozenset(("request", "diff"))
 # more only wait for one another's processor time, until the start limit fails them
 _STARTS_AT_A_TIME = 16
 _REAP_SECONDS = 0.25
+# What is counted for a box when machines are filled. An agent's box mostly waits for the model; what it may use
+# at most is its limits' to say, and the sum of those would leave machines empty.
+_BOXES_PER_CORE = 36
+_BYTES_PER_BOX = 64 << 20
+_FILLED_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class BoxNode:
         self._repositories = dict(repositories)
         self._limits = limits
         self._backend = open_backend(kind)
-        self._most_boxes = most_boxes or count_room()
+        self._most_boxes = most_boxes or _count_room()
         self._room = asyncio.Semaphore(self._most_boxes)
         self._starts = asyncio.Semaphore(_STARTS_AT_A_TIME)
         self._asked: dict[str, asyncio.Task[None]] = {}  # by lease id: waits, or its box starts
@@ -73,7 +79,7 @@ class BoxNode:
 
     async def load(self) -> NodeLoad:
         """What is lent and waited for now."""
-        return NodeLoad(len(self._leases), len(self._asked), self._most_boxes, read_pressure())
+        return NodeLoad(len(self._leases), len(self._asked), self._most_boxes, _read_pressure())
 
     async def acquire(
         self, lease_id: str, repository: str, lease_seconds: float, wait_seconds: float
@@ -173,3 +179,16 @@ class BoxNode:
                 except SandboxError as error:
                     _logger.warning("box did not end %s", fields(lease=lease_id, error=str(error)))
             await asyncio.sleep(_REAP_SECONDS)
+
+
+def _read_pressure() -> float:
+    """Tasks that run or wait per core, plus the share of memory in use. Near 0 for an idle machine."""
+    return (
+        psutil.getloadavg()[0] / (psutil.cpu_count() or 1) + psutil.virtual_memory().percent / 100
+    )
+
+
+def _count_room() -> int:
+    """Boxes that this machine can hold together, at least one."""
+    memory = psutil.virtual_memory().total * _FILLED_SHARE / _BYTES_PER_BOX
+    return max(1, int(min((psutil.cpu_count() or 1) * _BOXES_PER_CORE, memory)))

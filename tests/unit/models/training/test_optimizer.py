@@ -21,7 +21,7 @@ from ostinato.models.training.newton_schulz import deal, orthogonalise, orthogon
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import weight_shapes
-from tests.fakes.small_spec import SMALL_SPEC, make_spec
+from tests.fakes.small_spec import LATENT_OF_FOUR_HEADS, SMALL_SPEC, make_spec
 
 
 def take_step(model: TrainerModel, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -84,16 +84,7 @@ GROUPED = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64)
 LATENT = ModelSpec.model_validate(
     {
         **GROUPED.model_dump(),
-        "num_query_groups": 4,
-        "head_dim": 10,
-        "qk_norm": False,
-        "latent": {
-            "query_rank": 12,
-            "key_value_rank": 8,
-            "rotary_head_dim": 4,
-            "value_head_dim": 6,
-            "yarn": {"factor": 4.0, "original_tokens": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
+        **LATENT_OF_FOUR_HEADS,
     }
 )
 

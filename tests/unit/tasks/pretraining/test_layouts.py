@@ -26,7 +26,7 @@ from ostinato.tasks.pretraining.config import (
 )
 from ostinato.tasks.pretraining.run import main, train_rank
 from tests.fakes.corpus import write_corpus
-from tests.fakes.small_spec import make_spec
+from tests.fakes.small_spec import LATENT_OF_FOUR_HEADS, make_spec
 
 STEPS = 5
 SHAPE = {"sequence_tokens": 64, "microbatch_tokens": 192, "global_batch_tokens": 768}
@@ -42,16 +42,7 @@ QWEN3_MOE = make_spec(40, 32, heads=(4, 2, 8), max_sequence_tokens=64).model_cop
 DEEPSEEK_V3 = ModelSpec.model_validate(
     {
         **QWEN3_MOE.model_dump(),
-        "num_query_groups": 4,
-        "head_dim": 10,
-        "latent": {
-            "query_rank": 12,
-            "key_value_rank": 8,
-            "rotary_head_dim": 4,
-            "value_head_dim": 6,
-            "yarn": {"factor": 4.0, "original_tokens": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
-        "qk_norm": False,
+        **LATENT_OF_FOUR_HEADS,
         "router_score": "sigmoid",
         "router_groups": 2,
         "num_dense_layers": 1,
