@@ -48,7 +48,7 @@ Uploads = Annotated[dict[str, str], Field(max_length=MAX_UPLOAD_FILES), BeforeVa
 class Wire(BaseModel):
     """Our own endpoints."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +64,7 @@ class Wire(BaseModel):
 class OpenAIWire(BaseModel):
     """OpenAI's endpoints: clients send more than we read."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
 
 class FunctionCall(OpenAIWire):
@@ -146,16 +146,13 @@ class ChatRequest(OpenAIWire):
     tools: list[ToolDefinition] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
     n: int | None = None
-    stop: list[str] | None = Field(
-        default=None, fail_fast=True, description="one string may come bare"
-    )
+    stop: list[str] | None = Field(default=None, fail_fast=True)
+    """one string may come bare"""
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(
-        default=None, description="0 to 20 likeliest tokens at each place; needs logprobs"
-    )
-    return_token_ids: bool | None = Field(
-        default=None, description="as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"
-    )
+    top_logprobs: int | None = None
+    """0 to 20 likeliest tokens at each place; needs logprobs"""
+    return_token_ids: bool | None = None
+    """as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"""
     response_format: Any = None
     store: bool | None = Field(default=None, description="false withdraws consent for this request")
 
@@ -176,9 +173,8 @@ class LikelyToken(Wire):
 class TokenLogprob(LikelyToken):
     """One sampled token."""
 
-    top_logprobs: list[LikelyToken] = Field(
-        description="likeliest first; fewer than asked for where fewer could be drawn"
-    )
+    top_logprobs: list[LikelyToken]
+    """likeliest first; fewer than asked for where fewer could be drawn"""
 
 
 class AgentSessionRequest(Wire):
@@ -186,20 +182,12 @@ class AgentSessionRequest(Wire):
 
     repository: str
     message: str = Field(min_length=1)
-    files: Uploads = Field(
-        default_factory=dict, description="path -> text that differs in the user's copy"
-    )
-    test_ids: list[str] | None = Field(
-        default=None,
-        fail_fast=True,
-        description="what `pytest` runs in this session; None: every test of the repository",
-    )
-    problem_kind: str = Field(
-        default="agent",
-        min_length=1,
-        max_length=80,
-        description="feedback baselines are kept by it",
-    )
+    files: Uploads = Field(default_factory=dict)
+    """path -> text that differs in the user's copy"""
+    test_ids: list[str] | None = Field(default=None, fail_fast=True)
+    """what `pytest` runs in this session; None: every test of the repository"""
+    problem_kind: str = Field(default="agent", min_length=1, max_length=80)
+    """feedback baselines are kept by it"""
     seed: int | None = Field(default=None, description="None: drawn from the interaction's id")
     store: bool | None = Field(default=None, description="false withdraws consent for this session")
 
@@ -231,9 +219,8 @@ class AgentAnswer(Wire):
     detail: str
     final_message: str
     diff: str = Field(description="unified, against the files the user had when the session began")
-    changed_files: dict[str, str | None] = Field(
-        description="path -> whole text now; null: removed"
-    )
+    changed_files: dict[str, str | None]
+    """path -> whole text now; null: removed"""
     turns: int
     tool_calls: int
     latency_seconds: float
@@ -246,11 +233,8 @@ class FeedbackRequest(Wire):
     interaction_id: str
     signal: ClientSignal
     value: float = Field(default=1.0, ge=0, le=1, description="a share, or 1 for yes")
-    feedback_id: str | None = Field(
-        default=None,
-        max_length=200,
-        description="a repeated id changes nothing; None: a signal counts once per interaction",
-    )
+    feedback_id: str | None = Field(default=None, max_length=200)
+    """a repeated id changes nothing; None: a signal counts once per interaction"""
 
 
 class FeedbackAnswer(Wire):
