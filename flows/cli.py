@@ -51,6 +51,7 @@ DOCTOR = "ostinato.flows.commands.doctor.run"
 FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
 PLANNING = "ostinato.flows.commands.planning"
+REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
@@ -295,6 +296,8 @@ def export_command(
         models.export_adapter(load_settings(), reference, directory)
     else:
         models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
+    if not Path(reference).is_dir():
+        load_entry(REGISTER_EXPORT)(load_settings(), reference, directory)
     files = sorted(path.name for path in directory.iterdir())
     value = {"source": reference, "directory": directory.resolve(), "files": files}
     return Answer(value, lambda: None)

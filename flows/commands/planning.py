@@ -96,7 +96,7 @@ def _attempts(recipe: Recipe) -> int:
 
 
 class RecipePlan(Record):
-    """What a recipe comes to on a cluster."""
+    """A recipe on a cluster: layouts, memory, time, replicas."""
 
     recipe: str
     parameters: int

@@ -29,6 +29,7 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.tracking.registries import register_champion
 from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
@@ -149,6 +150,7 @@ def _tell(
     tell_gate(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
         tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
+        register_champion(context.settings, report.line)
         origins = lineage.describe(lineage.trace(context.settings, report.candidate))
         text = "\n".join(("```text", *origins, "```"))
         show_markdown(text, key="lineage", description=report.candidate)
@@ -169,6 +171,7 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
     report = serving.roll_back(checkpoint or champion, reason)
     if report.outcome is PromotionOutcome.ROLLED_BACK:
         tell_checkpoint(ROLLED_BACK, report.candidate, line=line, reason=reason)
+        register_champion(load_settings(), line)
     return report
 
 
@@ -220,6 +223,7 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
         key = f"{serving.name}/{ended.decision.gate_id}"
         if tell_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
             serving.note_told(ended)
+            register_champion(context.settings, serving.name)
     if canary is None:
         return None
     directory = context.directory_of(context.artifacts.get(canary.checkpoint_id))

@@ -10,7 +10,7 @@ from ostinato.infra.platform.record import Record
 
 
 class Check(Record):
-    """What was looked at, and whether it will do."""
+    """One thing of the machine, with whether it will do."""
 
     name: str
     ok: bool

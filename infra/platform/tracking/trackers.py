@@ -4,6 +4,7 @@ A tracker is opened by the function that its entry point names, in a process of 
 (`forwarding.py`): it may fail or hang without a word to the work.
 """
 
+import fcntl
 import importlib
 import importlib.util
 import time
@@ -74,13 +75,17 @@ def refuse_unknown_trackers(settings: Settings) -> None:
 
 def open_tracker(name: str, run: TrackedRun) -> Tracker:
     """The tracker of a run. ConfigError when its library is not installed."""
+    _require_library(name)
+    opened: OpenTracker = TRACKERS.load(name)
+    return opened(run)
+
+
+def _require_library(name: str) -> None:
     library = _LIBRARIES.get(name)
     if library is not None and importlib.util.find_spec(library) is None:
         raise ConfigError(
             f"tracker {name!r}: {library} is not installed, wanted pip install 'ostinato[{name}]'"
         )
-    opened: OpenTracker = TRACKERS.load(name)
-    return opened(run)
 
 
 class TensorBoardTracker:
@@ -127,12 +132,9 @@ class MlflowTracker:
     """A run of MLflow, at MLFLOW_TRACKING_URI or in a database below the home."""
 
     def __init__(self, run: TrackedRun) -> None:
-        mlflow = importlib.import_module("mlflow")
         entities = importlib.import_module("mlflow.entities")
         self._metric = entities.Metric
-        if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
-            mlflow.set_tracking_uri(f"sqlite:///{run.home}/mlflow.db")
-        self._client = mlflow.MlflowClient()
+        self._client = mlflow_client(run.home)
         experiment = self._client.get_experiment_by_name(PROJECT)
         place = (
             self._client.create_experiment(PROJECT)
@@ -158,6 +160,17 @@ class MlflowTracker:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def mlflow_client(home: Path) -> Any:
+    """MLflow's client of MLFLOW_TRACKING_URI, or of a database below the home. ConfigError without MLflow."""
+    _require_library("mlflow")
+    mlflow = importlib.import_module("mlflow")
+    if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
+        mlflow.set_tracking_uri(f"sqlite:///{home}/mlflow.db")
+    with (home / "mlflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two that make the tables of one database fail
+        return mlflow.MlflowClient()
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

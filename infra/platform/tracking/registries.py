@@ -1,0 +1,174 @@
+"""Model registries of other projects: what serves a line, and what was exported, is a model version there.
+
+As with trackers, the work never waits and nothing here ends it: a process beside it
+(`python -m ostinato.infra.platform.tracking.registries`) reads the ledger and brings the registry up to it.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.cluster.child import child_environment
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.plugins import PluginGroup
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.platform.tracking.trackers import PROJECT, mlflow_client
+
+logger = logging.getLogger(__name__)
+
+REGISTRIES = PluginGroup(
+    "ostinato.model_registries", "model registry", {"mlflow": f"{__name__}:MlflowRegistry"}
+)
+CHAMPION = "champion"
+CHECKPOINT, FINGERPRINT, EXPORTED = (
+    f"{PROJECT}.checkpoint",
+    f"{PROJECT}.fingerprint",
+    f"{PROJECT}.exported",
+)
+WATCHER = "model registries"  # name of the thread that waits beside the work
+_PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredCheckpoint:
+    """A checkpoint, as a registry names it."""
+
+    model: str
+    checkpoint: str  # kind/name@version of ours, of which a model has one version
+    source: str  # where its files lie
+    tags: dict[str, str]
+    description: str = ""
+
+
+class ModelRegistry(Protocol):
+    """Registry of the models of a home. Registering again changes nothing but tags."""
+
+    def register(self, checkpoint: RegisteredCheckpoint, alias: str | None) -> None:
+        """Makes the checkpoint a version of its model; the alias then points to it alone."""
+        ...
+
+
+class MlflowRegistry:
+    """MLflow's, at MLFLOW_TRACKING_URI or in a database below the home."""
+
+    def __init__(self, home: Path) -> None:
+        self._client = mlflow_client(home)
+
+    def register(self, checkpoint: RegisteredCheckpoint, alias: str | None) -> None:
+        if not self._client.search_registered_models(f"name = '{checkpoint.model}'"):
+            self._client.create_registered_model(checkpoint.model)
+        found = self._version(checkpoint)
+        if alias is not None:
+            self._client.set_registered_model_alias(checkpoint.model, alias, found.version)
+
+    def _version(self, checkpoint: RegisteredCheckpoint) -> Any:
+        for known in self._client.search_model_versions(f"name = '{checkpoint.model}'"):
+            if known.tags.get(CHECKPOINT) == checkpoint.checkpoint:
+                for name, value in checkpoint.tags.items():
+                    self._client.set_model_version_tag(checkpoint.model, known.version, name, value)
+                return known
+        return self._client.create_model_version(
+            checkpoint.model,
+            source=checkpoint.source,
+            tags={CHECKPOINT: checkpoint.checkpoint, **checkpoint.tags},
+            description=checkpoint.description,
+        )
+
+
+def register_champion(settings: Settings, line: str) -> None:
+    """Lets each registry in `settings.trackers` know which checkpoint serves a line now."""
+    _begin(settings, ["champion", line])
+
+
+def register_export(settings: Settings, checkpoint: str, directory: Path) -> None:
+    """Lets each registry in `settings.trackers` know a directory that a checkpoint was exported to."""
+    _begin(settings, ["export", checkpoint, str(directory.resolve())])
+
+
+def _begin(settings: Settings, arguments: list[str]) -> None:
+    if not set(settings.trackers) & set(REGISTRIES.names):
+        return
+    path = settings.home / "logs" / "registries.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=child_environment(settings),
+            )
+    except OSError as error:
+        logger.warning("model registries: not started, %s", error)
+        return
+    threading.Thread(target=_watch, args=(process, path), name=WATCHER).start()
+
+
+def _watch(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        code = process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    if code:
+        logger.warning("model registries: exit code %d, log=%s", code, log)
+
+
+def main(arguments: list[str]) -> int:
+    """Brings the registries up to the ledger. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog=__name__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    kinds.add_parser("champion").add_argument("line")
+    export = kinds.add_parser("export")
+    export.add_argument("checkpoint")
+    export.add_argument("directory")
+    asked = parser.parse_args(arguments)
+    configure_logging()
+    settings = load_settings()
+    with (settings.home / "registries.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # after the others the newest champion is read
+        found = _asked(settings, asked)
+        if found is None:
+            return 0
+        for name in settings.trackers:
+            if name in REGISTRIES.names:
+                registry: ModelRegistry = REGISTRIES.load(name)(settings.home)
+                registry.register(found, CHAMPION if asked.kind == "champion" else None)
+    return 0
+
+
+def _asked(settings: Settings, asked: argparse.Namespace) -> RegisteredCheckpoint | None:
+    """What to register. None: the line has no champion."""
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        artifacts = open_artifacts(settings, ledger)
+        if asked.kind == "export":
+            ref = artifacts.get(asked.checkpoint)
+            tags = {EXPORTED: asked.directory, FINGERPRINT: ref.fingerprint}
+            model = f"{PROJECT}-{ref.name}"
+            return RegisteredCheckpoint(model, str(ref), f"file://{asked.directory}", tags)
+        pointer = ledger.promotions.current(asked.line)
+        if pointer is None:
+            return None
+        ref = artifacts.get(pointer.checkpoint_id)
+    return RegisteredCheckpoint(
+        model=f"{PROJECT}-{asked.line}",
+        checkpoint=str(ref),
+        source=f"{settings.object_store_url.rstrip('/')}/{ref.object_prefix}",
+        tags={FINGERPRINT: ref.fingerprint},
+        description=pointer.reason,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
