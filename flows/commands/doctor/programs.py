@@ -12,6 +12,7 @@ _RAY_MEMORY_BYTES = 2 * 2**30
 _PYTHON_WANTED = ((3, 11), (3, 13))
 REINSTALL = "run `make setup` again"
 
+ON_CPU = " on cpu, "  # in what the next program says
 TORCH_PROGRAM = """
 import torch
 has_cuda = torch.cuda.is_available()

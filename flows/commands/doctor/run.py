@@ -12,6 +12,7 @@ from ostinato.flows.commands.doctor.machine import check_disk, check_memory, che
 from ostinato.flows.commands.doctor.programs import (
     ENGINE_PROGRAM,
     MEGATRON_PROGRAM,
+    ON_CPU,
     RAY_PROGRAM,
     REINSTALL,
     TORCH_PROGRAM,
@@ -31,15 +32,17 @@ from ostinato.infra.platform.settings import Settings
 def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> list[Check]:
     """All checks; `recipe` says how much memory and disk is enough. `deep` also starts Ray."""
     available = psutil.virtual_memory().available
+    torch = check_program("torch", TORCH_PROGRAM, REINSTALL)
+    has_gpu = torch.ok and ON_CPU not in torch.detail
     checks = [
         check_python(sys.version_info[:2]),
-        check_program("torch", TORCH_PROGRAM, REINSTALL),
+        torch,
         check_program("megatron", MEGATRON_PROGRAM, REINSTALL),
         check_program("transformer engine", ENGINE_PROGRAM, REINSTALL),
         check_ray(available, settings.object_store_memory_bytes),
         check_sandbox(),
         check_box_programs(),
-        check_memory(recipe, available),
+        check_memory(recipe, available, has_gpu=has_gpu),
         check_disk(settings.home, settings.minimum_free_disk_bytes, recipe),
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
         check_port("port of dashboard", settings.dashboard_port, "OSTINATO_DASHBOARD_PORT"),

@@ -110,6 +110,7 @@ def test_memory_is_compared_with_what_the_recipe_needs() -> None:
     assert not short.ok
     assert "8.0 GiB free for recipe qwen3_30b_a3b, wanted" in short.detail
     assert "GiB of it ranks of" in short.detail
+    assert machine.check_memory(large, 8 * _GIGABYTE, has_gpu=True).ok
 
 
 def test_disk_is_measured_above_a_home_that_is_not_there(tmp_path: Path) -> None:
