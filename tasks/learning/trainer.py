@@ -23,7 +23,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.tasks.learning.batches.advantages import penalize_divergence
 from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out
 from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
-from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank, own_tensors
+from ostinato.tasks.learning.ranks.rank import OtherRank, TrainerRank, be_made, own_tensors
 from ostinato.tasks.learning.ranks.share import ShareResult, StepShare
 from ostinato.tasks.learning.ranks.step_checkpoints import StepState
 from ostinato.tasks.learning.report import StepReport
@@ -65,7 +65,7 @@ class RLTrainer:
             rank_patience_seconds,
         )
         try:
-            self._own = TrainerRank(request)
+            self._own = self._ranks.run_beside(be_made, None, lambda: TrainerRank(request))
             self._check_ranks_agree()
             self.step = self._own.step_taken_up
             self.spec: ModelSpec = self._own.spec

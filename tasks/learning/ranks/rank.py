@@ -204,6 +204,10 @@ class OtherRank(TrainerRank):
             logger.warning("rank=%d the last version was not taken up: %s", self._rank, error)
 
 
+def be_made(_: TrainerRank, __: None) -> None:
+    """The order that makes a rank: stages of a pipeline meet when they take up a checkpoint."""
+
+
 def own_tensors(weights: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:
     """The tensors that a rank writes."""
     shards = share_tensors({name: tensor.nbytes for name, tensor in weights.items()}, world_size)

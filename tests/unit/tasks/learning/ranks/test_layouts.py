@@ -126,7 +126,8 @@ def test_ranks_that_share_rows_take_the_steps_of_one(
 def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
     tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
 ) -> None:
-    reports, _ = train(tmp_path, start, batches[:3], 2, {"pipeline": 2})
+    reports, _ = train(tmp_path, start, batches[:2], 2, {"pipeline": 2})
+    reports += train(tmp_path, start, batches[2:3], 2, {"pipeline": 2})[0]
     for seen, wanted in zip(reports, alone[0], strict=False):
         assert seen.loss == pytest.approx(wanted.loss, rel=1e-3, abs=1e-5)
         assert seen.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
