@@ -40,12 +40,17 @@ def pool(api: httpx.Client) -> dict:
     return api.get("work_pools/ostinato").raise_for_status().json()
 
 
-def test_pool_of_containers_is_made_and_kept(server: str, tmp_path: Path) -> None:
-    with open_api(f"{server}/") as api:
-        done = deploy(
-            server, tmp_path, "--pool", "docker", "--image", "registry.example/ostinato:1"
-        )
-        assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The server's address, deployed to once."""
+    image = ("--image", "registry.example/ostinato:1")
+    done = deploy(server, tmp_path_factory.mktemp("deploys"), "--pool", "docker", *image)
+    assert done.returncode == 0, done.stderr
+    return server
+
+
+def test_pool_of_containers_is_made_and_kept(deployed: str, tmp_path: Path) -> None:
+    with open_api(f"{deployed}/") as api:
         made = pool(api)
         assert made["type"] == "docker"
         properties = made["base_job_template"]["variables"]["properties"]
@@ -56,7 +61,7 @@ def test_pool_of_containers_is_made_and_kept(server: str, tmp_path: Path) -> Non
         # a place in the image, not on the machine that deploys
         assert "/opt/ostinato" in str(step) or "$OSTINATO_REPOSITORY" in str(step)
 
-        refused = deploy(server, tmp_path, "--pool", "kubernetes")
+        refused = deploy(deployed, tmp_path, "--pool", "kubernetes")
         assert refused.returncode == 2
         assert "is of type docker, wanted kubernetes" in " ".join(refused.stderr.split())
         assert pool(api)["base_job_template"] == made["base_job_template"]
@@ -68,10 +73,11 @@ def test_image_of_a_pool_of_processes_is_refused_at_once(tmp_path: Path) -> None
     assert "--image is 'ostinato:1' with a pool of processes" in " ".join(refused.stderr.split())
 
 
-def test_deploying_takes_away_what_it_made_and_no_longer_wants(server: str, tmp_path: Path) -> None:
+def test_deploying_takes_away_what_it_made_and_no_longer_wants(
+    deployed: str, tmp_path: Path
+) -> None:
     """What an earlier version left, and beside it what people of the same server made."""
-    with open_api(f"{server}/") as api:
-        assert deploy(server, tmp_path, "--pool", "docker").returncode == 0
+    with open_api(f"{deployed}/") as api:
         kept = api.get("deployments/name/agent-training/manual").raise_for_status().json()
         before = everything(api)
         [training] = [queue for queue in queues(api) if queue["name"] == "training"]
@@ -99,7 +105,7 @@ def test_deploying_takes_away_what_it_made_and_no_longer_wants(server: str, tmp_
         for slug in ("old-weekly", None):
             post(api, f"deployments/{kept['id']}/schedules", [weekly | {"slug": slug}])
 
-        assert deploy(server, tmp_path, "--pool", "docker").returncode == 0
+        assert deploy(deployed, tmp_path, "--pool", "docker").returncode == 0
         now = everything(api)
         more = {kind: now[kind] - names for kind, names in before.items()}
         assert len(more.pop("limits")) == 1
