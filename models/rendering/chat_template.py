@@ -5,6 +5,7 @@ behind the model's own tokens. A template that rewrites what came before is refu
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
 QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
 TOOL_NAME = "example_tool"
+_SPACE, _BYTE_PIECE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece
 THOUGHT = "\u2402thought\u2403"
 
 
@@ -40,10 +42,11 @@ class TemplateRenderer(Renderer):
         settings: dict[str, Any],
         files: dict[str, bytes] | None = None,
     ) -> None:
-        if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        if not self._is_byte_level and not _has_byte_fallback(tokenizer):
             raise ValueError(
-                f"tokenizer has the decoder {tokenizer.decoder}, wanted ByteLevel: only its tokens "
-                "are bytes of the text"
+                f"tokenizer has the decoder {tokenizer.decoder}, wanted ByteLevel, or BPE with ByteFallback: "
+                "only their tokens are bytes of the text"
             )
         self.tokenizer = tokenizer
         self._files = files or {}
@@ -160,9 +163,10 @@ class TemplateRenderer(Renderer):
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
-    def encode_shown(self, text: str, mark: str | None) -> list[int]:
+    def encode_shown(self, text: str, mark: str | None, *, is_first: bool) -> list[int]:
         """Tokens of a part of the template's text, where `mark` stands before contents' control texts."""
-        return self._texts.encode_form(text, mark)
+        encode = self._texts.encode_form if is_first else self._texts.encode_later
+        return encode(text, mark)
 
     @cached_property
     def states_tools(self) -> bool:
@@ -273,6 +277,8 @@ class TemplateRenderer(Renderer):
         for token, token_id in ids.items():
             if token_id in added:
                 table[token_id] = added[token_id].content.encode()
+            elif not self._is_byte_level:
+                table[token_id] = _piece_bytes(token)
             else:
                 table[token_id] = bytes(byte_of[character] for character in token)
         return table
@@ -296,6 +302,23 @@ def find_template(files: dict[str, bytes]) -> str | None:
         if isinstance(found, list):  # several by name
             return next((item["template"] for item in found if item["name"] == "default"), None)
     return None
+
+
+def _has_byte_fallback(tokenizer: Tokenizer) -> bool:
+    """Whether tokens are SentencePiece's: pieces with a mark for spaces, and single bytes."""
+    described = json.loads(tokenizer.to_str())
+    steps = (described["decoder"] or {}).get("decoders", [])
+    spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    return (
+        described["model"]["type"] == "BPE"
+        and spaces in steps
+        and {"type": "ByteFallback"} in steps
+    )
+
+
+def _piece_bytes(piece: str) -> bytes:
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return piece.replace(_SPACE, " ").encode() if byte is None else bytes.fromhex(byte[1])
 
 
 def _opening() -> list[Message]:

@@ -60,6 +60,14 @@ class ControlTexts:
             ids += [self._ids[piece]] if index % 2 else self.encode_content(piece)
         return ids
 
+    def encode_later(self, text: str, mark: str | None) -> list[int]:
+        """Tokens of a part of a template's text that begins amid it, up to its end."""
+        free = f"(?<!{mark})" if mark else ""
+        found = re.search(free + self._any.pattern, text)
+        begin = len(text) if found is None else found.start()
+        head = text[:begin].replace(mark, "") if mark else text[:begin]
+        return self.encode_content(head) + self.encode_form(text[begin:], mark)
+
     def encode_form(self, text: str, mark: str | None = None) -> list[int]:
         """Tokens of a template's text. A text behind `mark` is a content's, and no control token."""
         if mark is None:
@@ -105,13 +113,30 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _without(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
-    """The same tokenizer that does not know these added tokens. All others keep their ids."""
+    """The same tokenizer that does not know these added tokens, nor puts a space before a text: a content
+    begins amid one. All other tokens keep their ids.
+    """
     described = json.loads(tokenizer.to_str())
     kept = [token for token in described["added_tokens"] if token["content"] not in texts]
     described["added_tokens"] = kept
     # ids of added tokens count on from the vocabulary unless they stand in it
     described["model"]["vocab"] |= {token["content"]: token["id"] for token in kept}
+    described |= {
+        part: _without_prefix(described[part]) for part in ("normalizer", "pre_tokenizer")
+    }
     return Tokenizer.from_str(json.dumps(described))
+
+
+def _without_prefix(part: Any) -> Any:
+    """A step of a tokenizer that puts no space before a text. None: a step that does nothing else."""
+    if part is None or part["type"] == "Prepend":
+        return None
+    for name in ("normalizers", "pretokenizers"):
+        if name in part:
+            kept = [_without_prefix(step) for step in part[name]]
+            return part | {name: [step for step in kept if step is not None]}
+    fixed = {"prepend_scheme": "never", "add_prefix_space": False}
+    return part | {key: value for key, value in fixed.items() if key in part}
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

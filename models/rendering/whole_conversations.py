@@ -27,10 +27,10 @@ def render_whole(
             )
         begins.append(len(opened))
     parts: list[tuple[list[int], int | None]] = []
-    before: list[int] = renderer.encode_shown(whole[: begins[0]], mark)
+    before: list[int] = renderer.encode_shown(whole[: begins[0]], mark, is_first=True)
     ends = [*begins[1:], len(whole)]
     for index, begin, end in zip(answers, begins, ends, strict=True):
-        token_ids = renderer.encode_shown(whole[begin:end], mark)
+        token_ids = renderer.encode_shown(whole[begin:end], mark, is_first=False)
         if renderer.end_id not in token_ids:
             raise ValueError(f"the chat template does not end the answer of message {index}")
         size = token_ids.index(renderer.end_id) + 1

@@ -25,7 +25,7 @@ from ostinato.models.rendering.chat_template import TEMPLATE_FILE, TOKENIZER_SET
 from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, PAD, SPECIAL_IDS
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.conversion.own_template import write_own_template
-from ostinato.tasks.conversion.sources import load_gguf_module
+from ostinato.tasks.conversion.sources import load_extra_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CARD = "README.md"
@@ -52,7 +52,9 @@ def export_model(
         raise ConfigError(f"dtype is {dtype!r}, wanted one of {', '.join(DTYPES)}")
     marker, spec = read_marker(checkpoint), load_spec(checkpoint)
     family = family_of_spec(spec)
-    gguf = load_gguf_module("ostinato.tasks.conversion.gguf_writing") if with_gguf else None
+    gguf = None
+    if with_gguf:
+        gguf = load_extra_module("ostinato.tasks.conversion.gguf_writing", "--gguf")
     if gguf is not None:
         gguf.check_gguf(family.config_of(spec), checkpoint / TOKENIZER)
     weights = TensorFiles.of([checkpoint / WEIGHTS])

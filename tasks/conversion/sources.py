@@ -31,7 +31,7 @@ SIDE_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-TOKENIZER = "tokenizer.json"
+TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
 ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
@@ -75,7 +75,8 @@ def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedMod
 
 def _open(path: Path, place: str) -> PublishedModel:
     if path.suffix == ".gguf":
-        read = load_gguf_module("ostinato.tasks.conversion.gguf_file").read_gguf(path)
+        module = load_extra_module("ostinato.tasks.conversion.gguf_file", "GGUF files")
+        read = module.read_gguf(path)
         headers = {
             name: TensorHeader(tuple(tensor.shape), torch.float32, path)
             for name, tensor in read.tensors.items()
@@ -91,16 +92,21 @@ def _open(path: Path, place: str) -> PublishedModel:
         for name in (*SIDE_FILES, TOKENIZER)
         if (path / name).is_file()
     }
+    if TOKENIZER not in files and (path / SENTENCEPIECE).is_file():
+        module = load_extra_module(
+            "ostinato.tasks.conversion.sentencepiece_file", f"{place}: {SENTENCEPIECE} alone"
+        )
+        files[TOKENIZER] = module.convert_sentencepiece(path, path / SENTENCEPIECE)
     return PublishedModel(place, config, tensors.headers, tensors.fetch, files)
 
 
-def load_gguf_module(name: str) -> Any:
+def load_extra_module(name: str, what: str) -> Any:
     """A module beside this one that needs the extra `models`. ConfigError says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"GGUF files need {error.name}, which is not installed; pip install 'ostinato[models]'"
+            f"{what} needs {error.name}, which is not installed; pip install 'ostinato[models]'"
         ) from error
 
 
