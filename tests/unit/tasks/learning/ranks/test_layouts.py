@@ -140,14 +140,7 @@ def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
     "layouts",
     [
         [(1, {}), (2, {}), (4, {})],
-        pytest.param(
-            [
-                (4, {"pipeline": 2, "tensor": 2}),
-                (4, {"context": 2, "expert": 2}),
-                (2, {"pipeline": 2}),
-            ],
-            marks=pytest.mark.nightly,
-        ),
+        [(4, {"pipeline": 2, "tensor": 2}), (4, {"context": 2, "expert": 2}), (2, {"pipeline": 2})],
     ],
 )
 def test_run_that_changes_its_layout_takes_the_same_steps(
