@@ -48,13 +48,13 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
 # load scipy, matplotlib or SQLAlchemy, a second that the other commands need not wait
 DOCTOR = "ostinato.flows.commands.doctor.run"
-FIND_ATTEMPTS = "ostinato.flows.reporting.trajectories:find_attempts"
-DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.trajectories:describe"
+FIND_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:find_attempts"
+DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:describe"
 PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
-SAVE_ATTEMPTS = "ostinato.flows.reporting.trajectory_files:save"
+SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ostinato.flows.reporting.attempts_page import write_attempts
+from ostinato.flows.reporting.attempts.attempts_page import write_attempts
+from ostinato.flows.reporting.attempts.trajectories import find_examples
 from ostinato.flows.reporting.codebase_rows import codebase_rows
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import control_rows
@@ -35,7 +36,6 @@ from ostinato.flows.reporting.training_curves import (
     show_curves,
     training_curves,
 )
-from ostinato.flows.reporting.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
 from ostinato.flows.stages.realtime import CycleReport

@@ -72,7 +72,7 @@ def measure_overlap(
 
 @dataclass(frozen=True)
 class _Text:
-    """What a problem shows, and what it asks for."""
+    """Words of a problem: those that it shows, and its right lines."""
 
     function: str
     answers: tuple[str, ...]  # its right lines, all of them where one is long enough

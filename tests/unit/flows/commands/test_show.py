@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
 from ostinato.flows.commands.lineage import SOURCES
-from ostinato.flows.reporting.trajectories import find_examples
+from ostinato.flows.reporting.attempts.trajectories import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord

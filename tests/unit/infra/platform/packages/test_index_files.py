@@ -143,7 +143,7 @@ def test_a_file_that_the_index_names_and_lacks_is_no_empty_archive(
 ) -> None:
     index.files = [index.file(FILE, "", url=f"/gone/{FILE}")]
     index.publish()
-    with pytest.raises(ConfigError, match="404 Not Found.*/gone/"):
+    with pytest.raises(ConfigError, match=r"404 Not Found.*/gone/"):
         fetch(tmp_path)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ostinato.flows.reporting.pages import render
-from ostinato.flows.reporting.trajectories import (
+from ostinato.flows.reporting.attempts.trajectories import (
     Attempt,
     TokenTexts,
     headline,
@@ -13,6 +12,7 @@ from ostinato.flows.reporting.trajectories import (
     say_verdict,
     summarise,
 )
+from ostinato.flows.reporting.pages import render
 from ostinato.infra.agent.transcript import Segment
 
 MOST_SHOWN = 100  # attempts whole on one page; of the others only a line each

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.flows.reporting.attempts_page import write_attempts
-from ostinato.flows.reporting.trajectories import Attempt, total_reward
+from ostinato.flows.reporting.attempts.attempts_page import write_attempts
+from ostinato.flows.reporting.attempts.trajectories import Attempt, total_reward
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import ConfigError
 

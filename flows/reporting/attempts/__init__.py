@@ -1,0 +1,1 @@
+"""Attempts as people and tools read them: pages, tables, files."""
