@@ -39,7 +39,8 @@ BROUGHT_BY = {
 }
 # of the extra `models`: imported by modules that are loaded when they are needed
 ON_DEMAND = {
-    "transformers": {"tasks/conversion/gguf_file.py"},
+    "transformers": {"tasks/conversion/gguf_file.py", "tasks/conversion/sentencepiece_file.py"},
+    "sentencepiece": {"tasks/conversion/sentencepiece_file.py"},
     "gguf": {"tasks/conversion/gguf_file.py", "tasks/conversion/gguf_writing.py"},
 }
 TEST_GROUPS = ("dev", "postgres")

@@ -134,6 +134,12 @@ def test_a_template_that_holds_no_conversation_is_refused(
     assert not (tmp_path / "base").exists()
 
 
+def test_chatml_is_refused_where_its_tokens_are_none(tmp_path: Path) -> None:
+    published = base_model(tmp_path / "in", plain_tokenizer())
+    with pytest.raises(ConfigError, match=r"chatml: .* ends an answer with '<\|im_end\|>"):
+        take_in(published, tmp_path, "chatml")
+
+
 def test_a_model_without_an_end_is_told_what_it_lacks(tmp_path: Path) -> None:
     published = base_model(tmp_path / "in", plain_tokenizer())
     config = json.loads((published / "config.json").read_text())
