@@ -6,6 +6,7 @@ tensors are in memory at once.
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,12 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from ostinato.infra.platform.errors import ConfigError, boundary
 
 PRETOKENIZER = "tokenizer.ggml.pre"
-KEY_LENGTH = Keys.Attention.KEY_LENGTH  # a pattern with the architecture's name
+# Fields of the configuration that transformers does not read for all families, each with a pattern of the
+# architecture's name.
+WIDTHS = {
+    "head_dim": Keys.Attention.KEY_LENGTH,
+    "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
+}
 MAGIC = b"GGUF"
 
 
@@ -45,9 +51,12 @@ def read_gguf(path: Path) -> GgufModel:
         reader = GGUFReader(path)
         pretokenizer = reader.get_field(PRETOKENIZER)
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        width = reader.get_field(KEY_LENGTH.format(arch=config.model_type))
-        if width is not None:  # transformers reads it for some families only
-            config.head_dim = int(width.contents())
+        architecture = reader.get_field(Keys.General.ARCHITECTURE)
+        assert architecture is not None  # transformers has read it
+        for name, pattern in WIDTHS.items():
+            width = reader.get_field(pattern.format(arch=architecture.contents()))
+            if width is not None:
+                setattr(config, name, int(width.contents()))
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
         read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
@@ -71,4 +80,20 @@ def read_gguf(path: Path) -> GgufModel:
     ).encode()
     # without what transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
-    return GgufModel(plain, read["tensors"], files)
+    return GgufModel(plain, dict(_single_experts(read["tensors"])), files)
+
+
+def _single_experts(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as safetensors files name them: transformers holds the experts of a layer as one."""
+    for name, tensor in tensors.items():
+        layer, found, part = name.partition(".experts.")
+        if not found:
+            yield name, tensor
+            continue
+        for index, expert in enumerate(tensor):
+            pieces = {part: expert}
+            if part == "gate_up_proj":
+                gate, up = expert.chunk(2)
+                pieces = {"gate_proj": gate, "up_proj": up}
+            for piece, values in pieces.items():
+                yield f"{layer}.experts.{index}.{piece}.weight", values

@@ -5,6 +5,7 @@ convert_hf_to_gguf.py. One tensor is in memory at a time.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,12 @@ from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.rendering.chat_template import find_template
 
 GGUF_FILE = "model.gguf"
-ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+}
 ROTATIONS = ("default", "linear")
 TYPES = {
     torch.float32: (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -41,6 +47,8 @@ TYPES = {
     torch.bfloat16: (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
 }
 _SUFFIXES = (".weight", ".bias")
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(.*)")
+_ROUTER = ".mlp.gate.weight"  # llama.cpp reads it in fp32
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # llama.cpp's names of how a text is split before byte pairs are merged
@@ -63,6 +71,14 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
             f"a {config['model_type']} has no GGUF form here, wanted one of "
             f"{', '.join(ARCHITECTURES)}; without --gguf the directory is written"
         )
+    # llama.cpp has experts in each layer of a qwen3_moe, whose shares add up to one
+    if config["model_type"] == "qwen3_moe":
+        for field, wanted in (("norm_topk_prob", True), ("mlp_only_layers", [])):
+            if config[field] != wanted:
+                raise ConfigError(
+                    f"{field} is {config[field]}, wanted {wanted} for GGUF; without --gguf the directory is "
+                    "written"
+                )
     rotation = config["rope_parameters"]["rope_type"]
     if rotation not in ROTATIONS:
         raise ConfigError(
@@ -108,15 +124,25 @@ def _tensors(
     kind: GGMLQuantizationType,
 ) -> Iterator[GgufTensor]:
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for source in sorted(files.headers):
+    for source in sorted({_EXPERT.sub(r"\1.\3", name) for name in files.headers}):
         name = names.get_name(source, try_suffixes=_SUFFIXES)
         if name is None:
             raise ConfigError(f"tensor {source} has no name in a GGUF file of {architecture.name}")
-        tensor = files.fetch(source)
+        tensor = _fetch(files, source, config)
         if architecture is MODEL_ARCH.LLAMA:
             tensor = _pair_rows(source, tensor, config)
-        kept = GGMLQuantizationType.F32 if tensor.ndim == 1 else kind
+        is_kept = tensor.ndim == 1 or source.endswith(_ROUTER)
+        kept = GGMLQuantizationType.F32 if is_kept else kind
         yield GgufTensor(name, quantize(tensor.float().numpy(), kept), kept)
+
+
+def _fetch(files: TensorFiles, source: str, config: dict[str, Any]) -> Tensor:
+    """A tensor of the directory, or those of a layer's experts as one."""
+    if source in files.headers:
+        return files.fetch(source)
+    layer, _, part = source.partition(".experts.")
+    names = [f"{layer}.experts.{index}.{part}" for index in range(config["num_experts"])]
+    return torch.stack([files.fetch(name) for name in names])
 
 
 def _pair_rows(source: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
@@ -139,6 +165,10 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])

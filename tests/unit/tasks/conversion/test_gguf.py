@@ -23,11 +23,7 @@ QWEN_SPLIT = (
 TEXT = "def add(a, b):\n    return a + b  # 12 and 3 <|im_end|>\n"
 
 
-def write_qwen3(directory: Path) -> None:
-    """Heads wider than hidden size over heads, norms of queries and keys, an untied head; texts split
-    as Qwen's are.
-    """
-    write_published_model(directory)
+def split_as_qwen(directory: Path) -> None:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -36,6 +32,14 @@ def write_qwen3(directory: Path) -> None:
         ]
     )
     tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def write_qwen3(directory: Path) -> None:
+    """Heads wider than hidden size over heads, norms of queries and keys, an untied head; texts split
+    as Qwen's are.
+    """
+    write_published_model(directory)
+    split_as_qwen(directory)
     torch.manual_seed(1)
     config = transformers.Qwen3Config(
         vocab_size=small_tokenizer().get_vocab_size() + 3,
@@ -53,7 +57,17 @@ def write_qwen3(directory: Path) -> None:
     transformers.Qwen3ForCausalLM._from_config(config).save_pretrained(directory)
 
 
-@pytest.mark.parametrize("write", [write_published_model, write_qwen3])
+def write_qwen3_moe(directory: Path) -> None:
+    """Experts of another width than the (unused) dense one."""
+    fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    widths = {"hidden_size": 160, "num_attention_heads": 10, "num_key_value_heads": 2}
+    write_published_model(
+        directory, model_type="qwen3_moe", norm_topk_prob=True, **fields, **widths
+    )
+    split_as_qwen(directory)
+
+
+@pytest.mark.parametrize("write", [write_published_model, write_qwen3, write_qwen3_moe])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> None:
     published, out = tmp_path / "published", tmp_path / "out"
@@ -82,7 +96,17 @@ def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> No
         assert torch.equal(tensor.to(getattr(torch, dtype)).float(), again.weights[name]), name
 
 
-@pytest.mark.parametrize("write", [write_published_model, write_qwen3])
+def write_qwen3_moe(directory: Path) -> None:
+    """Experts of another width than the (unused) dense one."""
+    fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    widths = {"hidden_size": 160, "num_attention_heads": 10, "num_key_value_heads": 2}
+    write_published_model(
+        directory, model_type="qwen3_moe", norm_topk_prob=True, **fields, **widths
+    )
+    split_as_qwen(directory)
+
+
+@pytest.mark.parametrize("write", [write_published_model, write_qwen3, write_qwen3_moe])
 def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_directory(
     write, tmp_path: Path
 ) -> None:
@@ -113,6 +137,7 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "decoder_sparse_step": 1,
 }
+TWO_KINDS = {"norm_topk_prob": True, "mlp_only_layers": [0]}
 ROTATION = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -126,7 +151,8 @@ ROTATION = {
 @pytest.mark.parametrize(
     ("fields", "is_split_by_words", "says"),
     [
-        (EXPERTS, False, "a qwen3_moe has no GGUF form here, wanted one of llama"),
+        (EXPERTS, False, "norm_topk_prob is False, wanted True for GGUF"),
+        (EXPERTS | TWO_KINDS, False, r"mlp_only_layers is \[0\], wanted \[\] for GGUF"),
         ({"rope_parameters": ROTATION}, False, "rope_type 'llama3' is not written as GGUF"),
         ({}, True, "the tokenizer splits texts by Whitespace in a way"),
     ],
