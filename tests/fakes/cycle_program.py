@@ -82,7 +82,6 @@ def _train(
         skipped=40 if is_empty else 0,
         samples=0 if is_empty else 40,
         mean_reward=0.0,
-        reasons={},
         metrics=DISAGREED if (log / "engine-and-trainer-disagree").exists() else {},
     )
 
