@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -136,11 +137,17 @@ def _prefect_server(home: Path, **environment: str) -> Iterator[httpx.Client]:
     with ServiceGroup() as group:
         group.start(local_prefect.server_service(settings, port, told))
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=120) as api:
-            flow = api.post("flows/", json={"name": "toy"}).raise_for_status().json()
+            flow = _make(api, "flows/", {"name": "toy"})
             schedule = {"schedule": {"interval": 60.0}, "active": True}
             body = {"name": "every minute", "flow_id": flow["id"], "schedules": [schedule]}
-            api.post("deployments/", json=body).raise_for_status()
+            _make(api, "deployments/", body)
             yield api
+
+
+def _make(api: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What the server has made of `body`. It says 503 while its database is busy; twice makes one."""
+    made = wait_until(path, lambda: (answer := api.post(path, json=body)).is_success and answer, 60)
+    return made.json()
 
 
 @pytest.mark.parametrize("schedules", [True, False])
