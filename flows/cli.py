@@ -34,7 +34,7 @@ from ostinato.flows.operating.deploy_commands import deploy, deploy_files
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import is_reference, load_recipe
-from ostinato.flows.reporting.console import print_error, say
+from ostinato.flows.reporting.console import open_console, print_error, say
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.run_options import Suite
 from ostinato.infra.agent.endpoint import Endpoint, probe
@@ -249,7 +249,7 @@ def plan(
     )
 
     def show() -> None:
-        load_entry(f"{PLANNING}:show")(made, Console())
+        load_entry(f"{PLANNING}:show")(made, open_console())
 
     if made.complaint:
         say(made.complaint)
@@ -356,7 +356,7 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
 def status() -> Answer:
     """Says of each part what it does, what it waits for, since when, and the likely cause of a fault."""
     rows = collect(load_settings())
-    return Answer(rows, lambda: print_rows(rows, Console()))
+    return Answer(rows, lambda: print_rows(rows, open_console()))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.flows.reporting.console import open_console
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestEnvelope, read_record
@@ -95,7 +96,7 @@ def show(report: ReplayReport) -> None:
             for name, (recorded, replayed) in found.different_metrics.items()
         )
         table.add_row(str(found.step), weights, f"{found.largest_difference:.3g}", metrics)
-    Console().print(table)
+    open_console().print(table)
 
 
 def conclude(report: ReplayReport, metric: str) -> str:

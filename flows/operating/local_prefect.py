@@ -112,6 +112,12 @@ def tell_server_here(settings: Settings) -> None:
         os.environ.setdefault("PREFECT_API_URL", url)
 
 
+def named_server(settings: Settings) -> tuple[str, str | None]:
+    """Address of the API that this user's commands speak to, and user:password if the environment has them."""
+    url = os.environ.get("PREFECT_API_URL") or f"http://127.0.0.1:{settings.prefect_port}/api"
+    return url, os.environ.get("PREFECT_API_AUTH_STRING")
+
+
 def await_server() -> None:
     """Waits for a server that starts beside this process. Prefect tells what is wrong with one that never does."""
     url, deadline = os.environ.get("PREFECT_API_URL"), time.monotonic() + _PATIENCE_SECONDS

@@ -31,7 +31,7 @@ class InterruptedRun(Record):
 
 def interrupted_runs(url: str) -> list[InterruptedRun]:
     """Runs of the work pool that are under way as far as the server knows."""
-    with _open_api(url, timeout=10) as api:
+    with open_api(url, timeout=10) as api:
         return [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]
 
 
@@ -41,7 +41,7 @@ def schedule_again(url: str) -> list[str]:
     ones.
     """
     resumed = []
-    with _open_api(url) as api:
+    with open_api(url) as api:
         for run in [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]:
             _end_below(api, run.run_id)
             if run.state == "CANCELLING":
@@ -62,7 +62,7 @@ def resume_crashed(url: str, run_id: str, login: str | None) -> InterruptedRun:
     resumed run makes new ones. `login` is user:password of the server, if it wants one. Returns the
     run as it was found.
     """
-    with _open_api(url, login=login) as api:
+    with open_api(url, login=login) as api:
         run = _interrupted(api.get(f"/flow_runs/{run_id}").raise_for_status().json())
         if run.state != "CRASHED":
             return run
@@ -89,7 +89,7 @@ def resume_overdue(url: str, after_seconds: float = 60.0) -> list[str]:
             "before_": (now - timedelta(seconds=after_seconds)).isoformat(),
         },
     }
-    with _open_api(url, timeout=10) as api:
+    with open_api(url, timeout=10) as api:
         answer = api.post("/flow_runs/filter", json={"flow_runs": crashed}).raise_for_status()
     for run in answer.json():
         found = resume_crashed(url, run["id"], None) if _interrupted(run).may_resume else None
@@ -97,7 +97,8 @@ def resume_overdue(url: str, after_seconds: float = 60.0) -> list[str]:
     return resumed
 
 
-def _open_api(url: str, timeout: float = 30, login: str | None = None) -> httpx.Client:
+def open_api(url: str, timeout: float = 30, login: str | None = None) -> httpx.Client:
+    """A client of a Prefect server's API. `login` is user:password, if it wants one."""
     user, _, password = (login or "").partition(":")
     return httpx.Client(base_url=url, timeout=timeout, auth=(user, password) if user else None)
 

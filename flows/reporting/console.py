@@ -1,5 +1,6 @@
 """Lines for the person at the console."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +9,18 @@ from contextvars import ContextVar
 from rich.console import Console
 
 _WATCH_SECONDS = 3.0
+_FILE_COLUMNS = 120  # of tables in files and pipes, where no terminal says how wide they may be
 _is_watched: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
 def say(line: str) -> None:
     """Prints one line as it is."""
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def open_console() -> Console:
+    """Standard output, for tables."""
+    return Console(width=shutil.get_terminal_size((_FILE_COLUMNS, 24)).columns)
 
 
 def print_error(error: BaseException) -> None:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
 from ostinato.flows.reporting.attempts.attempts_page import write_attempts
 from ostinato.flows.reporting.attempts.trajectories import find_examples
 from ostinato.flows.reporting.codebase_rows import codebase_rows
-from ostinato.flows.reporting.console import say
+from ostinato.flows.reporting.console import open_console, say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.gate_picture import show_gate
@@ -250,7 +248,7 @@ def show_run(context: StageContext, made: MadeByRun, cycle: CycleReport | None) 
     port = context.settings.dashboard_port
     address = f"http://127.0.0.1:{port}/reports/{place.name}/{page.name}"
     show_link(address, key="run-report-page", description=title)
-    console = Console()
+    console = open_console()
     console.print(console_table(rows, title))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return page

@@ -25,6 +25,7 @@ from ostinato.flows.commands.doctor.services import (
     check_object_store,
     check_schedules,
 )
+from ostinato.flows.operating.local_prefect import named_server
 from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.settings import Settings
 
@@ -47,7 +48,7 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
         check_port("port of dashboard", settings.dashboard_port, "OSTINATO_DASHBOARD_PORT"),
         check_port("port of prefect", settings.prefect_port, "OSTINATO_PREFECT_PORT"),
-        check_schedules(f"http://127.0.0.1:{settings.prefect_port}/api/"),
+        check_schedules(*named_server(settings)),
         check_database(settings),
         check_object_store(settings),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.commands.doctor.check import Check, attempt
+from ostinato.flows.operating.resuming import open_api
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
@@ -46,14 +47,14 @@ def check_object_store(settings: Settings) -> Check:
     return attempt("object store", write_and_read, "set OSTINATO_OBJECT_STORE_URL and credentials")
 
 
-def check_schedules(url: str, now: float | None = None) -> Check:
+def check_schedules(url: str, login: str | None = None, now: float | None = None) -> Check:
     """Each deployment with a schedule has runs to come, on a server that runs. `url`: of its API."""
     try:
-        with httpx.Client(base_url=url, timeout=_ANSWER_SECONDS) as api:
+        with open_api(url, _ANSWER_SECONDS, login) as api:
             scheduled = list(_scheduled(api))
             idle = [one for one in scheduled if not _has_run_to_come(api, one["id"])]
     except httpx.ConnectError:
-        return Check(name="schedules", ok=True, detail="no Prefect server runs here")
+        return Check(name="schedules", ok=True, detail=f"no Prefect server answers at {url}")
     except (httpx.HTTPError, ValueError) as error:
         fix = "`ostinato status` tells what the server waits for"
         return Check(name="schedules", ok=False, detail=f"{url}: {error!r}", fix=fix)

@@ -38,9 +38,8 @@ _MAX_FILE_BYTES = 4 << 30
 _SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
-logging.getLogger("unearth").setLevel(
-    logging.ERROR
-)  # what it warns of is told when nothing is found
+# what it warns of is told when nothing is found
+logging.getLogger("unearth").setLevel(logging.ERROR)
 
 
 class _Client(PyPIClient):

@@ -16,6 +16,7 @@ from ostinato.flows.commands.doctor import boxes, machine, programs, run, servic
 from ostinato.flows.commands.doctor.check import Check
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
+from ostinato.flows.operating.resuming import open_api
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
@@ -136,7 +137,8 @@ def _prefect_server(home: Path, **environment: str) -> Iterator[httpx.Client]:
     told = {**local_prefect.prefect_environment(settings, port), **environment}
     with ServiceGroup() as group:
         group.start(local_prefect.server_service(settings, port, told))
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=120) as api:
+        login = environment.get("PREFECT_SERVER_API_AUTH_STRING")
+        with open_api(f"http://127.0.0.1:{port}/api", 120, login) as api:
             flow = _make(api, "flows/", {"name": "toy"})
             schedule = {"schedule": {"interval": 60.0}, "active": True}
             body = {"name": "every minute", "flow_id": flow["id"], "schedules": [schedule]}
@@ -158,12 +160,28 @@ def test_scheduler_that_does_not_schedule_is_named(tmp_path: Path, schedules: bo
         if schedules:
             wait_until("a run", lambda: api.post("flow_runs/count", json={}).json(), 120)
         now = services.check_schedules(url)
-        later = services.check_schedules(url, time.time() + 600)
+        later = services.check_schedules(url, now=time.time() + 600)
     assert now.ok, "a deployment of a moment ago may wait"
     assert later.ok == schedules
     if not schedules:
         assert "no run to come of every minute, whose schedule is 10 min old" in later.detail
         assert "SCHEDULER_ENABLED" in later.fix
+
+
+def test_server_with_a_login_is_asked_with_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, login = _settings(tmp_path), "me:secret"
+    with _prefect_server(tmp_path, PREFECT_SERVER_API_AUTH_STRING=login) as api:
+        monkeypatch.setenv("PREFECT_API_URL", str(api.base_url))
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+        refused = services.check_schedules(*local_prefect.named_server(settings))
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", login)
+        answered = services.check_schedules(*local_prefect.named_server(settings))
+    assert not refused.ok
+    assert "401" in refused.detail
+    assert answered.ok
+    assert "1 deployments" in answered.detail
 
 
 def test_server_that_is_not_there_schedules_nothing_and_need_not() -> None:

@@ -106,7 +106,6 @@ REASONS: dict[str, Reason] = {
     "missing_test": Reason.GOLD_FAILS,
     "no_tests": Reason.NO_TESTS,
     "guard_fails": Reason.GUARD_FAILS_BROKEN,
-    "asserts_too_little": Reason.HACK_PAID,
     "answer_in_history": Reason.LEAK_HISTORY,
 }
 ENVIRONMENTS: dict[str, Reason | None] = {

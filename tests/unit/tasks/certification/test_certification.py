@@ -18,6 +18,7 @@ from ostinato.tasks.certification.run import (
     make_certificate,
 )
 from ostinato.tasks.certification.signing import KEY_FILE, read_signed, sign
+from ostinato.tasks.grading.adversary import Defence
 from tests.unit.tasks.certification import planted
 
 OPTIONS = CertifyOptions(repeats=1, hacks=1)
@@ -45,6 +46,13 @@ def reasons_of(report: ProblemReport) -> set[Reason]:
 @pytest.mark.parametrize("name", planted.REASONS)
 def test_planted_defect_is_found_by_its_reason(reports, name) -> None:
     assert planted.REASONS[name] in reasons_of(reports[name]), reports[name].findings
+
+
+@pytest.mark.nightly
+def test_a_test_that_asserts_too_little_pays_no_cheat(reports) -> None:
+    report = reports["asserts_too_little"]
+    assert report.findings == ()
+    assert Defence.BLIND_TRIAL in report.hacks.values(), "its tests refuse all by themselves"
 
 
 @pytest.mark.nightly

@@ -96,16 +96,6 @@ def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> No
         assert torch.equal(tensor.to(getattr(torch, dtype)).float(), again.weights[name]), name
 
 
-def write_qwen3_moe(directory: Path) -> None:
-    """Experts of another width than the (unused) dense one."""
-    fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    widths = {"hidden_size": 160, "num_attention_heads": 10, "num_key_value_heads": 2}
-    write_published_model(
-        directory, model_type="qwen3_moe", norm_topk_prob=True, **fields, **widths
-    )
-    split_as_qwen(directory)
-
-
 @pytest.mark.parametrize("write", [write_published_model, write_qwen3, write_qwen3_moe])
 def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_directory(
     write, tmp_path: Path

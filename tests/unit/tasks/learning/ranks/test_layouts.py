@@ -100,10 +100,11 @@ def check(
     assert distance(weights, alone[1]) <= 2e-3 * distance(alone[1], load_checkpoint(start).weights)
 
 
-def test_ranks_that_share_matrices_take_the_steps_of_one(
-    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_ranks_that_share_matrices_or_rows_take_the_steps_of_one(
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained, axis: str
 ) -> None:
-    reports, weights = train(tmp_path, start, batches, 2, {"tensor": 2})
+    reports, weights = train(tmp_path, start, batches, 2, {axis: 2})
     check(reports, weights, alone, start)
 
 
@@ -113,13 +114,6 @@ def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
     train(tmp_path, start, batches[:2], 2, {"expert": 2})
     reports, weights = train(tmp_path, start, batches[2:], 2, {})
     assert [report.step for report in reports] == [3, 4, 5]
-    check(reports, weights, alone, start)
-
-
-def test_ranks_that_share_rows_take_the_steps_of_one(
-    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
-) -> None:
-    reports, weights = train(tmp_path, start, batches, 2, {"context": 2})
     check(reports, weights, alone, start)
 
 
