@@ -2,12 +2,14 @@
 killed in one goes on in another.
 """
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
@@ -154,6 +156,15 @@ def orthogonalise_in_fp32(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(optimizer_module, "newton_schulz_dtype", lambda device: torch.float32)
 
 
+def destroy_groups() -> None:
+    """Closes Megatron's groups, each with its threads. `destroy_model_parallel` only forgets them."""
+    for group in parallel_state._global_process_group_list or ():
+        if group is not None:
+            dist.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()
+    gc.collect()  # cycles of models and optimisers hold groups
+
+
 def train_cases(given: tuple[Path, Path, int, Sequence[Case]], rank: int) -> dict[Case, Trained]:
     """What rank 0 saw of each case. The same processes take one layout after another."""
     corpus, directory, world_size, cases = given
@@ -161,7 +172,7 @@ def train_cases(given: tuple[Path, Path, int, Sequence[Case]], rank: int) -> dic
     for number, case in enumerate(cases):
         name, optimizer, layout = case
         request = make_request(corpus, SPECS[name], world_size, layout, optimizer)
-        parallel_state.destroy_model_parallel()
+        destroy_groups()
         open_process_groups(rank, world_size, layout=request.config.parallel_layout)
         workspace = workspace_in(directory / f"{number}")
         with pytest.MonkeyPatch.context() as patch:
