@@ -29,7 +29,7 @@ from tests.flows.test_checkpoint_evaluation import prepare
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CYCLE = "realtime-cycle/every-5-hours"
-DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy('auto-resume'))"
+DEPLOY = "from tests.fakes.prefect_flows import deploy; print(deploy('ostinato', 'auto-resume'))"
 
 ALARM = """
 from prefect.blocks.webhook import Webhook
