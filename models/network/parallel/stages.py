@@ -67,7 +67,8 @@ def build_chunks(
                 **options,
             )
         )
-    return chunks
+    # Megatron has Transformer Engine draw its weights on the CPU
+    return chunks if config.engine is None else chunks.to(current_device())
 
 
 def pipeline_group() -> dist.ProcessGroup:

@@ -5,13 +5,17 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.extensions import transformer_engine as megatron_engine
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
+from ostinato.models.device import current_device
+from ostinato.models.network import trunk
 from ostinato.models.network.build import block_modules, build_trainer_model
 from ostinato.models.network.transformer_engine import (
     FIRST_CAPABILITY,
     EngineRecipe,
     engine_options,
     refuse_engine,
+    trunk_modules,
     why_no_engine,
 )
 from ostinato.models.process_groups import close_process_groups, open_process_groups
@@ -53,6 +57,31 @@ def test_engine_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="'fp32' of the experts, wanted bf16"):
         refuse_engine(DEVICE, "blockwise", "fp32", QWEN3_MOE)
     refuse_engine(DEVICE, None, "fp32", DEEPSEEK_V3)
+
+
+def test_weights_drawn_on_the_cpu_train_on_the_chosen_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron tells Transformer Engine's modules, which need a GPU, to draw theirs there."""
+
+    class Column(ColumnParallelLinear):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.to_empty(device="cpu")
+
+    class Row(RowParallelLinear):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.to_empty(device="cpu")
+
+    local = trunk_modules(None)
+    modules = local._replace(column_linear=Column, row_linear=Row)
+    monkeypatch.setattr(trunk, "trunk_modules", lambda _: modules)
+    close_process_groups()
+    open_process_groups(kind="meta")
+    model = build_trainer_model(QWEN3_MOE, engine="bf16")
+    assert {weight.device for weight in model.parameters()} == {current_device()} == {DEVICE}
+    close_process_groups()
 
 
 def test_recipes_are_megatrons() -> None:
