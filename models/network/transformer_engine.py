@@ -62,12 +62,15 @@ def trunk_modules(recipe: EngineRecipe | None) -> TrunkModules:
 
 
 def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
-    """Fields of Megatron's configuration that make its layers compute in FP8."""
+    """Fields of Megatron's configuration that make its layers compute in FP8, from today's weights: it would
+    keep those of the first call until its own schedules, which we do not run, tell of a step.
+    """
     if recipe in (None, "bf16"):
         return {}
     return {
         "fp8": "hybrid" if recipe in ("delayed", "tensorwise") else "e4m3",
         "fp8_recipe": recipe,
+        "disable_parameter_transpose_cache": True,
     }
 
 

@@ -107,7 +107,9 @@ def megatron_step(
         moe_layer_freq=[0] * spec.num_dense_layers + [1] * spec.num_moe_layers,
         moe_router_topk=spec.experts_per_token or 2,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=engine,
+        moe_grouped_gemm=engine,  # its experts are local ones in a loop else
+        moe_permute_fusion=engine,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
     )

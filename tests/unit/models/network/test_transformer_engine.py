@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.extensions import transformer_engine as megatron_engine
+from megatron.core.fp8_utils import get_fp8_context
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from ostinato.models.device import current_device
@@ -13,6 +14,7 @@ from ostinato.models.network.build import block_modules, build_trainer_model
 from ostinato.models.network.transformer_engine import (
     FIRST_CAPABILITY,
     EngineRecipe,
+    engine_context,
     engine_options,
     refuse_engine,
     trunk_modules,
@@ -86,8 +88,32 @@ def test_weights_drawn_on_the_cpu_train_on_the_chosen_device(
 
 def test_recipes_are_megatrons() -> None:
     assert engine_options("bf16") == {}
-    assert engine_options("blockwise") == {"fp8": "e4m3", "fp8_recipe": "blockwise"}
-    assert engine_options("delayed") == {"fp8": "hybrid", "fp8_recipe": "delayed"}
+    fresh = {
+        "disable_parameter_transpose_cache": True
+    }  # else FP8 weights are those of the first step
+    assert engine_options("blockwise") == {"fp8": "e4m3", "fp8_recipe": "blockwise"} | fresh
+    assert engine_options("delayed") == {"fp8": "hybrid", "fp8_recipe": "delayed"} | fresh
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", list(FIRST_CAPABILITY))
+def test_twice_the_weight_gives_twice_the_output(recipe: EngineRecipe) -> None:
+    if (reason := why_no_engine(torch.device("cuda"), recipe)) is not None:
+        pytest.skip(reason)
+    spec = QWEN3_MOE.model_copy(update={"hidden_size": 128, "head_dim": 32})
+    close_process_groups()
+    open_process_groups(kind="cuda")
+    model = build_trainer_model(spec, precision="bf16", engine=recipe)
+    linear = model.layers[0].self_attention.linear_proj
+    input_TBD = torch.randn(128, 1, linear.weight.shape[1], device="cuda")
+    outputs = []
+    for factor in (1, 2):
+        with torch.no_grad():
+            linear.weight.mul_(factor)
+        with engine_context(recipe), get_fp8_context(model.trunk.config):
+            outputs.append(linear(input_TBD)[0].float())
+    assert (outputs[1] - 2 * outputs[0]).norm() < 0.05 * outputs[1].norm()
+    close_process_groups()
 
 
 @pytest.mark.gpu
