@@ -1,22 +1,19 @@
-"""What Megatron-core reads and this process must set, by version: 0.16 (Python 3.11) and 0.19 (3.12).
+"""What Megatron-core reads and this process must set, so that 0.16 (Python 3.11) and 0.19 (3.12) both run.
 
-The one place that asks for the version; all else is written so that both run it. Whatever device it
-trains on, Megatron allocates on `torch.cuda.current_device()` and counts tokens on the one called "cuda".
+Whatever device it trains on, Megatron allocates on `torch.cuda.current_device()` and counts tokens
+on the one called "cuda".
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import megatron.core
 import torch
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
-from packaging.version import Version
 from torch import Tensor
 
-_IS_OLD = Version(megatron.core.__version__) < Version("0.17")
 _cuda_device: Callable[[], int] = torch.cuda.current_device
 _cuda_streams: dict[str, Any] = {
     name: getattr(torch.cuda, name) for name in ("current_stream", "stream")
@@ -45,8 +42,8 @@ def lead_megatron_to(device: torch.device) -> None:
     is_cuda = device.type == "cuda"
     schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
-    if _IS_OLD and not moe_utils.HAVE_TE:  # it is read although only Transformer Engine defines it
-        moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
+    # else Transformer Engine's, where it is installed: it needs CUDA, and takes TF32 for fp32
+    moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
     # sums of gradients ask for the stream (0.19), all-to-alls of tokens for one of their own
     for name, function in _cuda_streams.items():
         setattr(cuda, name, function if is_cuda else getattr(torch.cpu, name))

@@ -7,6 +7,7 @@ import torch
 from megatron.core.extensions import transformer_engine as megatron_engine
 from megatron.core.fp8_utils import get_fp8_context
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe import moe_utils
 
 from ostinato.models.device import current_device
 from ostinato.models.network import trunk
@@ -59,6 +60,23 @@ def test_engine_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="'fp32' of the experts, wanted bf16"):
         refuse_engine(DEVICE, "blockwise", "fp32", QWEN3_MOE)
     refuse_engine(DEVICE, None, "fp32", DEEPSEEK_V3)
+
+
+def test_routers_multiply_in_torch_where_transformer_engine_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its product takes TF32 for fp32, and nothing on the CPU."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Found no NVIDIA driver")
+
+    monkeypatch.setattr(moe_utils, "HAVE_TE", True)
+    monkeypatch.setattr(moe_utils, "te_general_gemm", refuse, raising=False)
+    close_process_groups()
+    open_process_groups(kind="cpu")
+    model = build_trainer_model(QWEN3_MOE)
+    model.token_logprobs(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    close_process_groups()
 
 
 def test_weights_drawn_on_the_cpu_train_on_the_chosen_device(
