@@ -80,6 +80,8 @@ def use_device(device: torch.device) -> None:
     lead_megatron_to(device)
     if device.type == "cuda":
         cuda.is_available = _has_cuda
+        # some images turn it on by their environment: products called fp32 would have 11 bits
+        torch.backends.cuda.matmul.allow_tf32 = False
         torch.cuda.set_device(device)
         load_gpu_kernels()
     else:

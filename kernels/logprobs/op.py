@@ -80,7 +80,13 @@ def token_logprobs_op(
 def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for)."""
+    """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for), in fp32 unless the
+    operands are wider. Under torch's autocast the product takes its dtype.
+    """
+    device = hidden_ND.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
     if hidden_ND.dtype == torch.float32:  # Triton's products would round it to TF32
         return token_logprobs_op.cpu(hidden_ND, head_VD, targets_N, with_entropy)
     return token_logprobs_op(hidden_ND, head_VD, targets_N, with_entropy)

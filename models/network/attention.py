@@ -75,5 +75,5 @@ def _attend(query_TBNH: Tensor, key_SBMH: Tensor, value_SBMV: Tensor) -> Tensor:
     key_CSH = key_SBMH.permute(1, 2, 0, 3).reshape(-1, num_tokens, head_dim)
     value_CSV = value_SBMV.permute(1, 2, 0, 3).reshape(-1, num_tokens, value_SBMV.shape[-1])
     output_CRTV = causal_attention(query_CRTH, key_CSH, value_CSV)
-    output_BNTV = output_CRTV.view(batch, num_heads, num_queries, -1)
+    output_BNTV = output_CRTV.reshape(batch, num_heads, num_queries, -1)
     return output_BNTV.permute(2, 0, 1, 3).reshape(num_queries, batch, -1)

@@ -29,7 +29,7 @@ from ostinato.models.network.parallel.shards import (
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import RankRouters, replaying
-from ostinato.models.network.transformer_engine import EngineRecipe, engine_context
+from ostinato.models.network.transformer_engine import EngineRecipe, is_mixed, mixed_context
 from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec
@@ -59,6 +59,7 @@ class TrainerModel(torch.nn.Module):
         super().__init__()
         self.spec = spec
         self.engine: EngineRecipe | None = engine
+        self.is_mixed = is_mixed(precision, engine)
         self.chunks = build_chunks(
             megatron_config(spec, precision, engine, is_whole=is_whole),
             block_modules(spec, engine),
@@ -159,7 +160,7 @@ class TrainerModel(torch.nn.Module):
         is_cut = chunk.config.sequence_parallel
         if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
             padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
-        with engine_context(self.engine):
+        with mixed_context(self.is_mixed):
             hidden_TBD = chunk(tokens_BT, None, None, padding_mask=padding_BT)
         hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:
@@ -216,7 +217,10 @@ class TrainerModel(torch.nn.Module):
         if temperature_B is not None and bool((temperature_B != 1).any()):
             # the logits are linear in the hidden state
             hidden_TBD = hidden_TBD / temperature_B[None, :, None]
-        return score_rows(hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy=with_entropy)
+        with mixed_context(self.is_mixed):
+            return score_rows(
+                hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy=with_entropy
+            )
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
@@ -225,7 +229,8 @@ class TrainerModel(torch.nn.Module):
         targets_N, chosen_C = my_targets(tokens_BT, mask_BT)
         hidden_CD = hidden_TBD.reshape(-1, hidden_TBD.shape[-1]).index_select(0, chosen_C)
         targets_C = targets_N.index_select(0, chosen_C)
-        return score_tokens(hidden_CD, self.head_VD, targets_C, with_entropy=False)[0]
+        with mixed_context(self.is_mixed):
+            return score_tokens(hidden_CD, self.head_VD, targets_C, with_entropy=False)[0]
 
     def draft_states(self, hidden_TBD: Tensor, embeddings_TBD: Tensor) -> list[Tensor]:
         """Returns, per depth d, states_SBD of positions 0 .. T-2-d whose product with the head
@@ -308,8 +313,8 @@ def build_trainer_model(
 ) -> TrainerModel:
     """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds give
     equal weights in every process on the same kind of device. `precision` is that of the experts'
-    products, `engine` Transformer Engine's for the rest; weights are fp32 in all. Not `is_fresh`: the
-    caller imports all weights.
+    products, and on a GPU bf16 that of all others unless it is fp32; `engine` Transformer Engine's for the
+    others. Weights are fp32 in all. Not `is_fresh`: the caller imports all weights.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.

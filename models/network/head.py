@@ -23,6 +23,7 @@ def score_tokens(
     if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
         return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
     logits_NV = hidden_ND @ head_VD.T  # of this rank's stretch of the vocabulary
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     entropy_N = (
         _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
     )

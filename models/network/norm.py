@@ -3,6 +3,7 @@
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn import functional
 
 from ostinato.kernels.rms_norm.op import rms_norm
 
@@ -21,4 +22,6 @@ class RootMeanSquareNorm(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalises the last dimension."""
+        if hidden.is_cuda:
+            return functional.rms_norm(hidden.float(), self.weight.shape, self.weight, self.eps)
         return rms_norm(hidden, self.weight, self.eps)

@@ -1,8 +1,8 @@
 """Modules of a trunk's layers: Megatron's local ones with our kernels, or those of NVIDIA's Transformer
 Engine, by switch.
 
-Nothing else imports that library. It computes on CUDA only, in bf16 or FP8 under `engine_context`;
-weights stay fp32. Routers and experts are ours in both. No GPU has run this.
+Nothing else imports that library. It computes on CUDA only, in bf16 or FP8 under `mixed_context`;
+weights stay fp32. Routers and experts are ours in both.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ from megatron.core.extensions.transformer_engine_spec_provider import TESpecProv
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
 
+from ostinato.kernels.moe.precision import PrecisionName
+from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.spec import ModelSpec
@@ -74,14 +76,21 @@ def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
     }
 
 
-def engine_context(recipe: EngineRecipe | None) -> AbstractContextManager[Any]:
-    """Makes Transformer Engine's modules compute in bf16, or FP8 from it."""
-    return contextlib.nullcontext() if recipe is None else torch.autocast("cuda", torch.bfloat16)
+def is_mixed(precision: PrecisionName, recipe: EngineRecipe | None) -> bool:
+    """Whether attention, dense matrices and the head multiply in bf16, as experts do: on a GPU in every precision
+    but fp32. A CPU gains little and keeps them in fp32.
+    """
+    return recipe is not None or (precision != "fp32" and current_device().type == "cuda")
 
 
-def plain_context(recipe: EngineRecipe | None) -> AbstractContextManager[Any]:
-    """Takes `engine_context` back for modules that choose their own precision."""
-    return contextlib.nullcontext() if recipe is None else torch.autocast("cuda", enabled=False)
+def mixed_context(mixed: bool) -> AbstractContextManager[Any]:
+    """Makes products of a mixed model compute in bf16, those of Transformer Engine's modules in FP8 from it."""
+    return torch.autocast("cuda", torch.bfloat16) if mixed else contextlib.nullcontext()
+
+
+def plain_context(mixed: bool) -> AbstractContextManager[Any]:
+    """Takes `mixed_context` back for modules that choose their own precision."""
+    return torch.autocast("cuda", enabled=False) if mixed else contextlib.nullcontext()
 
 
 def why_no_engine(device: torch.device, recipe: EngineRecipe = "bf16") -> str | None:

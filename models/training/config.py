@@ -101,6 +101,10 @@ RECOMPUTE = (
 )
 
 
+# kernels/moe/precision.py, which this does not import: configurations are read without torch
+TrainingPrecision = Literal["fp32", "bf16", "mx32", "mx128"]
+
+
 class LoraConfig(Record):
     """Low-rank adapters in place of full-parameter training (LoRA, arXiv 2106.09685)."""
 
@@ -114,9 +118,9 @@ class LoopConfig(Record):
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     """stretches of training, one after another"""
     optimizer: OptimizerConfig = OptimizerConfig()
-    precision: Literal["fp32", "bf16", "mx32", "mx128"] = "fp32"
-    """of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. All else, weights
-    included, is fp32"""
+    precision: TrainingPrecision = "fp32"
+    """of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. In all but fp32 a GPU takes
+    the other products in bf16 (a CPU in fp32); weights, router and optimiser are fp32"""
     balance_rate: float = Field(default=0.002, ge=0)
     """step of the experts' balancing bias"""
     evaluate_every_steps: int | None = Field(default=None, gt=0)

@@ -17,7 +17,7 @@ from pydantic import (
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import Precision
 from ostinato.models.layout import ParallelLayout
-from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig
+from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig, TrainingPrecision
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-13 at most; the others were not
@@ -214,6 +214,8 @@ class LearningConfig(Record):
     )
     layout: LearningLayout = LearningLayout()
     recompute: bool = Field(default=False, description=RECOMPUTE)
+    precision: TrainingPrecision = "fp32"
+    """as in pretraining. fp32 keeps the trainer's log-probabilities nearest to those of an engine in fp32"""
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     lora: LoraConfig | None = Field(
         default=None,
