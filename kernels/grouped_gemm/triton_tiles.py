@@ -1,6 +1,9 @@
-"""Which tile of a grouped product a program works on.
+"""What the grouped products share: descriptors of operands, which tile a program works on, stores.
 
-The mapping from a tile's number to its expert, rows and columns, shared by the grouped products.
+Tiles are loaded through tensor descriptors: a whole tile by one instruction, zeros past the end of
+a dimension. Experts are a dimension of the weights' descriptor: a tile that contracts past the end of
+one expert's weights meets zeros, not the next one's numbers, where a NaN would spoil the sum.
+
 Tiles go expert by expert and within an expert by bands of rows, so that programs that run at the
 same time read the same weights and rows from the cache.
 
@@ -11,10 +14,42 @@ Shapes: E experts.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ostinato.kernels.grouped_gemm.op import ALIGNED_BYTES
 
 BAND_TILES = tl.constexpr(8)
+
+
+def num_programs(device: torch.device, each: int = 1) -> int:
+    """`each` per multiprocessor. On a CPU, where kernels are interpreted, a few."""
+    if device.type != "cuda":
+        return 4
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialized tensor whose rows start at multiples of 16 bytes."""
+    step = ALIGNED_BYTES // dtype.itemsize
+    padded = triton.cdiv(shape[-1], step) * step
+    return torch.empty((*shape[:-1], padded), dtype=dtype, device=device)[..., : shape[-1]]
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where a descriptor could not read it: its rows start anywhere."""
+    steps = (tensor.data_ptr(), *(step * tensor.itemsize for step in tensor.stride()[:-1]))
+    if tensor.is_contiguous() and all(step % ALIGNED_BYTES == 0 for step in steps):
+        return tensor
+    return aligned_empty(tuple(tensor.shape), tensor.dtype, tensor.device).copy_(tensor)
+
+
+def describe(tensor: Tensor, *block: int) -> TensorDescriptor:
+    """Descriptor that loads or stores blocks of an aligned tensor."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
 
 
 @triton.jit
@@ -35,6 +70,15 @@ def count_tiles(ends_ptr, num_experts, tiles_n, BLOCK_M: tl.constexpr, EXPERTS: 
 
 
 @triton.jit
+def place_in_bands(tile, tiles_m, tiles_n):
+    """Row and column, in tiles, of an expert's tile number `tile`."""
+    band = tile // (BAND_TILES * tiles_n)
+    height = tl.minimum(tiles_m - band * BAND_TILES, BAND_TILES)
+    inside = tile - band * BAND_TILES * tiles_n
+    return band * BAND_TILES + inside % height, inside // height
+
+
+@triton.jit
 def locate_tile(ends_ptr, tile, num_experts, tiles_n, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr):
     """Expert, first row, row after the expert's last and column tile of tile number `tile`."""
     experts, starts, ends = expert_rows(ends_ptr, num_experts, EXPERTS)
@@ -44,10 +88,33 @@ def locate_tile(ends_ptr, tile, num_experts, tiles_n, BLOCK_M: tl.constexpr, EXP
     is_mine = experts == expert
     mine_m = tl.sum(tl.where(is_mine, tiles_m, 0), 0)
     local = tile - tl.sum(tl.where(is_mine, after - tiles_m * tiles_n, 0), 0)
-    band = local // (BAND_TILES * tiles_n)
-    first_m = band * BAND_TILES
-    height = tl.minimum(mine_m - first_m, BAND_TILES)
-    inside = local - band * BAND_TILES * tiles_n
-    row = tl.sum(tl.where(is_mine, starts, 0), 0) + (first_m + inside % height) * BLOCK_M
+    tile_m, tile_n = place_in_bands(local, mine_m, tiles_n)
+    row = tl.sum(tl.where(is_mine, starts, 0), 0) + tile_m * BLOCK_M
     end = tl.sum(tl.where(is_mine, ends, 0), 0)
-    return expert, row, end, inside // height
+    return expert, row, end, tile_n
+
+
+@triton.jit
+def load_matrix(desc, index, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of matrix `index` of a stack."""
+    return tl.reshape(desc.load([index, row, column]), (ROWS, COLUMNS))
+
+
+@triton.jit
+def store_rows(
+    out_ptr, tile, row, end, column, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Stores a tile in the result's type, up to row `end` and column `width`."""
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    out = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    mask = (rows < end)[:, None] & (columns < width)[None, :]
+    tl.store(out, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_halves(out_ptr, tile, row, end, column, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """`store_rows` of the left half, then of the right: half the shared memory at a time."""
+    halves = tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
+    left, right = tl.split(halves)
+    store_rows(out_ptr, left, row, end, column, width, width, ROWS, COLUMNS // 2)
+    store_rows(out_ptr, right, row, end, column + COLUMNS // 2, width, width, ROWS, COLUMNS // 2)

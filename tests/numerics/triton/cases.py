@@ -151,11 +151,61 @@ def test_grouped_product(transposed: bool) -> None:
     assert relative_error(out[:384], wanted[:384]) < 4e-3
 
 
-def test_grouped_product_with_ragged_experts() -> None:
-    ends = torch.tensor([32, 32, 192, 224], dtype=torch.int32)
-    weights, rows = draw(4, 64, 96, spread=0.0), draw(224, 96, seed=1, spread=0.0)
-    out = triton_bf16.grouped_mm_triton(rows, weights, ends, False)
-    assert relative_error(out, grouped_mm_reference(rows, weights, ends)) < 4e-3
+RAGGED = torch.tensor([32, 32, 185, 217], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("width", [96, 83])
+def test_grouped_product_with_ragged_experts(width: int) -> None:
+    weights, rows = draw(4, 61, width, spread=0.0), draw(217, width, seed=1, spread=0.0)
+    out = triton_bf16.grouped_mm_triton(rows, weights, RAGGED, False)
+    assert relative_error(out, grouped_mm_reference(rows, weights, RAGGED)) < 4e-3
+
+
+def test_grouped_products_of_a_view_that_starts_anywhere() -> None:
+    weights, rows = draw(4, 64, 96, spread=0.0), draw(217, 192, seed=1, spread=0.0)
+    out = triton_bf16.grouped_mm_triton(rows[:, 3:99], weights, RAGGED, False)
+    wanted = grouped_mm_reference(rows[:, 3:99], weights, RAGGED)
+    assert relative_error(out, wanted) < 4e-3
+    out = triton_bf16.grouped_wgrad_triton(rows[:, 3:99], rows[:, 100:], RAGGED)
+    wanted = grouped_wgrad_reference(rows[:, 3:99], rows[:, 100:], RAGGED)
+    assert relative_error(out, wanted) < 4e-3
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_experts_nan_stays_its_own(transposed: bool) -> None:
+    weights, rows = draw(4, 80, 80, spread=0.0), draw(217, 80, seed=1, spread=0.0)
+    weights[2], rows[32:185] = float("nan"), float("nan")
+    out = triton_bf16.grouped_mm_triton(rows, weights, RAGGED, transposed)
+    right = weights.transpose(1, 2) if transposed else weights
+    wanted = grouped_mm_reference(rows, right, RAGGED)
+    assert torch.equal(out.isnan(), wanted.isnan())
+    out = triton_bf16.grouped_wgrad_triton(rows, rows, RAGGED)
+    assert torch.equal(out.isnan(), grouped_wgrad_reference(rows, rows, RAGGED).isnan())
+
+
+def test_no_rows_at_all() -> None:
+    none = torch.zeros(3, dtype=torch.int32)
+    weights, rows = draw(3, 64, 96), draw(0, 96)
+    assert triton_bf16.grouped_mm_triton(rows, weights, none, False).shape == (0, 64)
+    assert not triton_bf16.grouped_wgrad_triton(rows[:, :64], rows, none).any()
+    rows, weights = quantize(draw(0, 128), (1, 128)), quantize(draw(3, 64, 128), (128, 128))
+    out = triton_mx128.grouped_mm_mx128_triton(
+        rows.values, rows.scales, weights.values, weights.scales, none
+    )
+    assert out.shape == (0, 64)
+    values = rows.values.T.contiguous()
+    scales = torch.empty(128, 0, dtype=torch.uint8)
+    out = triton_mx128.grouped_wgrad_mx128_triton(values, scales, values, scales, none)
+    assert out.shape == (3, 128, 128)
+    assert not out.any()
+
+
+def test_fp32_operands_are_refused() -> None:
+    weights, rows = normal(3, 64, 96), normal(384, 96)
+    with pytest.raises(ValueError, match=r"operands are torch\.float32 .* wanted torch\.bfloat16"):
+        triton_bf16.grouped_mm_triton(rows, weights, ENDS, False)
+    with pytest.raises(ValueError, match=r"operands are torch\.float32 .* wanted torch\.bfloat16"):
+        triton_bf16.grouped_wgrad_triton(rows, rows, ENDS)
 
 
 def test_grouped_weight_gradient() -> None:
@@ -165,17 +215,24 @@ def test_grouped_weight_gradient() -> None:
     assert not out[1].any()
 
 
-def test_mx128_product_equals_the_dequantized_one() -> None:
-    rows, weights = quantize(draw(384, 256), (1, 128)), quantize(draw(3, 128, 256), (128, 128))
+@pytest.mark.parametrize(
+    ("ends", "width", "columns"), [(ENDS, 256, 128), (RAGGED, 192, 61)], ids=["whole", "ragged"]
+)
+def test_mx128_product_equals_the_dequantized_one(ends: Tensor, width: int, columns: int) -> None:
+    rows = quantize(draw(384, width), (1, 128))
+    weights = quantize(draw(len(ends), columns, width), (128, 128))
     out = triton_mx128.grouped_mm_mx128_triton(
-        rows.values, rows.scales, weights.values, weights.scales, ENDS
+        rows.values, rows.scales, weights.values, weights.scales, ends
     )
-    wanted = grouped_mm_reference(dequantize(rows), dequantize(weights), ENDS)
-    assert relative_error(out, wanted) < 4e-3
+    wanted = grouped_mm_reference(dequantize(rows), dequantize(weights), ends)
+    last = int(ends[-1])
+    assert out.is_contiguous()
+    assert relative_error(out[:last], wanted[:last]) < 4e-3
 
 
-def test_mx128_weight_gradient_equals_the_dequantized_one() -> None:
-    grads, rows = draw(384, 128), draw(384, 256, seed=1)
+@pytest.mark.parametrize(("width_n", "width_k"), [(128, 256), (72, 91)])
+def test_mx128_weight_gradient_equals_the_dequantized_one(width_n: int, width_k: int) -> None:
+    grads, rows = draw(384, width_n), draw(384, width_k, seed=1)
     grads_t, rows_t = quantize_row_col(grads, 128)[1], quantize_row_col(rows, 128)[1]
     out = triton_mx128.grouped_wgrad_mx128_triton(
         grads_t.values, grads_t.scales, rows_t.values, rows_t.scales, ENDS

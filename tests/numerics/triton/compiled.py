@@ -58,6 +58,11 @@ def tile(names: str, values: tuple[int, ...]) -> dict[str, int]:
     return dict(zip(names.split(), values, strict=True))
 
 
+def described(kind: str, *block: int) -> str:
+    """Type of a tensor descriptor."""
+    return f"tensordesc<{kind}[{','.join(map(str, block))}]>"
+
+
 QUANTIZE = "*bf16 *fp8e4nv *u8 i32 i32"
 DEQUANTIZE = "*fp8e4nv *u8 *bf16 i32 i32"
 BOTH = "*bf16 *fp8e4nv *u8 *fp8e4nv *u8 i32 i32"
@@ -65,8 +70,10 @@ ROW = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 32}
 WIDE = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 128}
 COLUMN = {"ROWS": 128, "COLUMNS": 64, "G_ROWS": 32, "G_COLUMNS": 1}
 SQUARE = {"ROWS": 128, "COLUMNS": 128, "G_ROWS": 128, "G_COLUMNS": 128}
-PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.PRODUCT_TILE) | {"EXPERTS": 128}
-TRANSPOSED = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TRANSPOSED_TILE) | {"EXPERTS": 128}
+BLOCK_M, BLOCK_N, BLOCK_C = triton_bf16.TILE
+PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TILE) | {"EXPERTS": 128}
+MX_M, MX_N = triton_mx128.PRODUCT_TILE
+MX_GRADIENT_N, MX_GRADIENT_K = triton_mx128.GRADIENT_TILE
 HEAD = tile("BLOCK_T BLOCK_V BLOCK_D", triton_head.TILE)
 BIG_TILE = {"num_warps": triton_quantize.warps_of((128, 128))}
 
@@ -116,33 +123,43 @@ CASES = {
     ),
     "product": Case(
         triton_bf16.product_kernel,
-        "*bf16 *bf16 *i32 *bf16 i32 i32 i32 i32 i32 1",
-        PRODUCT,
-        triton_bf16.PRODUCT_OPTIONS,
+        f"{described('bf16', BLOCK_M, BLOCK_C)} {described('bf16', 1, BLOCK_N, BLOCK_C)} "
+        "*i32 *bf16 i32 i32 i32",
+        PRODUCT | {"TRANSPOSED": False},
+        triton_bf16.OPTIONS,
     ),
     "product_transposed": Case(
         triton_bf16.product_kernel,
-        "*bf16 *bf16 *i32 *bf16 i32 i32 i32 i32 1 i32",
-        TRANSPOSED,
-        triton_bf16.PRODUCT_OPTIONS,
+        f"{described('bf16', BLOCK_M, BLOCK_C)} {described('bf16', 1, BLOCK_C, BLOCK_N)} "
+        "*i32 *bf16 i32 i32 i32",
+        PRODUCT | {"TRANSPOSED": True},
+        triton_bf16.OPTIONS,
     ),
     "weight_gradient": Case(
         triton_bf16.gradient_kernel,
-        "*bf16 *bf16 *i32 *bf16 i32 i32",
-        tile("BLOCK_N BLOCK_K BLOCK_P", triton_bf16.GRADIENT_TILE),
-        triton_bf16.GRADIENT_OPTIONS,
+        f"{described('bf16', BLOCK_C, BLOCK_M)} {described('bf16', BLOCK_C, BLOCK_N)} "
+        "*i32 *bf16 i32 i32 i32",
+        tile("BLOCK_N BLOCK_K BLOCK_P", triton_bf16.TILE),
+        triton_bf16.OPTIONS,
+    ),
+    "widen_scales": Case(
+        triton_mx128.widen_scales_kernel,
+        "*u8 *fp32 i32 i32",
+        tile("ROWS COLUMNS", triton_mx128.SCALES_TILE),
     ),
     "product_mx128": Case(
         triton_mx128.product_mx128_kernel,
-        "*fp8e4nv *u8 *fp8e4nv *u8 *i32 *bf16 i32 i32 i32",
-        {"EXPERTS": 128},
-        triton_mx128.OPTIONS,
+        f"{described('fp8e4nv', MX_M, 128)} *fp32 {described('fp8e4nv', 1, MX_N, 128)} *u8 *i32 "
+        f"{described('bf16', MX_M, MX_N)} *bf16 i32 i32 i32 i32 i32",
+        tile("BLOCK_M BLOCK_N", triton_mx128.PRODUCT_TILE) | {"EXPERTS": 128},
+        triton_mx128.PRODUCT_OPTIONS,
     ),
     "weight_gradient_mx128": Case(
         triton_mx128.gradient_mx128_kernel,
-        "*fp8e4nv *u8 *fp8e4nv *u8 *i32 *bf16 i32 i32 i32",
-        {"BLOCK_K": triton_mx128.GRADIENT_COLUMNS},
-        triton_mx128.OPTIONS,
+        f"{described('fp8e4nv', MX_GRADIENT_N, 128)} *fp32 "
+        f"{described('fp8e4nv', MX_GRADIENT_K, 128)} *fp32 *i32 *bf16 i32 i32 i32",
+        tile("BLOCK_N BLOCK_K", triton_mx128.GRADIENT_TILE),
+        triton_mx128.GRADIENT_OPTIONS,
     ),
     "head_scores": Case(
         triton_head.scores_kernel,
@@ -174,7 +191,8 @@ def compile_case(case: Case, architecture: int) -> Compiled:
             constants[name] = 1
             continue
         signature[name] = kind
-        attributes[(names.index(name),)] = [["tt.divisibility", 16]]
+        if not kind.startswith("tensordesc"):
+            attributes[(names.index(name),)] = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=case.kernel,
         signature=signature,
