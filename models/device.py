@@ -50,7 +50,7 @@ def choose_device(
     if wanted == "cuda" and num_gpus < num_ranks:
         raise ValueError(
             f"device is 'cuda' and there are {num_gpus} GPUs, wanted one for each of the "
-            f"{num_ranks} ranks; take fewer ranks or OSTINATO_DEVICE=cpu"
+            f"{num_ranks} ranks; set the stage's world_size to {num_gpus} or OSTINATO_DEVICE=cpu"
         )
     if wanted == "auto":
         fits = num_parameters >= CUDA_FROM_PARAMETERS and num_gpus >= num_ranks
@@ -80,8 +80,8 @@ def use_device(device: torch.device) -> None:
     lead_megatron_to(device)
     if device.type == "cuda":
         cuda.is_available = _has_cuda
-        # some images turn it on by their environment: products called fp32 would have 11 bits
-        torch.backends.cuda.matmul.allow_tf32 = False
+        # what fp32_products may have chosen for a CPU means TF32 here
+        torch.set_float32_matmul_precision("highest")
         torch.cuda.set_device(device)
         load_gpu_kernels()
     else:

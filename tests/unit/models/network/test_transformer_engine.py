@@ -128,8 +128,10 @@ def test_twice_the_weight_gives_twice_the_output(recipe: EngineRecipe) -> None:
     for factor in (1, 2):
         with torch.no_grad():
             linear.weight.mul_(factor)
-        with mixed_context(True), get_fp8_context(model.trunk.config):
-            outputs.append(linear(input_TBD)[0].float())
+        for _ in range(2):  # delayed: a call scales by what those before it saw
+            with mixed_context(True), get_fp8_context(model.trunk.config):
+                output = linear(input_TBD)[0].float()
+        outputs.append(output)
     assert (outputs[1] - 2 * outputs[0]).norm() < 0.05 * outputs[1].norm()
     close_process_groups()
 
@@ -154,5 +156,7 @@ def test_engine_learns_as_the_local_layers_do(recipe: EngineRecipe) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert losses[1] == pytest.approx(losses[0], rel=0.02 if recipe == "bf16" else 0.05)
+    # delayed: scales are those of steps before, of the first step none
+    tolerance = {"bf16": 0.02, "delayed": 0.1}.get(recipe, 0.05)
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
     close_process_groups()
