@@ -84,7 +84,7 @@ def token_logprobs(
     operands are wider. Under torch's autocast the product takes its dtype.
     """
     device = hidden_ND.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
     if hidden_ND.dtype == torch.float32:  # Triton's products would round it to TF32
