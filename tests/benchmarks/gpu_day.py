@@ -45,8 +45,11 @@ PARTS = (
     _measured("step", 40, "megatron", "engine"),
     _measured("step", 40, "ours", "engine-bf16"),
     _measured("step", 40, "ours", "engine-blockwise"),
+    _measured("step", 40, "ours", "bf16", "qwen3_600m"),
+    _measured("step", 60, "megatron", "engine", "qwen3_600m"),
     _measured("step", 30, "ours", "mx32"),
-    _measured("reinforcement", 60),
+    _measured("reinforcement", 60, "fp32"),
+    _measured("reinforcement", 60, "bf16"),
     Part(
         "gpu-tests",
         120,

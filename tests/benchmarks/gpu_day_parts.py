@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ostinato.flows.recipe import load_recipe
+from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import DeviceKind, current_device
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.network.transformer_engine import refuse_engine, why_no_engine
@@ -42,6 +43,23 @@ MOE = make_spec(
     max_sequence_tokens=2048,
     num_layers=12,
 )
+# config.json of Qwen/Qwen3-0.6B
+QWEN3_600M = ModelSpec(
+    vocab_size=151_936,
+    hidden_size=1024,
+    num_layers=28,
+    num_attention_heads=16,
+    num_query_groups=8,
+    head_dim=128,
+    num_experts=0,
+    experts_per_token=0,
+    expert_hidden_size=0,
+    num_dense_layers=28,
+    dense_hidden_size=3072,
+    rope_base=1_000_000.0,
+    max_sequence_tokens=8192,
+)
+SHAPES = {"moe": (MOE, (8, 2048)), "qwen3_600m": (QWEN3_600M, (2, 8192))}  # rows, tokens of each
 SMALL = make_spec(64, 64, heads=(4, 2, 16), experts=(4, 2, 32), max_sequence_tokens=64)
 # bf16, dense, of the data sheets; H200 computes as H100 does
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0}
@@ -132,9 +150,9 @@ def chip() -> str:
     return torch.cuda.get_device_name() if is_cuda else "cpu"
 
 
-def step(kind: DeviceKind, side: str, mode: str) -> dict[str, Any]:
+def step(kind: DeviceKind, side: str, mode: str, model: str = "moe") -> dict[str, Any]:
     """Tokens a second and MFU of a training step: ours or Megatron's, in one precision."""
-    spec, shape = (MOE, (8, 2048)) if kind == "cuda" else (SMALL, (2, 64))
+    spec, shape = SHAPES[model] if kind == "cuda" else (SMALL, (2, 64))
     engine: Any = mode.removeprefix("engine-") if mode.startswith("engine-") else None
     if (mode == "engine" or engine) and (
         reason := why_no_engine(current_device(), engine or "bf16")
@@ -164,14 +182,14 @@ def step(kind: DeviceKind, side: str, mode: str) -> dict[str, Any]:
     }
 
 
-def reinforcement(kind: DeviceKind) -> dict[str, Any]:
+def reinforcement(kind: DeviceKind, precision: PrecisionName = "fp32") -> dict[str, Any]:
     """Seconds of an RL step on SmolLM2's shape, random weights and attempts."""
     spec = load_recipe("smollm2_quick").model if kind == "cuda" else SMALL
     length = 512 if kind == "cuda" else 48
     packing = PackingConfig(bucket_tokens=(length,), microbatch_tokens=4 * length)
     optimizer = PolicyOptimizerConfig(kind="adamw", gradient_clip_norm=1.0)
     config = LearningConfig(packing=packing, optimizer=optimizer)
-    model = build_trainer_model(spec)
+    model = build_trainer_model(spec, precision=precision)
     draw = random.Random(5)
     samples = [
         make_sample(

@@ -99,6 +99,25 @@ def test_trainer_killed_and_reopened_ends_with_identical_weights(
     assert equal(second.export_weights(), whole.export_weights())
 
 
+def test_trainer_in_bf16_and_mxfp8_learns_nearly_what_it_learns_in_fp32(tmp_path, start) -> None:
+    reports, weights = {}, {}
+    for precision in ("fp32", "bf16", "mx128"):
+        request = make_request(tmp_path / precision, start, kl_coefficient=0.05)
+        config = request.config.model_copy(update={"precision": precision})
+        trainer = open_trainer(request.model_copy(update={"config": config}))
+        reports[precision] = trainer.train_step(batch(0))
+        weights[precision] = trainer.export_weights()
+    plain = reports.pop("fp32")
+    for precision, report in reports.items():
+        assert report.loss != plain.loss
+        assert report.loss == pytest.approx(plain.loss, rel=0.1)
+        assert report.gradient_norm == pytest.approx(plain.gradient_norm, rel=0.1)
+        moved = {
+            name: weight - weights["fp32"][name] for name, weight in weights[precision].items()
+        }
+        assert 0 < max(change.abs().max() for change in moved.values()) < 0.05
+
+
 def test_trainer_of_adapters_leaves_them_beside_the_merged_weights(tmp_path, start) -> None:
     trainer = open_trainer(make_request(tmp_path, start, lora=LORA))
     for seed in range(2):  # the first moves only what began as zeros
