@@ -51,7 +51,7 @@ def product_kernel(
     EXPERTS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):
-    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]; with TRANSPOSED, weights[e, c, n]."""
+    """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]; TRANSPOSED: weights[e, c, n]."""
     tiles_n = tl.cdiv(width_n, BLOCK_N)
     total = count_tiles(ends_ptr, num_experts, tiles_n, BLOCK_M, EXPERTS)
     # flattened: the next tile's first loads run beside this one's store

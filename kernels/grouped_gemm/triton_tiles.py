@@ -1,8 +1,8 @@
 """What the grouped products share: descriptors of operands, which tile a program works on, stores.
 
 Tiles are loaded through tensor descriptors: a whole tile by one instruction, zeros past the end of
-a dimension. Experts are a dimension of the weights' descriptor: a tile that contracts past the end of
-one expert's weights meets zeros, not the next one's numbers, where a NaN would spoil the sum.
+a dimension. Experts are a dimension of the weights' descriptor: a tile that contracts past one
+expert's weights meets zeros, not the next one's numbers, where a NaN would spoil the sum.
 
 Tiles go expert by expert and within an expert by bands of rows, so that programs that run at the
 same time read the same weights and rows from the cache.

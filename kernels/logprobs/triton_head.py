@@ -22,8 +22,10 @@ from torch import Tensor
 from ostinato.kernels.logprobs.op import token_logprobs_op
 
 TILE = (128, 128, 64)
-OPTIONS = {"num_warps": 8, "num_stages": 3}
-NUM_SPLITS = 8
+# The fastest of those measured on an H100: 8192 tokens, 151936 x 2048. The number of splits does not
+# follow the number of tokens, so that a token's sums do not either.
+NUM_WARPS = 8
+NUM_SPLITS = 4
 CHUNK_TOKENS = 4096
 LOWEST = tl.constexpr(-3.0e38)
 
@@ -141,6 +143,11 @@ def gradient_kernel(
     tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+def options_of(dtype: torch.dtype) -> dict[str, int]:
+    """Warps and stages. A fourth stage of fp32 tiles does not fit shared memory."""
+    return {"num_warps": NUM_WARPS, "num_stages": 4 if dtype.itemsize == 2 else 3}
+
+
 def head_scores_triton(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,7 +158,7 @@ def head_scores_triton(
     partial = hidden_ND.new_empty((splits, 4, tokens), dtype=torch.float32)
     scores_kernel[(splits, triton.cdiv(tokens, TILE[0]))](
         hidden_ND.contiguous(), head_VD.contiguous(), targets_N, partial, tokens, vocabulary, width,
-        split, *TILE, **OPTIONS,
+        split, *TILE, **options_of(hidden_ND.dtype),
     )  # fmt: skip
     top_XN, total_XN, weighted_XN, target_XN = partial.unbind(1)
     top_N = top_XN.amax(0)
@@ -176,7 +183,7 @@ def head_gradient_triton(
         grads_CV = hidden_ND.new_empty(count, vocabulary)
         gradient_kernel[(triton.cdiv(vocabulary, TILE[1]), triton.cdiv(count, TILE[0]))](
             hidden_ND[rows], head_VD, targets_N[rows], normalizer_N[rows], grad_N[rows].contiguous(),
-            grads_CV, count, vocabulary, width, *TILE, **OPTIONS,
+            grads_CV, count, vocabulary, width, *TILE, **options_of(hidden_ND.dtype),
         )  # fmt: skip
         torch.mm(grads_CV, head_VD, out=grad_hidden_ND[rows])
         grad_head_VD += torch.mm(grads_CV.T, hidden_ND[rows])

@@ -24,7 +24,7 @@ from ostinato.kernels.swiglu.op import (
 )
 
 FORWARD_TILE = (16, 128)
-PLAIN_TILE = (16, 128)
+BACKWARD_ELEMENTS = 2048  # of a step: one row where it is that wide, the fastest measured
 
 
 @triton.jit
@@ -125,6 +125,12 @@ def swiglu_backward_kernel(
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 
 
+def backward_tile(width: int) -> tuple[int, int]:
+    """Rows of a program and columns of a step."""
+    columns = min(triton.next_power_of_2(width), BACKWARD_ELEMENTS)
+    return BACKWARD_ELEMENTS // columns, columns
+
+
 def _launch_forward(
     inner_PG: Tensor, scale_P: Tensor, out: Tensor, scales: Tensor, group: int
 ) -> None:
@@ -171,8 +177,9 @@ def swiglu_backward_triton(
     rows, width = grad_PF.shape
     grad_inner, active = torch.empty_like(inner_PG), torch.empty_like(grad_PF)
     grad_scale = torch.empty_like(scale_P)
-    swiglu_backward_kernel[(triton.cdiv(rows, PLAIN_TILE[0]),)](
+    tile = backward_tile(width)
+    swiglu_backward_kernel[(triton.cdiv(rows, tile[0]),)](
         grad_PF.contiguous(), inner_PG.contiguous(), scale_P, grad_inner, grad_scale, active, rows,
-        width, *PLAIN_TILE, num_warps=4,
+        width, *tile, num_warps=4,
     )  # fmt: skip
     return grad_inner, grad_scale, active

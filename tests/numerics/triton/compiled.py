@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -66,10 +67,11 @@ def described(kind: str, *block: int) -> str:
 QUANTIZE = "*bf16 *fp8e4nv *u8 i32 i32"
 DEQUANTIZE = "*fp8e4nv *u8 *bf16 i32 i32"
 BOTH = "*bf16 *fp8e4nv *u8 *fp8e4nv *u8 i32 i32"
-ROW = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 32}
-WIDE = {"ROWS": 16, "COLUMNS": 256, "G_ROWS": 1, "G_COLUMNS": 128}
-COLUMN = {"ROWS": 128, "COLUMNS": 64, "G_ROWS": 32, "G_COLUMNS": 1}
-SQUARE = {"ROWS": 128, "COLUMNS": 128, "G_ROWS": 128, "G_COLUMNS": 128}
+BLOCK_NAMES = "ROWS COLUMNS G_ROWS G_COLUMNS"
+ROW, WIDE, COLUMN, WIDE_COLUMN, SQUARE = (
+    tile(BLOCK_NAMES, (*triton_quantize.tile_of(*block), *block))
+    for block in ((1, 32), (1, 128), (32, 1), (128, 1), (128, 128))
+)
 BLOCK_M, BLOCK_N, BLOCK_C = triton_bf16.TILE
 PRODUCT = tile("BLOCK_M BLOCK_N BLOCK_C", triton_bf16.TILE) | {"EXPERTS": 128}
 MX_M, MX_N = triton_mx128.PRODUCT_TILE
@@ -81,18 +83,19 @@ CASES = {
     "quantize_row_32": Case(triton_quantize.quantize_kernel, QUANTIZE, ROW),
     "quantize_row_128": Case(triton_quantize.quantize_kernel, QUANTIZE, WIDE),
     "quantize_column_32": Case(triton_quantize.quantize_kernel, QUANTIZE, COLUMN),
+    "quantize_column_128": Case(triton_quantize.quantize_kernel, QUANTIZE, WIDE_COLUMN),
     "quantize_weight_128": Case(triton_quantize.quantize_kernel, QUANTIZE, SQUARE, BIG_TILE),
     "quantize_row_column_32": Case(
         triton_quantize.quantize_row_col_kernel,
         BOTH,
         tile("ROWS COLUMNS G", (*triton_quantize.BOTH_TILE[32], 32)),
-        {"num_warps": triton_quantize.BOTH_WARPS[32]},
+        triton_quantize.BOTH_OPTIONS[32],
     ),
     "quantize_row_column_128": Case(
         triton_quantize.quantize_row_col_kernel,
         BOTH,
         tile("ROWS COLUMNS G", (*triton_quantize.BOTH_TILE[128], 128)),
-        {"num_warps": triton_quantize.BOTH_WARPS[128]},
+        triton_quantize.BOTH_OPTIONS[128],
     ),
     "dequantize_32": Case(triton_quantize.dequantize_kernel, DEQUANTIZE, ROW),
     "swiglu_quantize_32": Case(
@@ -103,7 +106,7 @@ CASES = {
     "swiglu_backward": Case(
         triton_swiglu.swiglu_backward_kernel,
         "*bf16 *bf16 *fp32 *bf16 *fp32 *bf16 i32 i32",
-        tile("ROWS COLUMNS", triton_swiglu.PLAIN_TILE),
+        tile("ROWS COLUMNS", triton_swiglu.backward_tile(2048)),
     ),
     "plan_place": Case(
         triton_permute.place_kernel,
@@ -165,13 +168,13 @@ CASES = {
         triton_head.scores_kernel,
         "*bf16 *bf16 *i64 *fp32 i32 i32 i32 i32",
         HEAD,
-        triton_head.OPTIONS,
+        triton_head.options_of(torch.bfloat16),
     ),
     "head_gradient": Case(
         triton_head.gradient_kernel,
         "*bf16 *bf16 *i64 *fp32 *fp32 *bf16 i32 i32 i32",
         HEAD,
-        triton_head.OPTIONS,
+        triton_head.options_of(torch.bfloat16),
     ),
 }
 
