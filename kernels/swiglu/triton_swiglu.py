@@ -127,7 +127,7 @@ def swiglu_backward_kernel(
 
 def backward_tile(width: int) -> tuple[int, int]:
     """Rows of a program and columns of a step."""
-    columns = min(triton.next_power_of_2(width), BACKWARD_ELEMENTS)
+    columns = min(1 << (width - 1).bit_length(), BACKWARD_ELEMENTS)
     return BACKWARD_ELEMENTS // columns, columns
 
 
