@@ -58,7 +58,6 @@ class TrainerModel(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.engine: EngineRecipe | None = engine
         self.is_mixed = is_mixed(precision, engine)
         self.chunks = build_chunks(
             megatron_config(spec, precision, engine, is_whole=is_whole),
@@ -171,10 +170,8 @@ class TrainerModel(torch.nn.Module):
         self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None, **options: Unpack[ScoreOptions]
     ) -> Tensor:
         """The log-probabilities alone."""
-        scores = self.token_logprobs_and_entropy(
-            tokens_BT, routes_BTLK, with_entropy=False, **options
-        )
-        return scores[0]
+        asked: Any = {"with_entropy": False, **options}
+        return self.token_logprobs_and_entropy(tokens_BT, routes_BTLK, **asked)[0]
 
     def token_logprobs_and_entropy(
         self,
@@ -218,9 +215,7 @@ class TrainerModel(torch.nn.Module):
             # the logits are linear in the hidden state
             hidden_TBD = hidden_TBD / temperature_B[None, :, None]
         with mixed_context(self.is_mixed):
-            return score_rows(
-                hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy=with_entropy
-            )
+            return score_rows(hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy)
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
@@ -252,8 +247,8 @@ class TrainerModel(torch.nn.Module):
         if self.last_chunk.post_process:
             final_norm: Any = self.last_chunk.decoder.final_layernorm
             named["model.norm.weight"] = final_norm.weight
-            tied = self.spec.tied_embeddings
-            named["model.embed_tokens.weight" if tied else "lm_head.weight"] = self.head_VD
+            head = "model.embed_tokens" if self.spec.tied_embeddings else "lm_head"
+            named[f"{head}.weight"] = self.head_VD
         for depth, draft in enumerate(self.draft):
             named |= {
                 f"model.mtp.{depth}.{name}": weight for name, weight in draft.named_parameters()
@@ -325,18 +320,20 @@ def build_trainer_model(
         torch.manual_seed(seed)
         model = TrainerModel(spec, precision, engine)
         if is_fresh and device.type != "meta":
-            _draw_whole(model, seed, precision)
+            _draw_whole(model, seed, precision, engine)
     return model.train()
 
 
 @torch.no_grad()
-def _draw_whole(model: TrainerModel, seed: int, precision: PrecisionName) -> None:
+def _draw_whole(
+    model: TrainerModel, seed: int, precision: PrecisionName, engine: EngineRecipe | None
+) -> None:
     """Gives a stage of a pipeline the weights that it has in the whole model of `seed`, which is drawn
     for that: stages alone would draw others.
     """
     if model.trunk.config.pipeline_model_parallel_size > 1:
         torch.manual_seed(seed)
-        whole = TrainerModel(model.spec, precision, model.engine, is_whole=True)
+        whole = TrainerModel(model.spec, precision, engine, is_whole=True)
         drawn = whole.canonical_tensors()
         for name, tensor in model.canonical_tensors().items():
             tensor.copy_(drawn[name])

@@ -45,7 +45,6 @@ def score_rows(
     head_VD: Tensor,
     tokens_BT: Tensor,
     mask_BT: Tensor | None,
-    *,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of whole rows, [B, T] each, from the hidden states that this rank has of

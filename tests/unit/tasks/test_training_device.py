@@ -168,10 +168,23 @@ def test_a_resume_point_of_the_device_goes_on_on_the_cpu(
     check_weights(again, seen)
 
 
+def build_with_drafts_of_the_cpu(*options: Any) -> TrainerModel:
+    """A GPU draws others from the same seed."""
+    model = build_trainer_model(*options)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in model.draft.parameters():
+            if weight.dim() > 1:  # norms begin as ones everywhere
+                weight.copy_(torch.randn(weight.shape, generator=generator).mul_(0.05))
+    return model
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_draft_layers_learn_the_same_on_the_chosen_device(
-    kind: DeviceKind, corpus: Path, tmp_path: Path
+    kind: DeviceKind, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind == "cuda":
+        monkeypatch.setattr(mtp_run, "build_trainer_model", build_with_drafts_of_the_cpu)
     start = save_start(corpus, tmp_path, FAMILIES["nano"])
     config = MtpConfig.model_validate({**loop(1, ADAMW), "depth": 2, "hidden_size": 24})
     request = MtpRequest(
