@@ -28,7 +28,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.learning.config import LearningConfig, PackingConfig, PolicyOptimizerConfig
 from ostinato.tasks.learning.update import PolicyUpdate
-from tests.benchmarks.training import megatron_step, our_step
+from tests.benchmarks.training_steps import megatron_step, our_step
 from tests.fakes.nano_spec import NANO
 from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights

@@ -15,64 +15,26 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import process_time
 
 import torch
 import transformers
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
-from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
-from ostinato.models.network.transformer_engine import EngineRecipe
-from ostinato.models.network.trunk import shape_options
 from ostinato.models.spec import ModelSpec
-from ostinato.models.training.gradients import LayoutGradients
-from ostinato.models.training.optimizer import build_optimizer
-from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.benchmarks.decode_peers import REFERENCE
+from tests.benchmarks.training_steps import LEARNING_RATE, Step, megatron_step, our_step
 from tests.fakes.nano_spec import NANO
 
-Step = Callable[[], None]
 BATCHES = {"nano": (16, 256), "moe": (8, 256), "smollm2": (2, 512)}  # rows, tokens of each
 TARGETS = {"nano": 2.0, "moe": 2.0, "smollm2": 1.2}  # times transformers
-LEARNING_RATE = 1e-4
 ALLOCATOR = {name: text for name, text in CHILD_ENVIRONMENT.items() if "MALLOC" in name}
-
-
-def our_step(
-    spec: ModelSpec,
-    weights: dict[str, Tensor] | None,
-    tokens_BT: Tensor,
-    *,
-    precision: PrecisionName = "fp32",
-    engine: EngineRecipe | None = None,
-) -> Step:
-    """A step as pretraining takes it. Weights None: fresh ones."""
-    model = build_trainer_model(spec, precision=precision, engine=engine)
-    if weights is not None:
-        model.import_weights(weights)
-    model.draft.requires_grad_(False)
-    optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"), adam=LEARNING_RATE)
-    gradients = LayoutGradients(model)
-
-    def step() -> None:
-        gradients.clear()
-        logprobs_BT = model.token_logprobs(tokens_BT)
-        (-logprobs_BT.sum()).backward()
-        gradients.reduce()
-        gradients.scale(1 / logprobs_BT.numel())
-        optimizer.step()
-
-    return step
 
 
 def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
@@ -85,52 +47,6 @@ def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Te
     def step() -> None:
         optimizer.zero_grad()
         model(input_ids=tokens_BT, labels=tokens_BT).loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def megatron_step(
-    spec: ModelSpec,
-    tokens_BT: Tensor,
-    *,
-    engine: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Step:
-    """A step of Megatron's GPT model with its local modules, or Transformer Engine's; weights are its own
-    draws.
-    """
-    device = tokens_BT.device
-    config = TransformerConfig(
-        **shape_options(spec),
-        moe_shared_expert_intermediate_size=spec.shared_expert_hidden_size or None,
-        moe_layer_freq=[0] * spec.num_dense_layers + [1] * spec.num_moe_layers,
-        moe_router_topk=spec.experts_per_token or 2,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=engine,
-        moe_grouped_gemm=engine,  # its experts are local ones in a loop else
-        moe_permute_fusion=engine,
-        params_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-    )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=engine),
-        vocab_size=spec.vocab_size,
-        max_sequence_length=spec.max_sequence_tokens,
-        share_embeddings_and_output_weights=spec.tied_embeddings,
-        position_embedding_type="rope",
-        rotary_percent=spec.rotary_fraction,
-    ).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
-    tokens = tokens_BT.shape[1]
-    places_BT = torch.arange(tokens, device=device).expand_as(tokens_BT)
-    is_hidden_11TT = ~torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device).tril()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        losses_BT = model(tokens_BT, places_BT, is_hidden_11TT, labels=tokens_BT.roll(-1, 1))
-        losses_BT[:, :-1].mean().backward()
         optimizer.step()
 
     return step
