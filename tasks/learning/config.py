@@ -27,6 +27,7 @@ PARITY_ALARM_K3 = {
     ("vllm", Precision.FP32): 1e-3,
     ("vllm", Precision.BF16): 1e-3,
 }
+MIXED_TRAINER_ALARM_K3 = 1e-3  # whichever engine: rounding of bf16
 
 
 class PolicyOptimizerConfig(OptimizerConfig):
@@ -187,8 +188,8 @@ class ParityConfig(Record):
     )
     alarm_k3: PositiveFloat | None = Field(
         default=None,
-        description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 for our "
-        "engine in fp32, 1e-3 for others",
+        description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 where "
+        "our engine and `precision` are fp32, 1e-3 else",
     )
     alarm_kept_cache_k3: PositiveFloat = Field(
         default=1e-3,

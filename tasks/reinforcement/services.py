@@ -31,7 +31,12 @@ from ostinato.models.spec import ModelSpec
 from ostinato.tasks.fleet_worker import build_fleet_worker
 from ostinato.tasks.graded_worker import WorkerSetup
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
-from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig, TrainerRequest
+from ostinato.tasks.learning.config import (
+    MIXED_TRAINER_ALARM_K3,
+    PARITY_ALARM_K3,
+    LearningConfig,
+    TrainerRequest,
+)
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
@@ -123,10 +128,12 @@ async def open_services(
 
 
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
-    """Settings of the trainer, with the parity limit of the engine that samples."""
+    """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
     if learning.parity.alarm_k3 is not None:
         return learning
     limit = PARITY_ALARM_K3[decoding.engine, decoding.precision]
+    if learning.precision != "fp32":
+        limit = max(limit, MIXED_TRAINER_ALARM_K3)
     parity = learning.parity.model_copy(update={"alarm_k3": limit})
     return learning.model_copy(update={"parity": parity})
 

@@ -1,4 +1,4 @@
-"""Laws of the room that is set aside for the trainer's ranks."""
+"""Laws of the room that is set aside for the trainer's ranks, and of the parity limit that it is given."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ import pytest
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.reinforcement.services import trainer_room
+from ostinato.models.decode.config import DecodingConfig, Precision
+from ostinato.tasks.learning.config import LearningConfig, ParityConfig
+from ostinato.tasks.reinforcement.services import trainer_config, trainer_room
 
 
 def test_a_single_rank_on_cpus_takes_no_core_for_itself(tmp_path: Path) -> None:
@@ -17,3 +19,15 @@ def test_trainer_of_more_ranks_than_cores_is_refused_by_field_and_fix(tmp_path: 
     settings = Settings(home=tmp_path, cpu_limit=2)
     with pytest.raises(ConfigError, match=r"\[learning\] world_size is 3, wanted at most 2"):
         trainer_room(3, "cpu", settings)
+
+
+def test_parity_limit_is_that_of_the_coarser_of_trainer_and_engine() -> None:
+    fine, coarse = DecodingConfig(), DecodingConfig(engine="vllm", precision=Precision.BF16)
+    limits = [
+        trainer_config(LearningConfig(precision=precision), decoding).parity.alarm_k3
+        for precision in ("fp32", "bf16")
+        for decoding in (fine, coarse)
+    ]
+    assert limits == [1e-6, 1e-3, 1e-3, 1e-3]
+    named = LearningConfig(precision="bf16", parity=ParityConfig(alarm_k3=0.5))
+    assert trainer_config(named, fine).parity.alarm_k3 == 0.5
