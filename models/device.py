@@ -48,9 +48,10 @@ def choose_device(
     CPU. cuda: ValueError where the GPUs do not suffice.
     """
     if wanted == "cuda" and num_gpus < num_ranks:
+        fewer = f"set the stage's world_size to {num_gpus} or " if num_gpus else "set "
         raise ValueError(
             f"device is 'cuda' and there are {num_gpus} GPUs, wanted one for each of the "
-            f"{num_ranks} ranks; set the stage's world_size to {num_gpus} or OSTINATO_DEVICE=cpu"
+            f"{num_ranks} ranks; {fewer}OSTINATO_DEVICE=cpu"
         )
     if wanted == "auto":
         fits = num_parameters >= CUDA_FROM_PARAMETERS and num_gpus >= num_ranks

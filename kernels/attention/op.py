@@ -92,7 +92,8 @@ def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> 
     fewer than keys: those of the last tokens.
     """
     num_queries, num_tokens = query_CRTH.shape[2], key_CTH.shape[1]
-    if query_CRTH.is_cuda or num_tokens > LONGEST_KEPT_TOKENS:
+    is_narrow = query_CRTH.dtype.itemsize < 4  # backward below adds in the operands' dtype
+    if query_CRTH.is_cuda or is_narrow or num_tokens > LONGEST_KEPT_TOKENS:
         # torch's kernel without the score matrix wants one width
         missing = query_CRTH.shape[-1] - value_CTV.shape[-1]
         shape = (-1, query_CRTH.shape[1], -1, -1)

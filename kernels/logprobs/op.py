@@ -80,13 +80,23 @@ def token_logprobs_op(
 def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of `targets_N` and entropies (zeros unless asked for), in fp32 unless the
-    operands are wider. Under torch's autocast the product takes its dtype.
+    """Returns log-probabilities of `targets_N` and, if asked for, entropies. Under torch's autocast the operands
+    are rounded to its dtype, and their products summed in fp32.
     """
     device = hidden_ND.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return _run_for_dtype(hidden_ND, head_VD, targets_N, with_entropy)
+    dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
+        if not hidden_ND.is_cuda:
+            hidden_ND, head_VD = hidden_ND.float(), head_VD.float()
+        return _run_for_dtype(hidden_ND, head_VD, targets_N, with_entropy)
+
+
+def _run_for_dtype(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
     if hidden_ND.dtype == torch.float32:  # Triton's products would round it to TF32
         return token_logprobs_op.cpu(hidden_ND, head_VD, targets_N, with_entropy)
     return token_logprobs_op(hidden_ND, head_VD, targets_N, with_entropy)

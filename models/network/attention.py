@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ostinato.kernels.attention.op import causal_attention
+from ostinato.models.network.mixed import to_product_dtype
 from ostinato.models.network.parallel.context import (
     context_ranks,
     gather_parts,
@@ -53,6 +54,10 @@ class BlockCoreAttention(torch.nn.Module):
             raise ValueError(
                 "attention_mask is set, wanted None: rows are causal and padded at the end only"
             )
+        # normed queries and keys come wider than values
+        query_TBNH, key_TBMH, value_TBMV = (
+            to_product_dtype(part) for part in (query_TBNH, key_TBMH, value_TBMV)
+        )
         if context_ranks() == 1:
             return _attend(query_TBNH, key_TBMH, value_TBMV)
         key_SBMH, value_SBMV = key_TBMH, value_TBMV

@@ -19,6 +19,7 @@ from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.head import my_targets, score_rows, score_tokens
+from ostinato.models.network.mixed import is_mixed, mixed_context
 from ostinato.models.network.mtp import DraftLayer
 from ostinato.models.network.parallel.context import row_rotary, take_mine
 from ostinato.models.network.parallel.shards import (
@@ -29,7 +30,7 @@ from ostinato.models.network.parallel.shards import (
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import RankRouters, replaying
-from ostinato.models.network.transformer_engine import EngineRecipe, is_mixed, mixed_context
+from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec
@@ -232,9 +233,10 @@ class TrainerModel(torch.nn.Module):
         scores token t+2+d. `embeddings_TBD` are those of the row's tokens.
         """
         states, state_SBD = [], hidden_TBD
-        for depth, draft in enumerate(self.draft):
-            state_SBD, normed_SBD = draft(state_SBD[:-1], embeddings_TBD[1 + depth :])
-            states.append(normed_SBD)
+        with mixed_context(self.is_mixed):
+            for depth, draft in enumerate(self.draft):
+                state_SBD, normed_SBD = draft(state_SBD[:-1], embeddings_TBD[1 + depth :])
+                states.append(normed_SBD)
         return states
 
     def canonical_tensors(self) -> dict[str, Tensor]:

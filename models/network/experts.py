@@ -35,12 +35,11 @@ from ostinato.kernels.moe.grouped_mlp import grouped_mlp
 from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
 from ostinato.models.device import current_device, token_dispatcher
+from ostinato.models.network.mixed import plain_context
 from ostinato.models.network.parallel.shards import cut_mine, find_cuts, mark_experts
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
-    is_mixed,
-    plain_context,
     trunk_modules,
 )
 from ostinato.models.spec import ModelSpec
@@ -124,7 +123,6 @@ class SortedMoELayer(BaseMoELayer):
         super().__init__(config, layer_number, groups)
         self.router: ReplayRouter = ReplayRouter(config=config, pg_collection=groups)
         self.router.spec = config.spec
-        self.is_mixed = is_mixed(config.precision, config.engine)
         self.experts = ExpertMlp(config, config.precision)
         if groups.tp_ep.size() > 1:
             self.token_dispatcher = DISPATCHERS[token_dispatcher(current_device())](
@@ -143,7 +141,7 @@ class SortedMoELayer(BaseMoELayer):
     ) -> tuple[Tensor, None]:
         """Output, and None as bias. `padding_mask` is batch first. True is padding."""
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
-        with plain_context(self.is_mixed):
+        with plain_context():
             hidden = hidden_states.to(self.router.weight.dtype)
             weights_NK, experts_NK = self.router(hidden, mask_TB)
             tokens_ND = hidden.reshape(-1, hidden.shape[-1])

@@ -14,6 +14,12 @@ from ostinato.models.network.parallel.context import gather_scores, take_mine
 from ostinato.models.network.parallel.shards import find_cuts
 
 
+def head_logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
+    """Logits in fp32 or wider. In a context of bf16 they are rounded to it first, as Megatron's are."""
+    logits_NV = hidden_ND @ head_VD.T
+    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+
+
 def score_tokens(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
@@ -22,8 +28,7 @@ def score_tokens(
         return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
     if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
         return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
-    logits_NV = hidden_ND @ head_VD.T  # of this rank's stretch of the vocabulary
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    logits_NV = head_logits(hidden_ND, head_VD)  # of this rank's stretch of the vocabulary
     entropy_N = (
         _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
     )

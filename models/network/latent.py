@@ -12,7 +12,7 @@ columns of H, C = H-R.
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
 from ostinato.models.network.experts import TrunkConfig
+from ostinato.models.network.mixed import ColumnLinear
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.parallel.context import (
     context_ranks,
@@ -70,9 +71,9 @@ class LatentSelfAttention(MegatronModule):
         linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[assignment]
         return linear
 
-    def _cut(self, columns: int, rows: int) -> ColumnParallelLinear:
+    def _cut(self, columns: int, rows: int) -> ColumnLinear:
         """A matrix whose rows, whole heads, lie on the ranks of tensor parallelism."""
-        return ColumnParallelLinear(
+        return ColumnLinear(
             columns,
             rows,
             config=self.config,

@@ -32,7 +32,7 @@ class DraftLayer(torch.nn.Module):
     def forward(self, hidden_ND: Tensor, embedding_ND: Tensor) -> tuple[Tensor, Tensor]:
         """State for the next depth, and the state that the shared embedding turns into logits."""
         joined = torch.cat((self.hidden_norm(hidden_ND), self.embed_norm(embedding_ND)), dim=-1)
-        state_ND = self.in_proj(joined)
+        state_ND = self.in_proj(joined).to(hidden_ND.dtype)
         gate_NM, up_NM = self.gate_up_proj(self.mlp_norm(state_ND)).chunk(2, dim=-1)
         state_ND = state_ND + self.down_proj(functional.silu(gate_NM) * up_NM)
         return state_ND, self.norm(state_ND)

@@ -22,6 +22,7 @@ class RootMeanSquareNorm(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        if hidden.is_cuda:
-            return functional.rms_norm(hidden.float(), self.weight.shape, self.weight, self.eps)
+        hidden = hidden.to(torch.promote_types(hidden.dtype, self.weight.dtype))
+        if hidden.is_cuda:  # one kernel; ours is for CPUs
+            return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
         return rms_norm(hidden, self.weight, self.eps)

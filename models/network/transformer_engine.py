@@ -1,23 +1,20 @@
 """Modules of a trunk's layers: Megatron's local ones with our kernels, or those of NVIDIA's Transformer
 Engine, by switch.
 
-Nothing else imports that library. It computes on CUDA only, in bf16 or FP8 under `mixed_context`;
+Nothing else imports that library. It computes on CUDA only, in bf16 or FP8 under `mixed_context` (`mixed.py`);
 weights stay fp32. Routers and experts are ours in both.
 """
 
-import contextlib
 import importlib
-from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
 
-from ostinato.kernels.moe.precision import PrecisionName
-from ostinato.models.device import current_device
 from ostinato.models.network.attention import BlockCoreAttention
+from ostinato.models.network.mixed import ColumnLinear
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.spec import ModelSpec
 
@@ -51,9 +48,7 @@ def trunk_modules(recipe: EngineRecipe | None) -> TrunkModules:
     in both, so weights have the same names.
     """
     if recipe is None:
-        return TrunkModules(
-            ColumnParallelLinear, RowParallelLinear, RootMeanSquareNorm, BlockCoreAttention
-        )
+        return TrunkModules(ColumnLinear, RowParallelLinear, RootMeanSquareNorm, BlockCoreAttention)
     engine = TESpecProvider()
     return TrunkModules(
         engine.column_parallel_linear(),
@@ -74,23 +69,6 @@ def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
         "fp8_recipe": recipe,
         "disable_parameter_transpose_cache": True,
     }
-
-
-def is_mixed(precision: PrecisionName, recipe: EngineRecipe | None) -> bool:
-    """Whether attention, dense matrices and the head multiply in bf16, as experts do: on a GPU in every precision
-    but fp32. A CPU gains little and keeps them in fp32.
-    """
-    return recipe is not None or (precision != "fp32" and current_device().type == "cuda")
-
-
-def mixed_context(mixed: bool) -> AbstractContextManager[Any]:
-    """Makes products of a mixed model compute in bf16, those of Transformer Engine's modules in FP8 from it."""
-    return torch.autocast("cuda", torch.bfloat16) if mixed else contextlib.nullcontext()
-
-
-def plain_context(mixed: bool) -> AbstractContextManager[Any]:
-    """Takes `mixed_context` back for modules that choose their own precision."""
-    return torch.autocast("cuda", enabled=False) if mixed else contextlib.nullcontext()
 
 
 def why_no_engine(device: torch.device, recipe: EngineRecipe = "bf16") -> str | None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.network.head import head_logits
+from ostinato.models.network.mixed import mixed_context
 from ostinato.models.training.objective import distillation_kl
 
 
@@ -35,11 +37,12 @@ def compare_drafts(
     for depth, state_SBD in enumerate(states):
         chosen_C = mask_BT.T[2 + depth :].reshape(-1).nonzero()[:, 0]
         positions = len(tokens_BT.T) - 2 - depth
-        with torch.no_grad():
-            teacher_CD = hidden_TBD[1 + depth : -1].flatten(0, 1).index_select(0, chosen_C)
-            teacher_logprobs_CV = torch.log_softmax(teacher_CD @ head_VD.T, dim=-1)
+        teacher_CD = hidden_TBD[1 + depth : -1].flatten(0, 1).index_select(0, chosen_C)
         draft_CD = state_SBD[:positions].flatten(0, 1).index_select(0, chosen_C)
-        draft_logits_CV = draft_CD @ head_VD.T
+        with mixed_context(model.is_mixed):
+            with torch.no_grad():
+                teacher_logprobs_CV = torch.log_softmax(head_logits(teacher_CD, head_VD), dim=-1)
+            draft_logits_CV = head_logits(draft_CD, head_VD)
         agrees_C = draft_logits_CV.detach().argmax(-1) == teacher_logprobs_CV.argmax(-1)
         yield distillation_kl(draft_logits_CV, teacher_logprobs_CV), agrees_C
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.network.head import head_logits
+from ostinato.models.network.mixed import mixed_context
 from ostinato.tasks.learning.batches.packing import Microbatch, pack
 from ostinato.tasks.learning.config import PackingConfig, RouterReplayConfig
 from ostinato.tasks.records import Hint, Sample
@@ -77,7 +79,8 @@ def _turn_logprobs(
     found = []
     for row, mask_T in enumerate(batch.loss_mask_BT):
         before = on_device(np.flatnonzero(mask_T) - 1)
-        logits_NV = hidden_TBD[before, row] @ model.head_VD.T
+        with mixed_context(model.is_mixed):
+            logits_NV = head_logits(hidden_TBD[before, row], model.head_VD)
         found.append(torch.log_softmax(logits_NV / float(batch.temperatures_B[row]), dim=-1))
     return found
 

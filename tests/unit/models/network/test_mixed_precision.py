@@ -1,16 +1,21 @@
 """What multiplies in bf16: on a GPU all but routers in every precision but fp32, on a CPU the experts alone."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network import attention
-from ostinato.models.network.build import build_trainer_model
+from ostinato.models.network.adapters import attach_adapters
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.head import score_tokens
-from ostinato.models.network.transformer_engine import is_mixed
+from ostinato.models.network.mixed import ColumnLinear, is_mixed
 from ostinato.models.process_groups import close_process_groups, open_process_groups
+from ostinato.models.training.config import TrainingPrecision
+from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from tests.unit.tasks.pretraining.test_layouts import FAMILIES
@@ -23,6 +28,77 @@ def closed_groups():
     close_process_groups()
     yield
     close_process_groups()
+
+
+def learn(
+    model: TrainerModel, tokens_BT: torch.Tensor, dtype: torch.dtype | None
+) -> tuple[float, torch.Tensor]:
+    """Loss of trunk and draft layers, and all gradients. `dtype`: as a GPU's backward pass takes it, which Megatron's
+    layers keep for CUDA alone.
+    """
+    model.zero_grad()
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        hidden_TBD = model.forward_hidden(tokens_BT)
+        logprobs_BT, _ = model.score_hidden(hidden_TBD, tokens_BT)
+        mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        divergence = draft_divergence(model, hidden_TBD, tokens_BT, mask_BT, reaches_trunk=True)
+        loss = divergence.mean() - logprobs_BT[:, 1:].mean()
+        loss.backward()
+    assert hidden_TBD.dtype == logprobs_BT.dtype == divergence.dtype == torch.float32
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mixed_model_learns_nearly_what_it_learns_in_fp32(name: str, recomputed: bool) -> None:
+    """Walked on the CPU: all families, with draft layers, with and without recomputation."""
+    open_process_groups(kind="cpu")
+    spec = FAMILIES[name].model_copy(update={"mtp_depth": 2, "mtp_hidden_size": 24})
+    tokens_BT = torch.randint(0, spec.vocab_size, (3, 24))
+    model = build_trainer_model(spec, seed=2)
+    model.recompute_layers(recomputed)
+    loss, plain = learn(model, tokens_BT, None)
+
+    model.is_mixed = True
+    mixed_loss, mixed = learn(model, tokens_BT, torch.bfloat16)
+
+    assert mixed_loss != loss
+    assert mixed_loss == pytest.approx(loss, rel=0.01)
+    assert torch.cosine_similarity(mixed, plain, dim=0) > 0.98
+
+
+def test_adapters_learn_in_a_mixed_model() -> None:
+    open_process_groups(kind="cpu")
+    spec = FAMILIES["qwen3_moe"]
+    tokens_BT = torch.randint(0, spec.vocab_size, (3, 24))
+    model = build_trainer_model(spec, seed=2)
+    attach_adapters(model, 4, 8.0, seed=0)
+    model.is_mixed = True
+    with torch.autocast("cpu", torch.bfloat16):
+        (-model.token_logprobs(tokens_BT).mean()).backward()
+    moved = [weight for weight in model.adapters.parameters() if weight.grad is not None]
+    assert moved
+    assert all(weight.grad.dtype == torch.float32 for weight in moved)  # type: ignore[union-attr]
+
+
+def test_a_column_sums_gradients_of_a_cut_sequence_in_the_dtype_of_products() -> None:
+    """Its backward pass reduces them into a buffer like its input, which norms give in fp32."""
+    open_process_groups(kind="cpu")
+    model = build_trainer_model(FAMILIES["qwen3_moe"])
+    column = model.layers[0].self_attention.linear_qkv
+    assert isinstance(column, ColumnLinear)
+    column.sequence_parallel = True  # over the one rank there is
+    hidden_TBD = torch.randn(4, 2, column.weight.shape[1], requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        column(hidden_TBD)[0].sum().backward()
+    assert hidden_TBD.grad is not None
+    assert hidden_TBD.grad.dtype == torch.float32
+
+
+def test_recipes_know_the_precisions_of_the_kernels() -> None:
+    assert get_args(TrainingPrecision) == get_args(PrecisionName)
 
 
 def test_a_cpu_keeps_dense_products_in_fp32() -> None:

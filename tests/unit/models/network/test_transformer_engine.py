@@ -12,11 +12,11 @@ from megatron.core.transformer.moe import moe_utils
 from ostinato.models.device import current_device
 from ostinato.models.network import trunk
 from ostinato.models.network.build import block_modules, build_trainer_model
+from ostinato.models.network.mixed import mixed_context
 from ostinato.models.network.transformer_engine import (
     FIRST_CAPABILITY,
     EngineRecipe,
     engine_options,
-    mixed_context,
     refuse_engine,
     trunk_modules,
     why_no_engine,
