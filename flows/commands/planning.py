@@ -50,8 +50,8 @@ GIB = 2**30
 WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
-    "An estimate of what the hardware allows: beside published figures mostly too fast, by half "
-    "(docs/cluster-plan.md); no GPU has run it."
+    "An estimate of what the hardware allows with products in bf16, or all in FP8 where precision is mx128: beside "
+    "published figures mostly too fast, by half (docs/cluster-plan.md)."
 )
 
 

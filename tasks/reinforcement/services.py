@@ -32,8 +32,8 @@ from ostinato.tasks.fleet_worker import build_fleet_worker
 from ostinato.tasks.graded_worker import WorkerSetup
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
 from ostinato.tasks.learning.config import (
-    MIXED_TRAINER_ALARM_K3,
     PARITY_ALARM_K3,
+    TRAINER_ALARM_K3,
     LearningConfig,
     TrainerRequest,
 )
@@ -129,13 +129,11 @@ async def open_services(
 
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
     """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
-    if learning.parity.alarm_k3 is not None:
-        return learning
-    limit = PARITY_ALARM_K3[decoding.engine, decoding.precision]
-    if learning.precision != "fp32":
-        limit = max(limit, MIXED_TRAINER_ALARM_K3)
-    parity = learning.parity.model_copy(update={"alarm_k3": limit})
-    return learning.model_copy(update={"parity": parity})
+    parity, rounding = learning.parity, TRAINER_ALARM_K3[learning.precision]
+    limits = {"alarm_kept_cache_k3": max(parity.alarm_kept_cache_k3, rounding)}
+    if parity.alarm_k3 is None:
+        limits["alarm_k3"] = max(PARITY_ALARM_K3[decoding.engine, decoding.precision], rounding)
+    return learning.model_copy(update={"parity": parity.model_copy(update=limits)})
 
 
 def trainer_room(

@@ -24,10 +24,11 @@ def test_trainer_of_more_ranks_than_cores_is_refused_by_field_and_fix(tmp_path: 
 def test_parity_limit_is_that_of_the_coarser_of_trainer_and_engine() -> None:
     fine, coarse = DecodingConfig(), DecodingConfig(engine="vllm", precision=Precision.BF16)
     limits = [
-        trainer_config(LearningConfig(precision=precision), decoding).parity.alarm_k3
-        for precision in ("fp32", "bf16")
+        trainer_config(LearningConfig(precision=precision), decoding).parity
+        for precision in ("fp32", "bf16", "mx128")
         for decoding in (fine, coarse)
     ]
-    assert limits == [1e-6, 1e-3, 1e-3, 1e-3]
+    assert [one.alarm_k3 for one in limits] == [1e-6, 1e-3, 5e-3, 5e-3, 5e-2, 5e-2]
+    assert [one.alarm_kept_cache_k3 for one in limits] == [1e-3, 1e-3, 5e-3, 5e-3, 5e-2, 5e-2]
     named = LearningConfig(precision="bf16", parity=ParityConfig(alarm_k3=0.5))
     assert trainer_config(named, fine).parity.alarm_k3 == 0.5
