@@ -3,7 +3,7 @@
 The kernels behind `grouped_mm_op` and `grouped_wgrad_op` and their registration for CUDA. Sums are
 fp32, results have the operands' dtype. fprop and dgrad are one kernel: bf16 tensor cores read
 either orientation of the weights. fp32 operands are refused: tensor cores would round them to 11
-bits. MXFP8 in 32-blocks comes here after `dequantize`.
+bits, and so is any other type. MXFP8 in 32-blocks comes here after `dequantize`.
 
 Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
 with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168).
@@ -15,6 +15,7 @@ Shapes: P rows, E experts, N columns of the result, C contracted columns.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -110,7 +111,7 @@ def gradient_kernel(
 
 
 def _check_dtypes(left: Tensor, right: Tensor) -> None:
-    if left.dtype != right.dtype or left.itemsize != 2:
+    if left.dtype != torch.bfloat16 or right.dtype != torch.bfloat16:
         raise ValueError(
             f"operands are {left.dtype} and {right.dtype}, wanted torch.bfloat16 twice: "
             "in fp32 the experts' products are kernels/moe/op.py"

@@ -40,9 +40,14 @@ def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where a descriptor could not read it: its rows start anywhere."""
-    steps = (tensor.data_ptr(), *(step * tensor.itemsize for step in tensor.stride()[:-1]))
-    if tensor.is_contiguous() and all(step % ALIGNED_BYTES == 0 for step in steps):
+    """The tensor, or a copy where a descriptor could not read it: its rows start anywhere, overlap
+    or are not contiguous.
+    """
+    *outer, innermost = tensor.stride()
+    starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in outer))
+    inner = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    is_apart = all(step >= size * within for step, (size, within) in zip(outer, inner, strict=True))
+    if innermost == 1 and is_apart and all(start % ALIGNED_BYTES == 0 for start in starts):
         return tensor
     return aligned_empty(tuple(tensor.shape), tensor.dtype, tensor.device).copy_(tensor)
 

@@ -5,7 +5,7 @@ It chooses no expert. kernels/moe/op.py is the same layer in fp32, tuned for a C
 Gradients pass straight through roundings. The routing weight is multiplied in before the second
 product, so its gradient is a row's dot product in the SwiGLU's backward. Kept for the backward pass:
 the dispatched rows (rounded), the first product in the plain dtype, the rounded weights; the
-SwiGLU's rows are computed again.
+SwiGLU's rows are computed again. No product is made for the gradient of frozen tokens or matrices.
 
 Shapes: N tokens, K experts per token, E experts, D model width, F inner width, G = 2F, P rows.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.kernels.accelerator import check_runs_grouped_products
 from ostinato.kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
 from ostinato.kernels.moe.precision import Precision
 from ostinato.kernels.mxfp8.formats import MxTensor
@@ -75,6 +76,16 @@ def _activate(inner_PG: Tensor, scale_P: Tensor, precision: Precision) -> Operan
     return precision.round_rows(swiglu(inner_PG, scale_P))
 
 
+def _round_gradient(
+    grad: Tensor, precision: Precision, *, for_weights: bool
+) -> tuple[Operand, Operand]:
+    """Copies for a product over columns, and for a weight gradient: the same where none is made."""
+    if for_weights:
+        return precision.round_both(grad)
+    rounded = precision.round_rows(grad)
+    return rounded, rounded
+
+
 class _GroupedMlp(torch.autograd.Function):
     """Forward and backward of `grouped_mlp`."""
 
@@ -113,23 +124,24 @@ class _GroupedMlp(torch.autograd.Function):
         rows, gate_up, down = (_unpack(packed, block) for block in ctx.blocks)
         precision, plan = ctx.precision, RowPlan(place_NK, source_P, ends_E)
         grad_PD = permute(grad_ND.to(precision.dtype), plan)
-        grad_row, grad_col = precision.round_both(grad_PD)
+        needs_tokens, _, _, needs_gate_up, needs_down, _ = ctx.needs_input_grad
+        tokens_dtype, gate_up_dtype, down_dtype = ctx.dtypes
+        grad_tokens_ND = grad_gate_up_EGD = grad_down_EDF = None
+        grad_row, grad_col = _round_gradient(grad_PD, precision, for_weights=needs_down)
         grad_active_PF = grouped_mm(grad_row, down, ends_E, transposed=True)
         grad_inner_PG, grad_scale_P, active_PF = swiglu_backward(grad_active_PF, inner_PG, scale_P)
-        grad_down_EDF = grouped_wgrad(grad_col, precision.round_for_wgrad(active_PF), ends_E)
-        inner_row, inner_col = precision.round_both(grad_inner_PG)
-        rows_col = precision.recopy_for_wgrad(rows)
-        grad_gate_up_EGD = grouped_wgrad(inner_col, rows_col, ends_E)
-        grad_rows_PD = grouped_mm(inner_row, gate_up, ends_E, transposed=True)
-        tokens_dtype, gate_up_dtype, down_dtype = ctx.dtypes
-        return (
-            unpermute(grad_rows_PD, plan).to(tokens_dtype),
-            None,
-            grad_scale_P.index_select(0, place_NK.flatten()).view(place_NK.shape),
-            grad_gate_up_EGD.to(gate_up_dtype),
-            grad_down_EDF.to(down_dtype),
-            None,
-        )
+        if needs_down:
+            active_col = precision.round_for_wgrad(active_PF)
+            grad_down_EDF = grouped_wgrad(grad_col, active_col, ends_E).to(down_dtype)
+        inner_row, inner_col = _round_gradient(grad_inner_PG, precision, for_weights=needs_gate_up)
+        if needs_gate_up:
+            rows_col = precision.recopy_for_wgrad(rows)
+            grad_gate_up_EGD = grouped_wgrad(inner_col, rows_col, ends_E).to(gate_up_dtype)
+        if needs_tokens:
+            grad_rows_PD = grouped_mm(inner_row, gate_up, ends_E, transposed=True)
+            grad_tokens_ND = unpermute(grad_rows_PD, plan).to(tokens_dtype)
+        grad_NK = grad_scale_P.index_select(0, place_NK.flatten()).view(place_NK.shape)
+        return grad_tokens_ND, None, grad_NK, grad_gate_up_EGD, grad_down_EDF, None
 
 
 def grouped_mlp(
@@ -142,6 +154,7 @@ def grouped_mlp(
     precision: Precision,
 ) -> Tensor:
     """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
+    check_runs_grouped_products(tokens_ND.device)
     return _GroupedMlp.apply(  # type: ignore[no-any-return]
         tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF, precision
     )

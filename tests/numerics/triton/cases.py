@@ -8,6 +8,7 @@ import triton.runtime.interpreter as interpreter
 from torch import Tensor
 
 from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
+from ostinato.kernels.grouped_gemm.triton_tiles import aligned
 from ostinato.kernels.logprobs.reference import token_logprobs_reference
 from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
@@ -106,11 +107,12 @@ def test_swiglu_quantize_equals_unfused(group: int) -> None:
     assert (plain != wanted).float().mean() < 0.01
 
 
-def test_swiglu_backward_equals_the_cpu_path() -> None:
+@pytest.mark.parametrize(("rows", "width"), [(160, 256), (5, 1), (700, 3), (3, 2500)])
+def test_swiglu_backward_equals_the_cpu_path(rows: int, width: int) -> None:
     grad, inner, scale = (
-        normal(160, 256).bfloat16(),
-        normal(160, 512, seed=1).bfloat16(),
-        normal(160, seed=2),
+        normal(rows, width).bfloat16(),
+        normal(rows, 2 * width, seed=1).bfloat16(),
+        normal(rows, seed=2),
     )
     found = triton_swiglu.swiglu_backward_triton(grad, inner, scale)
     for value, expected in zip(found, swiglu_backward_op(grad, inner, scale), strict=True):
@@ -161,6 +163,56 @@ def test_grouped_product_with_ragged_experts(width: int) -> None:
     assert relative_error(out, grouped_mm_reference(rows, weights, RAGGED)) < 4e-3
 
 
+@pytest.mark.parametrize(
+    ("ends", "num_rows", "columns", "width"),
+    [
+        ([200], 200, 61, 83),
+        ([20], 20, 1, 1),
+        ([5, 20], 20, 9, 7),
+        ([1, 130], 130, 3, 130),
+        ([7, 150], 190, 40, 24),
+        ([30, 30, 30, 140, 140], 140, 40, 24),
+    ],
+    ids=["one expert", "1 x 1", "9 x 7", "3 x 130", "rows behind the last", "equal ends"],
+)
+def test_grouped_products_at_the_edges(
+    ends: list[int], num_rows: int, columns: int, width: int
+) -> None:
+    ends_E, last = torch.tensor(ends, dtype=torch.int32), ends[-1]
+    weights = draw(len(ends), columns, width, spread=0.0)
+    rows = draw(num_rows, width, seed=1, spread=0.0)
+    grads = draw(num_rows, columns, seed=2, spread=0.0)
+    rows[last:], grads[last:] = float("nan"), float("nan")
+    out = triton_bf16.grouped_mm_triton(rows, weights, ends_E, False)
+    assert out.shape == (num_rows, columns)
+    wanted = grouped_mm_reference(rows, weights, ends_E)
+    assert relative_error(out[:last], wanted[:last]) < 4e-3
+    out = triton_bf16.grouped_mm_triton(grads, weights, ends_E, True)
+    assert out.shape == (num_rows, width)
+    wanted = grouped_mm_reference(grads, weights.transpose(1, 2), ends_E)
+    assert relative_error(out[:last], wanted[:last]) < 4e-3
+    out = triton_bf16.grouped_wgrad_triton(grads, rows, ends_E)
+    assert relative_error(out, grouped_wgrad_reference(grads, rows, ends_E)) < 4e-3
+
+
+def test_a_view_is_copied_only_where_a_descriptor_cannot_read_it() -> None:
+    rows, weights = draw(40, 192), draw(3, 40, 64)
+    for view in (rows, rows[:, 8:104], rows[3:, :61], weights[1:, :9], weights[:, :, 16:40]):
+        assert aligned(view) is view
+    for view in (rows[:, 3:99], rows.T, rows[:1].expand(40, -1), draw(40, 61), rows[:, ::2]):
+        assert aligned(view) is not view
+        assert torch.equal(aligned(view), view)
+
+
+def test_grouped_products_of_an_aligned_view() -> None:
+    weights, rows = draw(4, 64, 96, spread=0.0), draw(217, 192, seed=1, spread=0.0)
+    out = triton_bf16.grouped_mm_triton(rows[:, 8:104], weights, RAGGED, False)
+    assert relative_error(out, grouped_mm_reference(rows[:, 8:104], weights, RAGGED)) < 4e-3
+    out = triton_bf16.grouped_wgrad_triton(rows[:, 8:104], rows[:, 104:], RAGGED)
+    wanted = grouped_wgrad_reference(rows[:, 8:104], rows[:, 104:], RAGGED)
+    assert relative_error(out, wanted) < 4e-3
+
+
 def test_grouped_products_of_a_view_that_starts_anywhere() -> None:
     weights, rows = draw(4, 64, 96, spread=0.0), draw(217, 192, seed=1, spread=0.0)
     out = triton_bf16.grouped_mm_triton(rows[:, 3:99], weights, RAGGED, False)
@@ -200,12 +252,16 @@ def test_no_rows_at_all() -> None:
     assert not out.any()
 
 
-def test_fp32_operands_are_refused() -> None:
-    weights, rows = normal(3, 64, 96), normal(384, 96)
-    with pytest.raises(ValueError, match=r"operands are torch\.float32 .* wanted torch\.bfloat16"):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int16])
+def test_operands_other_than_bf16_are_refused(dtype: torch.dtype) -> None:
+    weights, rows = normal(3, 64, 96).to(dtype), normal(384, 96).to(dtype)
+    told = rf"operands are {dtype} and {dtype}, wanted torch\.bfloat16"
+    with pytest.raises(ValueError, match=told):
         triton_bf16.grouped_mm_triton(rows, weights, ENDS, False)
-    with pytest.raises(ValueError, match=r"operands are torch\.float32 .* wanted torch\.bfloat16"):
+    with pytest.raises(ValueError, match=told):
         triton_bf16.grouped_wgrad_triton(rows, rows, ENDS)
+    with pytest.raises(ValueError, match=r"wanted torch\.bfloat16 twice"):
+        triton_bf16.grouped_mm_triton(rows.bfloat16(), weights, ENDS, False)
 
 
 def test_grouped_weight_gradient() -> None:
@@ -216,7 +272,9 @@ def test_grouped_weight_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "width", "columns"), [(ENDS, 256, 128), (RAGGED, 192, 61)], ids=["whole", "ragged"]
+    ("ends", "width", "columns"),
+    [(ENDS, 256, 128), (RAGGED, 192, 61), (ENDS[2:], 256, 72)],
+    ids=["whole", "ragged", "one expert"],
 )
 def test_mx128_product_equals_the_dequantized_one(ends: Tensor, width: int, columns: int) -> None:
     rows = quantize(draw(384, width), (1, 128))
@@ -230,16 +288,19 @@ def test_mx128_product_equals_the_dequantized_one(ends: Tensor, width: int, colu
     assert relative_error(out[:last], wanted[:last]) < 4e-3
 
 
+@pytest.mark.parametrize("ends", [ENDS, ENDS[2:]], ids=["three experts", "one expert"])
 @pytest.mark.parametrize(("width_n", "width_k"), [(128, 256), (72, 91)])
-def test_mx128_weight_gradient_equals_the_dequantized_one(width_n: int, width_k: int) -> None:
+def test_mx128_weight_gradient_equals_the_dequantized_one(
+    width_n: int, width_k: int, ends: Tensor
+) -> None:
     grads, rows = draw(384, width_n), draw(384, width_k, seed=1)
     grads_t, rows_t = quantize_row_col(grads, 128)[1], quantize_row_col(rows, 128)[1]
     out = triton_mx128.grouped_wgrad_mx128_triton(
-        grads_t.values, grads_t.scales, rows_t.values, rows_t.scales, ENDS
+        grads_t.values, grads_t.scales, rows_t.values, rows_t.scales, ends
     )
-    wanted = grouped_wgrad_reference(dequantize(grads_t).T, dequantize(rows_t).T, ENDS)
+    wanted = grouped_wgrad_reference(dequantize(grads_t).T, dequantize(rows_t).T, ends)
     assert relative_error(out, wanted) < 4e-3
-    assert not out[1].any()
+    assert torch.equal(out.flatten(1).any(1), wanted.flatten(1).any(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

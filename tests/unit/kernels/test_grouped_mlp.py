@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from ostinato.kernels.accelerator import check_runs_grouped_products
 from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
 from ostinato.kernels.moe.grouped_mlp import dispatch, grouped_mlp
@@ -64,6 +66,64 @@ def test_unrounded_layer_equals_its_formula_and_passes_gradcheck() -> None:
         lambda *leaves: grouped_mlp(leaves[0], experts, *leaves[1:], precision=EXACT),
         (tokens, weights, gate_up, down),
     )
+
+
+LEAVES = ("tokens", "weights", "gate_up", "down")
+FROZEN = [(), ("gate_up",), ("down",), ("gate_up", "down"), ("tokens",), ("tokens", "gate_up")]
+
+
+def differentiate(
+    inputs: tuple[Tensor, ...], precision: Precision, frozen: tuple[str, ...]
+) -> tuple[dict[str, Tensor], int]:
+    """Gradients of what is not frozen, and the products' operations in the backward pass."""
+    tokens, experts, weights, gate_up, down = inputs
+    named = zip(LEAVES, (tokens, weights, gate_up, down), strict=True)
+    leaves = {name: leaf.clone().requires_grad_(name not in frozen) for name, leaf in named}
+    output = grouped_mlp(leaves["tokens"], experts, *list(leaves.values())[1:], precision=precision)
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    with FlopCounterMode(display=False) as counter:
+        found = torch.autograd.grad(output, list(wanted.values()), torch.ones_like(output))
+    return dict(zip(wanted, found, strict=True)), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_no_product_is_made_for_what_is_frozen(frozen: tuple[str, ...]) -> None:
+    inputs = draw_layer(40, 16, 8, 4, 2)
+    rows = dispatch(inputs[0], inputs[1], inputs[2], 4, EXACT).plan.ends_E[-1].item()
+    _, operations = differentiate(inputs, EXACT, frozen)
+    # the first matrix is twice as large; the gradient of the SwiGLU's rows is always made
+    products = {"tokens": 2, "gate_up": 2, "down": 1}
+    made = 1 + sum(size for leaf, size in products.items() if leaf not in frozen)
+    assert operations == made * 2 * rows * 16 * 8
+
+
+@pytest.mark.parametrize("frozen", FROZEN[1:])
+@pytest.mark.parametrize("emulated", [True, False])
+@pytest.mark.parametrize("name", ["bf16", "mx32", "mx128"])
+def test_other_gradients_do_not_depend_on_what_is_frozen(
+    name: PrecisionName, emulated: bool, frozen: tuple[str, ...]
+) -> None:
+    inputs = draw_layer(40, 128, 128, 4, 2)
+    precision = Precision(torch.bfloat16, find_precision(name, CPU).group, emulated)
+    everything, _ = differentiate(inputs, precision, ())
+    some, _ = differentiate(inputs, precision, frozen)
+    assert set(some) == set(LEAVES) - set(frozen)
+    for leaf, gradient in some.items():
+        assert torch.equal(gradient, everything[leaf])
+
+
+@pytest.mark.parametrize("found", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_gpus_older_than_hopper_are_refused(
+    found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_runs_grouped_products(CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    device = torch.device("cuda", 0)
+    if found >= (9, 0):
+        check_runs_grouped_products(device)
+        return
+    with pytest.raises(ValueError, match=r"capability \(8, \d\), wanted \(9, 0\) .* \"fp32\""):
+        check_runs_grouped_products(device)
 
 
 @pytest.mark.parametrize(
