@@ -125,9 +125,7 @@ class TrainerModel(torch.nn.Module):
     def routers(self) -> RankRouters:
         """The routers of the rank's layers."""
         dense = self.spec.num_dense_layers
-        return RankRouters(
-            [layer.mlp.router for layer in self.layers if layer.layer_number > dense]
-        )
+        return RankRouters([one.mlp.router for one in self.layers if one.layer_number > dense])
 
     def recompute_layers(self, is_recomputed: bool) -> None:
         """From now on layers keep their input alone for backward (False: all that it needs)."""
