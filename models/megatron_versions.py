@@ -42,7 +42,7 @@ def lead_megatron_to(device: torch.device) -> None:
     is_cuda = device.type == "cuda"
     schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
-    # else Transformer Engine's, where it is installed: it needs CUDA, and takes TF32 for fp32
+    # else Transformer Engine's where it is installed, which needs CUDA
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
     # sums of gradients ask for the stream (0.19), all-to-alls of tokens for one of their own
     for name, function in _cuda_streams.items():

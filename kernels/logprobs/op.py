@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ostinato.kernels.autocast import autocast_dtype
 from ostinato.kernels.operation import Operation
 
 # Row counts are filled up to a multiple of it: oneDNN compiles a product for each new shape.
@@ -83,11 +84,10 @@ def token_logprobs(
     """Returns log-probabilities of `targets_N` and, if asked for, entropies. Under torch's autocast the operands
     are rounded to its dtype, and their products summed in fp32.
     """
-    device = hidden_ND.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    dtype = autocast_dtype(hidden_ND.device)
+    if dtype is None:
         return _run_for_dtype(hidden_ND, head_VD, targets_N, with_entropy)
-    dtype = torch.get_autocast_dtype(device)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(hidden_ND.device.type, enabled=False):
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
         if not hidden_ND.is_cuda:
             hidden_ND, head_VD = hidden_ND.float(), head_VD.float()

@@ -169,8 +169,9 @@ class TrainerModel(torch.nn.Module):
         self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None, **options: Unpack[ScoreOptions]
     ) -> Tensor:
         """The log-probabilities alone."""
-        asked: Any = {"with_entropy": False, **options}
-        return self.token_logprobs_and_entropy(tokens_BT, routes_BTLK, **asked)[0]
+        return self.token_logprobs_and_entropy(
+            tokens_BT, routes_BTLK, with_entropy=False, **options
+        )[0]
 
     def token_logprobs_and_entropy(
         self,

@@ -1,7 +1,7 @@
 """Mixed precision: in every recipe but fp32 a GPU multiplies in bf16, by torch's autocast (decision 0125).
 
-Weights, norms, residuals, router and optimiser stay fp32, and what a layer's products give is summed in fp32.
-Modules that choose their own precision, experts and routers, leave the context.
+Weights, norms, the residual stream, router and optimiser stay fp32. Experts and routers, which choose their own
+precision, leave the context.
 """
 
 import contextlib
@@ -12,12 +12,13 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from torch import Tensor
 
+from ostinato.kernels.autocast import autocast_dtype
 from ostinato.models.device import current_device
 
 
 def is_mixed(precision: str, engine: str | None) -> bool:
     """Whether attention, dense matrices and the head multiply in bf16, as experts do: on a GPU in every precision
-    but fp32, and in Transformer Engine's modules. A CPU gains little and keeps them in fp32.
+    but fp32, and in Transformer Engine's modules. A CPU keeps them in fp32.
     """
     return engine is not None or (precision != "fp32" and current_device().type == "cuda")
 
@@ -39,15 +40,12 @@ def plain_context() -> AbstractContextManager[Any]:
 
 def to_product_dtype(operand: Tensor) -> Tensor:
     """The operand as products in this context read it."""
-    device = operand.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return operand.to(torch.get_autocast_dtype(device))
-    return operand
+    return operand.to(autocast_dtype(operand.device) or operand.dtype)
 
 
 class ColumnLinear(ColumnParallelLinear):
-    """Megatron's, which keeps its input for backward as it comes, and under sequence parallelism sums gradients into
-    a buffer of that dtype.
+    """Megatron's column-parallel layer, with its input cast to the products' dtype first: it keeps the input for
+    backward, where sequence parallelism sums the products' gradients in a buffer of the input's dtype.
     """
 
     def forward(self, input_: Tensor, *args: Any, **options: Any) -> Any:

@@ -58,8 +58,7 @@ class TrainerRank:
         with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
             start = load_checkpoint(Path(request.checkpoint_directory))
         self.spec = start.spec
-        options: Any = {"world_size": config.world_size, "precision": config.precision}
-        self.model = build_trainer_model(self.spec, **options)
+        self.model = build_trainer_model(self.spec, config.world_size, precision=config.precision)
         self.model.import_weights(start.weights)
         self.model.recompute_layers(config.recompute)
         if config.lora is not None:  # equal on all ranks: the seed draws them
@@ -77,7 +76,9 @@ class TrainerRank:
         self.whole_reference: dict[str, Tensor] | None = None
         self.optimizer_state: dict[str, Any] = {}
         if config.objective.kl_coefficient > 0:
-            self.reference = build_trainer_model(self.spec, **options)
+            self.reference = build_trainer_model(
+                self.spec, config.world_size, precision=config.precision
+            )
             self.reference.import_weights(start.weights)
         self._work = ShareWork(self.model, self.optimizer, config, self.reference)
         self.checkpoints = StepCheckpoints(

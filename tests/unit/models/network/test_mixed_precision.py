@@ -16,8 +16,7 @@ from ostinato.models.network.mixed import ColumnLinear, is_mixed
 from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.models.training.config import TrainingPrecision
 from ostinato.models.training.drafts import draft_divergence
-from ostinato.models.training.optimizer import build_optimizer
-from ostinato.models.training.optimizer_config import OptimizerConfig
+from tests.fakes.short_training import losses_of_steps
 from tests.unit.tasks.pretraining.test_layouts import FAMILIES
 
 BF16_ERROR = 2**-8
@@ -149,14 +148,7 @@ def test_a_gpu_learns_in_bf16_as_in_fp32(name: str) -> None:
     losses = []
     for precision in ("fp32", "bf16"):
         model = build_trainer_model(spec, precision=precision)  # type: ignore[arg-type]
-        optimizer = build_optimizer(model, OptimizerConfig(kind="adamw"))
-        losses.append([])
-        for _ in range(4):
-            loss = -model.token_logprobs(tokens_BT).mean()
-            losses[-1].append(loss.item())
-            model.zero_grad()
-            loss.backward()
-            optimizer.step()
+        losses.append(losses_of_steps(model, tokens_BT, 4))
         assert all(weight.dtype == torch.float32 for weight in model.parameters())
     plain, mixed = losses
     assert plain != mixed
