@@ -2,11 +2,11 @@
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_crashed
+from ostinato.flows.stages.events import server_of_settings
 
 GIVEN_UP = "GivenUp"  # name of the state that ends the resuming of a run that crashes for ever
 
@@ -19,9 +19,8 @@ def run_resuming(run_id: str) -> State:
     Args:
         run_id: id of the crashed run, or its resource id in an event.
     """
-    server = get_current_settings().api
-    login = server.auth_string.get_secret_value() if server.auth_string is not None else None
-    run = resume_crashed(str(server.url), run_id.removeprefix("prefect.flow-run."), login)
+    url, login = server_of_settings()
+    run = resume_crashed(url, run_id.removeprefix("prefect.flow-run."), login)
     if run.state != "CRASHED":
         return Completed(message=f"{run.title} is {run.state.lower()} by now")
     if not run.may_resume:

@@ -6,11 +6,11 @@ They go to the server of the flow run under way, elsewhere to that of PREFECT_AP
 from collections.abc import Mapping
 from uuid import NAMESPACE_URL, uuid5
 
-import httpx
 from prefect.context import FlowRunContext
 from prefect.events import Event, Resource, emit_event
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
+from ostinato.flows.operating.resuming import open_api
 from ostinato.flows.stages.artifacts import optional
 from ostinato.tasks.records import GateDecision
 
@@ -36,8 +36,8 @@ def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
     Whether it has, or there is none; whoever sends the same `key` again sends the same event, which a
     server that had it within five minutes drops.
     """
-    server = get_current_settings().api
-    if not server.url:
+    url, login = server_of_settings()
+    if not url:
         return True
     event = Event(
         event=f"checkpoint.{what}",
@@ -45,17 +45,19 @@ def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
         payload={"checkpoint": checkpoint, **payload},
         id=uuid5(NAMESPACE_URL, f"checkpoint.{what}/{key}"),
     )
-    login = server.auth_string.get_secret_value() if server.auth_string is not None else ""
-    user, _, password = login.partition(":")
-    with optional(event.event):
-        httpx.post(
-            f"{server.url}/events",
-            json=[event.model_dump(mode="json")],
-            auth=(user, password) if user else None,
-            timeout=_SEND_SECONDS,
-        ).raise_for_status()
+    with optional(event.event), open_api(url, _SEND_SECONDS, login) as api:
+        api.post("/events", json=[event.model_dump(mode="json")]).raise_for_status()
         return True
     return False
+
+
+def server_of_settings() -> tuple[str, str | None]:
+    """Address of the API that Prefect's settings name, empty without one, and its user:password if
+    they have them.
+    """
+    server = get_current_settings().api
+    login = server.auth_string
+    return server.url or "", None if login is None else login.get_secret_value()
 
 
 def tell_gate(
