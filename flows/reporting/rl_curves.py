@@ -163,6 +163,7 @@ def measured_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     def values(name: str) -> tuple[float, ...]:
         return tuple(float(row[name]) for row in points.values())
 
+    bands = {"average": "evaluation_average", "best": "evaluation_best_of"}
     return [
         Curve(
             key="evaluation",
@@ -170,12 +171,11 @@ def measured_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
             title="RL: solve rate of each weight version so far",
             x_label="step",
             y_label="",
-            series={
-                "average": (steps, values("evaluation_average")),
-                "best": (steps, values("evaluation_best_of")),
-            },
+            series={label: (steps, values(name)) for label, name in bands.items()},
             intervals={
-                "average": (values("evaluation_average_low"), values("evaluation_average_high"))
+                label: (values(f"{name}_low"), values(f"{name}_high"))
+                for label, name in bands.items()
+                if all(f"{name}_high" in row for row in points.values())
             },
         )
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import scipy  # its parts load when first used: scipy.stats takes a second
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.tools.names import RUN_TERMINAL
@@ -43,9 +43,6 @@ class AttemptRow(Record):
     broken_calls: int = Field(
         description="calls that did not reach a tool: malformed, unknown, bad arguments"
     )
-    cluster: str = Field(
-        default="", description="repository or seed that problems share; empty: none"
-    )
     function: str = Field(default="", description="the broken function; empty: not noted")
     edits: int = Field(default=0, description="edits that were carried out")
     first_edit_solved: bool = Field(
@@ -56,6 +53,14 @@ class AttemptRow(Record):
     is_cut: bool = Field(
         default=False, description="ended by a limit or by the harness, not by the model"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, values: Any) -> Any:
+        """Rows of earlier versions name the repository in a field of its own, which `function` begins with."""
+        if isinstance(values, dict):
+            return {name: value for name, value in values.items() if name != "cluster"}
+        return values
 
 
 class PairedDifference(Metric):
@@ -76,7 +81,6 @@ def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
         turns=len(turns),
         tool_calls=len(calls),
         broken_calls=sum(call.status in MODEL_FAULTS for call in calls),
-        cluster=problem.repository,
         function=f"{problem.repository}/{problem.path}::{problem.symbol}",
         is_cut=trajectory.transcript.end_reason is not EndReason.FINISHED,
         **_edits_of(trajectory),
@@ -161,7 +165,7 @@ def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tu
 def cluster_bootstrap(
     values_P: Sequence[float], clusters_P: Sequence[str], *, confidence: float = 0.90
 ) -> Metric:
-    """Mean over problems whose errors are shared inside clusters (repositories, training seeds).
+    """Mean over problems whose errors are shared inside clusters (functions, training seeds).
 
     Whole clusters are drawn with replacement, so that the interval widens when few clusters
     disagree.

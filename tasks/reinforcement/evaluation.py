@@ -123,6 +123,8 @@ class EvaluationBeside:
                     "evaluation_average_low": point.average.low,
                     "evaluation_average_high": point.average.high,
                     "evaluation_best_of": point.best_of.mean,
+                    "evaluation_best_of_low": point.best_of.low,
+                    "evaluation_best_of_high": point.best_of.high,
                 }
         return {}
 

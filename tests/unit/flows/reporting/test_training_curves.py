@@ -24,6 +24,8 @@ STEP = {
     "evaluation_average_low": 0.3,
     "evaluation_average_high": 0.5,
     "evaluation_best_of": 0.6,
+    "evaluation_best_of_low": 0.45,
+    "evaluation_best_of_high": 0.75,
 }
 
 
@@ -43,7 +45,21 @@ def test_rl_has_plots_with_intervals_staleness_and_sizes_of_the_chain(tmp_path: 
     assert low[0] == pytest.approx(0.2366, abs=1e-4)  # Wilson, 5 of 10
     assert high == pytest.approx((0.7634, 1.0), abs=1e-4)
     assert found["evaluation"].series["average"][0] == (0.0, 2.0)
-    assert found["evaluation"].intervals["average"] == ((0.3, 0.3), (0.5, 0.5))
+    assert found["evaluation"].intervals == {
+        "average": ((0.3, 0.3), (0.5, 0.5)),
+        "best": ((0.45, 0.45), (0.75, 0.75)),
+    }
+
+
+def test_points_of_a_run_that_began_with_earlier_code_are_drawn_without_the_band_they_lack(
+    tmp_path: Path,
+) -> None:
+    earlier = {
+        name: value for name, value in STEP.items() if not name.startswith("evaluation_best_of_")
+    }
+    found = curves_of(tmp_path, earlier, {**STEP, "evaluation_step": 2})["evaluation"]
+    assert found.intervals.keys() == {"average"}
+    assert plot_png(found)
 
 
 def test_steps_without_groups_have_no_band(tmp_path: Path) -> None:

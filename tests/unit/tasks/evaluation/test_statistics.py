@@ -139,3 +139,12 @@ def test_scorecard_refuses_the_same_attempt_twice() -> None:
         scorecard_from(
             [row("a", 0, True), row("a", 0, True)], suite="s", checkpoint="c", temperature=1.0
         )
+
+
+def test_a_row_of_an_earlier_version_is_read_without_the_field_that_nothing_reads() -> None:
+    now = row("p", 0, True)
+    earlier = now.model_dump(mode="json") | {"cluster": "toolz"}
+    assert AttemptRow.model_validate(earlier) == now
+    assert "cluster" not in now.model_dump()
+    with pytest.raises(ValueError, match="clusters"):
+        AttemptRow.model_validate(earlier | {"clusters": 1})

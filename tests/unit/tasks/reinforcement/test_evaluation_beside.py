@@ -73,7 +73,10 @@ async def test_each_point_is_of_the_version_that_was_due(tmp_path: Path) -> None
     assert first.best_of.mean == 1.0
     assert second.average is not None
     assert second.average.mean == 1.0
-    assert evaluation.newest_metrics()["evaluation_step"] == 2
+    told = evaluation.newest_metrics()
+    assert told["evaluation_step"] == 2
+    for name in ("evaluation_average", "evaluation_best_of"):
+        assert told[f"{name}_low"] < told[name] <= told[f"{name}_high"]
 
 
 @pytest.mark.parametrize("fault", ["mixed", "restarted"])
