@@ -6,8 +6,8 @@ from ostinato.flows.reporting.committed_controls import committed_rows
 from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import share
 from ostinato.flows.reporting.report import ReportRow
-from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
+from ostinato.flows.stages.scorecards import ROWS_FILE
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import GradingError
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow]:
     """A row per attempt of an evaluation."""
-    text = (context.directory_of(evaluation) / chain.ROWS_FILE).read_text()
+    text = (context.directory_of(evaluation) / ROWS_FILE).read_text()
     return [AttemptRow.model_validate_json(line) for line in text.splitlines()]
 
 

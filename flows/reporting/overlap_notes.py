@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.scorecards import overlap_of
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.corpus.config import CorpusResult
@@ -17,15 +16,8 @@ def note_overlap(
     context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
 ) -> str:
     """Of the corpora that the checkpoint descends from and that were made from these problems."""
-    notes = [
-        describe_overlap(found)
-        for corpus in context.artifacts.lineage(checkpoint)
-        if corpus.kind == STAGES["corpus"].kind
-        and problems in context.artifacts.manifest(corpus).parents
-        for found in chain.result_of(context, corpus, CorpusResult).overlap
-        if found.split is split
-    ]
-    return "; ".join(notes) or UNKNOWN
+    found = overlap_of(context, checkpoint, problems, split)
+    return "; ".join(describe_overlap(item) for item in found.corpora.values()) or UNKNOWN
 
 
 def describe_overlap(found: AnswerOverlap) -> str:

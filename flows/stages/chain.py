@@ -1,7 +1,5 @@
 """The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
 
-import shutil
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,13 +10,13 @@ from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.run_options import STAGES
-from ostinato.flows.stages.stage import StageContext
+from ostinato.flows.stages.scorecards import SCORECARD_FILE, keep_scorecard, overlap_of
+from ostinato.flows.stages.stage import SUMMARY, StageContext
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.agent.extensions import COMPACT, FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
 from ostinato.models.training.config import PLACEMENT
@@ -50,9 +48,7 @@ from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
-ROWS_FILE = "rows.jsonl"  # of an evaluation: one line per attempt
 ENDPOINT, ENDPOINT_FILE = "endpoint", "endpoint.json"  # kind of artifact, and what it holds
-SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 # Models of others know no token of ours: calls are plain text, and texts are longer.
 IMPORTED_HARNESS = HarnessConfig(
     dialect=FULL,
@@ -348,15 +344,13 @@ def evaluate(
 ) -> Scorecard:
     """Checkpoint and a split of the problems -> a scorecard."""
     ref = evaluation(context, problems, checkpoint, split)
-    return Scorecard.model_validate_json(
-        (context.directory_of(ref) / "scorecard.json").read_bytes()
-    )
+    return Scorecard.model_validate_json((context.directory_of(ref) / SCORECARD_FILE).read_bytes())
 
 
 def evaluation(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
 ) -> ArtifactRef:
-    """The artifact of an evaluation: scorecard, a row per attempt, trajectories."""
+    """The artifact of an evaluation: scorecard, a row per attempt, trajectories, overlap with training text."""
     identity = evaluation_identity(context.recipe, split)
     harness = harness_for(context.recipe, context.directory_of(checkpoint))
     identity |= {"harness": harness}
@@ -371,18 +365,9 @@ def evaluation(
             EvaluationResult,
             directory,
         )
-        card = result.scorecard
-        row = ScorecardRow(
-            scorecard_id=card.scorecard_id,
-            checkpoint_id=str(checkpoint),
-            suite=card.suite,
-            payload=card.model_dump(mode="json"),
-            created_at=time.time(),
-        )
-        context.ledger.scorecards.add(row)
-        published = one_file(directory, "scorecard.json", card.model_dump_json())
-        one_file(directory, ROWS_FILE, "\n".join(row.model_dump_json() for row in result.rows))
-        shutil.copy(result.trajectories_path, published)
+        published = directory / "published"
+        overlap = overlap_of(context, checkpoint, problems, split)
+        keep_scorecard(context, checkpoint, result, overlap, published)
         return published, {SUMMARY: {"wall_seconds": result.wall_seconds}}
 
     parents = (problems, checkpoint, *encoders_of(context))

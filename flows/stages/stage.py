@@ -30,6 +30,7 @@ from ostinato.infra.sandbox.backends import check_kind
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
+SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 
 
 @dataclass(frozen=True)

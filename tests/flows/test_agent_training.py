@@ -13,6 +13,7 @@ import pytest
 from ostinato.flows.operating.local_prefect import prefect_environment, server_service
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.scorecards import OVERLAP_FILE, TrainingOverlap
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
@@ -121,6 +122,10 @@ def check_artifacts(context: StageContext) -> None:
     assert context.ledger.promotions.current("tests") is not None
     [cycle] = context.ledger.cycles.history("tests")
     assert cycle.closed_at is not None
+    for row in context.ledger.artifacts.list("scorecard"):
+        ref = context.artifacts.get(f"scorecard/{row.name}@{row.version}")
+        overlap = (context.directory_of(ref) / OVERLAP_FILE).read_bytes()
+        assert TrainingOverlap.model_validate_json(overlap).corpora, ref
 
 
 def check_evaluation_points(context: StageContext, prefect: httpx.Client) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ostinato.flows.reporting.committed_controls import committed_rows, read_committed
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.scorecards import ROWS_FILE
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow
@@ -48,7 +49,7 @@ def evaluated(context: StageContext, solved: str) -> ArtifactRef:
     text = "\n".join(row.model_dump_json() for row in rows)
 
     def build(directory: Path) -> tuple[Path, dict]:
-        return chain.one_file(directory, chain.ROWS_FILE, text), {}
+        return chain.one_file(directory, ROWS_FILE, text), {}
 
     return context.ensure("evaluation", {"solved": solved}, (), build)
 

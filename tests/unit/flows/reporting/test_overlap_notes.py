@@ -1,4 +1,4 @@
-"""What a scorecard's table says of its problems in training text."""
+"""What of its problems in training text stands beside a scorecard: in tables and as a file."""
 
 from pathlib import Path
 
@@ -10,8 +10,17 @@ from ostinato.flows.reporting.evaluation_report import (
 )
 from ostinato.flows.reporting.overlap_notes import UNKNOWN, note_overlap, overlap_rows
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.scorecards import (
+    OVERLAP_FILE,
+    ROWS_FILE,
+    SCORECARD_FILE,
+    TrainingOverlap,
+    keep_scorecard,
+    overlap_of,
+)
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationResult
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.corpus.overlap_records import AnswerOverlap, NgramOverlap
 from ostinato.tasks.records import Split
@@ -80,6 +89,29 @@ def test_overlap_is_that_of_the_corpus_the_checkpoint_descends_from(context: Sta
     assert note_overlap(context, checkpoint, others, Split.HELD_OUT) == UNKNOWN
     untrained = add_checkpoint(context, problems, "of others")
     assert note_overlap(context, untrained, problems, Split.HELD_OUT) == UNKNOWN
+
+
+def test_it_is_a_file_beside_the_scorecard_rows_and_trajectories(
+    context: StageContext, tmp_path: Path
+) -> None:
+    problems, others = add_problems(context, "a"), add_problems(context, "b")
+    checkpoint = trained_on(context, problems)
+    card = make_scorecard(str(checkpoint), "p", 0.5)
+    said = tmp_path / "trajectories.jsonl"
+    said.write_text('{"attempt": 0}\n')
+    result = EvaluationResult(
+        scorecard=card, rows=(), trajectories_path=str(said), wall_seconds=1.0
+    )
+    for asked, known in ((problems, RESULT.overlap[:1]), (others, ())):
+        place = tmp_path / asked.name / str(asked.version)
+        overlap = overlap_of(context, checkpoint, asked, Split.HELD_OUT)
+        keep_scorecard(context, checkpoint, result, overlap, place)
+        read = TrainingOverlap.model_validate_json((place / OVERLAP_FILE).read_bytes())
+        assert (read.checkpoint, read.problems) == (str(checkpoint), str(asked))
+        assert tuple(read.corpora.values()) == known
+        assert {path.name for path in place.iterdir()} == {
+            OVERLAP_FILE, ROWS_FILE, SCORECARD_FILE, said.name,
+        }  # fmt: skip
 
 
 def test_it_is_a_column_beside_each_scorecard_and_a_table_of_the_corpus() -> None:
