@@ -14,6 +14,7 @@ from ostinato.infra.platform.errors import InvalidArgument, OutOfMemory, Sandbox
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.protocol import SandboxSpec, TestOutcome
 from ostinato.infra.sandbox.test_server import TestServer
+from tests.contracts.fleet_backend import FleetBackend
 from tests.contracts.sandbox_backends import (
     BACKENDS,
     COMMAND_SECONDS,
@@ -24,6 +25,8 @@ from tests.contracts.sandbox_backends import (
 )
 from tests.fakes.repositories import WORDKIT, open_repository
 
+pytest_plugins = ["tests.fakes.ray_here"]
+
 # Distributions that other projects vendor, and that problems are made from.
 PACKAGES = (
     *("more_itertools", "jaraco", "tomli", "pyparsing", "packaging", "rich", "requests", "urllib3"),
@@ -33,9 +36,16 @@ PACKAGES = (
 
 
 # Machines have no Python in their small image; tests/faults/test_microvm_escapes.py tries them.
-@pytest.fixture(scope="module", params=[name for name in BACKENDS if name != "microvm"])
+HERE = [name for name in BACKENDS if name != "microvm"]
+FLEET = pytest.param("fleet", marks=(pytest.mark.slow, pytest.mark.timeout(600)))
+
+
+@pytest.fixture(scope="module", params=[*HERE, FLEET])
 def bench(request) -> Iterator[Bench]:
-    with running_bench(BACKENDS[request.param]) as bench:
+    """`fleet`: boxes that a node of a real fleet lends, asked over Ray."""
+    if request.param == "fleet":
+        request.getfixturevalue("ray_here")
+    with running_bench(BACKENDS.get(request.param, FleetBackend)) as bench:
         yield bench
 
 
@@ -126,9 +136,11 @@ def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
         while True:  # a command that the kernel ends for memory is a result; the box ends soon
             await sandbox.exec(fill, COMMAND_SECONDS)
 
-    with pytest.raises(OutOfMemory) as caught:
-        bench.run(fill_again_and_again())
-    assert not is_retryable(caught.value)
+    for _ in range(2):  # whoever asks later is told the same
+        with pytest.raises(OutOfMemory) as caught:
+            bench.run(fill_again_and_again())
+        assert not is_retryable(caught.value)
+        assert sandbox.is_lost
     bench.run(sandbox.close())
 
 
@@ -242,6 +254,10 @@ def test_snapshots_do_not_follow_what_the_box_planted(bench, fresh, tmp_path):
     )
     changes = bench.run(fresh.diff())
     assert changes == {"closed": b"x\n", "shut/in": b"y\n"}
+    if isinstance(bench.backend, FleetBackend):
+        with pytest.raises(InvalidArgument, match="a fleet keeps none"):
+            bench.run(fresh.snapshot())
+        return
     (child,) = bench.run(bench.backend.fork(fresh))
     assert bench.shell(
         child, "readlink stolen; cat stolen 2>/dev/null; stat -c %a closed shut"

@@ -20,6 +20,8 @@ from ostinato.infra.platform.errors import (
     ClusterError,
     InvalidArgument,
     OstinatoError,
+    OutOfMemory,
+    SandboxError,
     SandboxHostLost,
     SandboxLost,
 )
@@ -42,8 +44,16 @@ class _NodeChannel:
 
     def __init__(self, name: str, node: ActorHandle) -> None:
         self.name = name
-        self.is_lost = False
         self._node = node
+        self._lost: SandboxError | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    def lose(self, error: SandboxError) -> None:
+        """Notes why the box is gone; the first reason stays."""
+        self._lost = self._lost or error
 
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
@@ -51,17 +61,18 @@ class _NodeChannel:
         return await self.call("request", operation, answer_seconds, blobs, **fields)
 
     async def call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        if self.is_lost:
-            raise SandboxHostLost(f"box {self.name}: its lease is over")
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost))
         try:
             reference = self._node.call.remote(self.name, operation, *arguments, **named)
             return await _answer(reference, f"{operation} in {self.name}")
-        except SandboxLost:
-            self.is_lost = True
+        except (SandboxLost, OutOfMemory) as error:
+            self.lose(error)
             raise
         except ClusterError as error:
-            self.is_lost = True
-            raise SandboxHostLost(f"box {self.name}: its node is gone: {error}") from error
+            gone = SandboxHostLost(f"box {self.name}: its node is gone: {error}")
+            self.lose(gone)
+            raise gone from error
 
 
 class LeasedBox(BoxTools):
@@ -96,7 +107,8 @@ class LeasedBox(BoxTools):
 
     def lose(self) -> None:
         """Notes that the lease is over."""
-        self._channel.is_lost = True
+        over = SandboxHostLost(f"box {self.sandbox_id}: its lease is over")
+        self._channel.lose(over)
 
 
 class FleetClient:

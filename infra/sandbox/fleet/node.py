@@ -9,7 +9,12 @@ from typing import Any
 
 import psutil
 
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    SandboxError,
+    SandboxHostLost,
+    SandboxLost,
+)
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits, SandboxSpec
@@ -53,7 +58,7 @@ class _Lease:
 
     @property
     def is_over(self) -> bool:
-        return self.box.is_lost or self.until <= time.monotonic()
+        return self.until <= time.monotonic()
 
 
 class BoxNode:
@@ -75,6 +80,8 @@ class BoxNode:
         self._starts = asyncio.Semaphore(_STARTS_AT_A_TIME)
         self._asked: dict[str, asyncio.Task[None]] = {}  # by lease id: waits, or its box starts
         self._leases: dict[str, _Lease] = {}
+        # their boxes ended by themselves, which holders are told when they ask the next time
+        self._ended: dict[str, _Lease] = {}
         self._reaping: asyncio.Task[None] | None = None
 
     async def load(self) -> NodeLoad:
@@ -89,6 +96,7 @@ class BoxNode:
         """
         if self._reaping is None:
             self._reaping = asyncio.create_task(self._reap())
+        self._ended.pop(lease_id, None)
         lending = self._lend(lease_id, repository, lease_seconds, wait_seconds)
         task = self._asked[lease_id] = asyncio.create_task(lending)
         try:
@@ -104,7 +112,7 @@ class BoxNode:
         """Gives leases their whole length again. The ids of those that are over."""
         over = []
         for lease_id in lease_ids:
-            lease = self._leases.get(lease_id)
+            lease = self._find(lease_id)
             if lease is None or lease.is_over:
                 over.append(lease_id)
             else:
@@ -115,22 +123,20 @@ class BoxNode:
         """Ends a lease and its box, or a request that waits. Nothing when it was over already."""
         if lease_id in self._asked:
             self._asked[lease_id].cancel()
-        lease = self._leases.pop(lease_id, None)
-        if lease is not None:
-            try:
-                await lease.box.close()
-            finally:
-                self._room.release()
+        self._ended.pop(lease_id, None)
+        await self._end_box(lease_id)
 
     async def call(self, lease_id: str, operation: str, *arguments: Any, **named: Any) -> Any:
-        """Passes an operation on to a box. SandboxLost when it is not here."""
+        """Passes an operation on to a box. SandboxHostLost when it is not here; the reason of its end when it ended
+        by itself.
+        """
         if operation not in BOX_OPERATIONS:
             raise SandboxError(
                 f"{operation} on box {lease_id}: wanted one of {', '.join(sorted(BOX_OPERATIONS))}"
             )
-        lease = self._leases.get(lease_id)
+        lease = self._find(lease_id)
         if lease is None:
-            raise SandboxLost(
+            raise SandboxHostLost(
                 f"box {lease_id} is not lent here, wanted a lease that was renewed in time"
             )
         return await getattr(lease.box, operation)(*arguments, **named)
@@ -169,13 +175,28 @@ class BoxNode:
             raise
         self._leases[lease_id] = _Lease(box, lease_seconds, time.monotonic() + lease_seconds)
 
+    def _find(self, lease_id: str) -> _Lease | None:
+        return self._leases.get(lease_id) or self._ended.get(lease_id)
+
+    async def _end_box(self, lease_id: str) -> None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            try:
+                await lease.box.close()
+            finally:
+                self._room.release()
+
     async def _reap(self) -> None:
-        """Ends leases that are over. Runs until cancelled."""
+        """Ends leases that are over, and boxes that are lost. Runs until cancelled."""
         while True:
-            for lease_id in [name for name, lease in self._leases.items() if lease.is_over]:
-                _logger.info("lease ended %s", fields(lease=lease_id))
+            for lease_id, lease in [*self._leases.items(), *self._ended.items()]:
                 try:
-                    await self.release(lease_id)
+                    if lease.is_over:
+                        _logger.info("lease ended %s", fields(lease=lease_id))
+                        await self.release(lease_id)
+                    elif lease.box.is_lost and lease_id in self._leases:
+                        self._ended[lease_id] = lease
+                        await self._end_box(lease_id)
                 except SandboxError as error:
                     _logger.warning("box did not end %s", fields(lease=lease_id, error=str(error)))
             await asyncio.sleep(_REAP_SECONDS)

@@ -9,7 +9,13 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxLost
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    OutOfMemory,
+    SandboxError,
+    SandboxHostLost,
+    SandboxLost,
+)
 from ostinato.infra.sandbox.fleet.node import BoxNode, NodeLoad
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -46,7 +52,7 @@ async def until(node: BoxNode, wanted: tuple[int, int]) -> None:
 
 @contextmanager
 def is_lost() -> Iterator[None]:
-    with pytest.raises(SandboxLost, match="is not lent here"):
+    with pytest.raises(SandboxHostLost, match="is not lent here"):
         yield
 
 
@@ -101,6 +107,23 @@ async def test_a_full_node_refuses_after_the_wait_and_serves_in_order_after_a_re
         assert served == ["first", "second", "fourth"]
 
 
+async def test_a_box_that_ruined_itself_between_two_requests_is_not_taken_for_a_lost_one(wordkit):
+    fill = b"(sleep 0.3; while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n; done) > /dev/null 2>&1 &"
+    limits = SandboxLimits(start_seconds=120.0, writable_bytes=16 << 20)
+    node = BoxNode({"wordkit": wordkit}, limits, most_boxes=1)
+    try:
+        await node.acquire("filler", "wordkit", LONG, LONG)
+        await run(node, "filler", b"setsid sh -c '" + fill + b"'")
+        await until(node, (0, 0))
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match="wrote"):
+                await run(node, "filler", b"true")
+        await node.acquire("filler", "wordkit", LONG, LONG)
+        assert await node.call("filler", "diff") == {}
+    finally:
+        await node.close()
+
+
 async def test_a_lost_box_ends_its_lease_and_makes_room(wordkit):
     async with open_node(wordkit, 2) as node:
         await node.acquire("kept", "wordkit", LONG, LONG)
@@ -111,7 +134,9 @@ async def test_a_lost_box_ends_its_lease_and_makes_room(wordkit):
         with pytest.raises(SandboxLost):
             await run(node, "lost", b"true")
         await until(node, (1, 0))
-        assert await node.renew(["lost", "kept"]) == ["lost"]
+        assert await node.renew(["lost", "kept"]) == []  # its holder is told why when it asks
+        with pytest.raises(SandboxLost, match="ended with code"):
+            await run(node, "lost", b"true")
         await node.acquire("lost", "wordkit", LONG, LONG)
         assert await node.call("lost", "diff") == {}
 
