@@ -25,12 +25,10 @@ def realtime_cycle(
 
     Args:
         budget_seconds: time from the cycle's opening to its gate's word, by which it trains on less;
-            the recipe's cycle.feedback.deadline_seconds when absent.
+            the recipe's cycle.deadline_seconds when absent.
         trained: goes before the gate of the recipe's serving line first; made when absent.
     """
-    options = (options or RunOptions()).with_setting(
-        "cycle.feedback.deadline_seconds", budget_seconds
-    )
+    options = (options or RunOptions()).with_setting("cycle.deadline_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
     realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
     problems = problems_for(context, problems, recipe, seed)

@@ -27,15 +27,15 @@ from ostinato.models.spec import ModelSpec
 from ostinato.tasks.base_selection.config import BaseSelectionConfig
 from ostinato.tasks.corpus.config import CorpusConfig
 from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
-from ostinato.tasks.evaluation.config import EvaluationConfig, GateConfig
-from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
+from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.mtp.config import MtpConfig
 from ostinato.tasks.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
-from ostinato.tasks.promotion.config import TEST_LINE, CanaryConfig, ServingConfig
+from ostinato.tasks.promotion.config import TEST_LINE, ServingConfig
+from ostinato.tasks.realtime.config import CycleConfig
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
@@ -47,30 +47,6 @@ _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
 _MAX_BITS = 63  # of an integer
 _MAX_DEPTH = 32  # of tables and arrays in one another
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
-
-
-class CycleConfig(Record):
-    """One real-time cycle."""
-
-    feedback: FeedbackConfig = FeedbackConfig()
-    gate: GateConfig = GateConfig()
-    learning: LearningConfig = LearningConfig()
-    canary: CanaryConfig | None = None
-    """a candidate that passed the gate answers a share of the sessions first and is promoted or
-    withdrawn by what those users do; None: the gate promotes"""
-    simulated_users: SimulatedUsersConfig | None = None
-    """a seeded program that stands in for people; None: real traffic only"""
-
-    @model_validator(mode="after")
-    def _no_comparison_within_groups(self) -> "CycleConfig":
-        objective, plain = self.learning.objective, ObjectiveConfig()
-        for name in ("credit", "divide_by_deviation", "divide_by_length"):
-            if getattr(objective, name) != getattr(plain, name):
-                raise ValueError(
-                    f"cycle.learning.objective.{name} is {getattr(objective, name)!r}, wanted "
-                    f"{getattr(plain, name)!r}: users' interactions have no group to compare within"
-                )
-        return self
 
 
 class RetentionConfig(Record):
@@ -449,7 +425,9 @@ def _explain(path: Path, error: ValidationError) -> str:
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             known = _known_keys(mistake["loc"][:-1])
-            close = difflib.get_close_matches(str(mistake["loc"][-1]), known, n=1)
+            close = _keys_above(mistake["loc"]) or difflib.get_close_matches(
+                str(mistake["loc"][-1]), known, n=1
+            )
             hint = f"did you mean {close[0]!r}? " if close else ""
             lines.append(f"  {key}: unknown key; {hint}known keys: {', '.join(known)}")
         elif isinstance(mistake["input"], dict):
@@ -469,3 +447,10 @@ def _known_keys(location: Sequence[int | str]) -> list[str]:
             return []
         section = field.annotation
     return sorted(getattr(section, "model_fields", {}))
+
+
+def _keys_above(location: Sequence[int | str]) -> list[str]:
+    """Settings of the same name in the sections around this one."""
+    *section, name = location
+    around = (section[:depth] for depth in reversed(range(1, len(section))))
+    return [".".join(map(str, (*above, name))) for above in around if name in _known_keys(above)]

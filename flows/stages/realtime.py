@@ -340,7 +340,7 @@ def train_candidate(
             checkpoint_directory=str(context.directory_of(served)),
             feedback=recipe.feedback,
             learning=recipe.learning,
-            train_until=recipe.feedback.train_until(cycle.opened_at),
+            train_until=recipe.train_until(cycle.opened_at),
         )
         entry = "ostinato.tasks.realtime.cycle_training:main"
         result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)

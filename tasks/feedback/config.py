@@ -2,16 +2,7 @@
 behave.
 """
 
-from typing import Self
-
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ostinato.infra.platform.record import Record, Share
 
@@ -58,7 +49,7 @@ class BaselineConfig(Record):
 
 
 class FeedbackConfig(Record):
-    """Settings of collect and distil, and the time that a cycle has."""
+    """Settings of collect and distil."""
 
     distil: DistilConfig = DistilConfig()
     baseline: BaselineConfig = BaselineConfig()
@@ -66,26 +57,6 @@ class FeedbackConfig(Record):
     """an interaction younger than this waits for the next cycle, so that feedback can arrive"""
     minimum_interactions: PositiveInt = 1
     """a cycle with fewer waits: the reward is noisy and wants large batches"""
-    deadline_seconds: PositiveFloat | None = 14_400.0
-    """time from a cycle's opening to its gate's word. A late cycle trains on fewer interactions,
-    the newest, and its gate is the same; None: it takes as long as it takes"""
-    gate_seconds: NonNegativeFloat = 3_600.0
-    """of these, what is left for the evaluation of the candidate"""
-
-    def train_until(self, opened_at: float) -> float | None:
-        """When the training of a cycle has to end, on the clock of `opened_at`. None: whenever."""
-        if self.deadline_seconds is None:
-            return None
-        return opened_at + self.deadline_seconds - self.gate_seconds
-
-    @model_validator(mode="after")
-    def _time_to_train(self) -> Self:
-        if self.deadline_seconds is not None and self.gate_seconds >= self.deadline_seconds:
-            raise ValueError(
-                f"gate_seconds is {self.gate_seconds}, wanted less than deadline_seconds, "
-                f"{self.deadline_seconds}: the rest is for training"
-            )
-        return self
 
 
 class SimulatedUsersConfig(Record):

@@ -147,9 +147,9 @@ def test_late_cycle_trims_its_training_and_never_the_gate(tmp_path: Path, home: 
     )
     report = cycle_of(tmp_path)
     told = float((tmp_path / "train-until.txt").read_text())
-    feedback = context.recipe.cycle.feedback
-    assert feedback.deadline_seconds is not None
-    assert told == opened_at + feedback.deadline_seconds - feedback.gate_seconds
+    cycle = context.recipe.cycle
+    assert cycle.deadline_seconds is not None
+    assert told == opened_at + cycle.deadline_seconds - cycle.gate_seconds
     assert report.promotion is not None
     assert report.promotion.outcome is PromotionOutcome.PROMOTED
     assert report.candidate_scorecard is not None

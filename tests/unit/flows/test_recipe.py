@@ -28,6 +28,11 @@ def test_load_recipe_unknown_key_names_it_and_the_close_one() -> None:
         load_recipe("nano", overrides=["rollout.group_sise=3"])
 
 
+def test_load_recipe_key_that_belongs_to_the_section_above_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key; did you mean 'cycle.deadline_seconds'"):
+        load_recipe("nano", overrides=["cycle.feedback.deadline_seconds=3"])
+
+
 def test_load_recipe_wrong_value_is_shown() -> None:
     with pytest.raises(ConfigError, match=r"rollout.group_size = 1: .*greater than or equal to 2"):
         load_recipe("nano", overrides=["rollout.group_size=1"])

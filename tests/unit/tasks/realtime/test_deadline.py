@@ -16,6 +16,7 @@ from ostinato.tasks.feedback.distil import Distilled
 from ostinato.tasks.feedback.interactions import Collection, Window
 from ostinato.tasks.learning.config import LearningConfig, PackingConfig
 from ostinato.tasks.realtime import cycle_training
+from ostinato.tasks.realtime.config import CycleConfig
 from ostinato.tasks.realtime.deadline import STAGE, known_speed, newest_that_fit
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
@@ -45,11 +46,11 @@ def test_newest_whole_interactions_stay() -> None:
 
 
 def test_gate_needs_a_part_of_the_time_until_the_deadline() -> None:
-    assert FeedbackConfig(deadline_seconds=100, gate_seconds=30).train_until(1_000.0) == 1_070.0
-    assert FeedbackConfig(deadline_seconds=None).train_until(1_000.0) is None
-    assert FeedbackConfig().deadline_seconds == 4 * 3_600  # before the next of every five hours
+    assert CycleConfig(deadline_seconds=100, gate_seconds=30).train_until(1_000.0) == 1_070.0
+    assert CycleConfig(deadline_seconds=None).train_until(1_000.0) is None
+    assert CycleConfig().deadline_seconds == 4 * 3_600  # before the next of every five hours
     with pytest.raises(ValidationError, match=r"gate_seconds is 100\.0, wanted less than"):
-        FeedbackConfig(deadline_seconds=100, gate_seconds=100)
+        CycleConfig(deadline_seconds=100, gate_seconds=100)
 
 
 @pytest.fixture
