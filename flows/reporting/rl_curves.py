@@ -49,6 +49,14 @@ _PLOTS = (
         "The line stays level or falls while the solve rate rises; a steady climb is rambling.",
     ),
     Plot(
+        "pacing",
+        "RL: tokens per attempt, of the latest sampled and the latest trained ones",
+        ("sampled_tokens_mean", "trained_tokens_mean"),
+        "",
+        "Both lines lie together; a trained one that stays below says that long attempts are left out, and the "
+        "policy learns to be short.",
+    ),
+    Plot(
         "staleness",
         "RL: staleness in versions",
         ("staleness_mean", "staleness_max"),

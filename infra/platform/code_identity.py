@@ -29,6 +29,7 @@ PLUGIN_GROUPS = (
     "ostinato.tools",
     "ostinato.rewards",
     "ostinato.dialects",
+    "ostinato.admissions",
 )
 # import name -> distribution, of packages whose version changes what a stage computes (torch's fixes Triton's)
 COMPUTING_PACKAGES = {

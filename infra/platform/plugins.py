@@ -1,4 +1,4 @@
-"""Entry points through which installed packages add environments, tools, rewards, dialects and trackers."""
+"""Entry points through which installed packages add environments, tools, rewards, dialects, trackers and more."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -2,10 +2,28 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
+from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.sandbox.protocol import SandboxKind
+
+# Each an Admission of staleness.py.
+ADMISSIONS = PluginGroup(
+    "ostinato.admissions",
+    "admission",
+    {
+        "expected": "ostinato.tasks.rollout.staleness:start_when_expected",
+        "cap": "ostinato.tasks.rollout.staleness:start_at_once",
+    },
+)
 
 
 class StalenessConfig(Record):
@@ -14,13 +32,19 @@ class StalenessConfig(Record):
     max_staleness_versions: NonNegativeInt = 2
     """a sample is trained only when trainer version minus its oldest weight version is at most
     this; 0: synchronous"""
-    admission: Literal["expected", "cap"] = "expected"
-    """expected: a group starts when the trainer will have used up those before it about when it is
-    ready, and never beyond the bound; cap: as early as the bound allows, so that finished groups
-    wait"""
+    admission: str = "expected"
+    """when a group starts, never beyond the bound. expected: when the trainer will have used up
+    those before it about when it is ready; cap: as early as the bound allows, so that finished
+    groups wait; others by the entry point group ostinato.admissions"""
     pace_limit_seconds: NonNegativeFloat = 60.0
     """longest a step is held for groups that would become stale without it; after that they end as
     stale"""
+
+    @field_validator("admission")
+    @classmethod
+    def _known_admission(cls, admission: str) -> str:
+        ADMISSIONS.refuse_unknown([admission])
+        return admission
 
 
 class CurriculumConfig(Record):

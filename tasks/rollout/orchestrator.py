@@ -15,7 +15,7 @@ from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.attempts import AttemptFunction, AttemptPool
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.config import ADMISSIONS, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupResult
 from ostinato.tasks.rollout.distributions import LengthAndDuration
 from ostinato.tasks.rollout.forks import ForkedGroups
@@ -27,7 +27,7 @@ from ostinato.tasks.rollout.slots import (
     GroupState,
     SlotTable,
 )
-from ostinato.tasks.rollout.staleness import ConsumptionEstimate, StalenessPolicy
+from ostinato.tasks.rollout.staleness import Admission, ConsumptionEstimate, StalenessPolicy
 from ostinato.tasks.rollout.steps import Progress, StepFunction, StepRunner
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Orchestrator:
         self.table = SlotTable(policy, least_spread=config.least_spread)
         self._journal = journal
         self._consumption = ConsumptionEstimate()
+        self._admission: Admission = ADMISSIONS.load(config.staleness.admission)
         self._changed = asyncio.Event()
         self.attempts = AttemptPool(run_id, config, attempt, self._changed.set)
         pace_limit = config.staleness.pace_limit_seconds
@@ -198,7 +199,7 @@ class Orchestrator:
             room = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
-                useful_groups=self._useful_groups(),
+                useful_groups=self._admission(self._consumption, self.config.groups_per_step),
             )
             if room == 0:
                 detail = f"{len(self.table.groups)} groups, {running} attempts in flight"
@@ -206,11 +207,6 @@ class Orchestrator:
                 return
             self._start_group(now)
         self.progress.note("rollouts", "running attempts", f"{running} in flight", now)
-
-    def _useful_groups(self) -> int | None:
-        if self.config.staleness.admission == "cap":
-            return None
-        return self._consumption.useful_groups(self.config.groups_per_step)
 
     def _start_group(self, now: float) -> None:
         problem = self.curriculum.draw(self.table.problems)

@@ -12,7 +12,7 @@ deadlines.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of the newest duration: about the latest 10 groups or steps count
@@ -33,12 +33,24 @@ class ConsumptionEstimate:
     def saw_step(self, seconds: float) -> None:
         self.step_seconds = _smoothed(self.step_seconds, seconds)
 
-    def useful_groups(self, groups_per_step: int) -> int | None:
-        """Outstanding groups from which on another would only wait for the trainer. None: not known yet."""
-        if self.group_seconds is None or not self.step_seconds:
-            return None
-        steps_ahead = SLACK * self.group_seconds / self.step_seconds
-        return math.ceil(groups_per_step * (1 + steps_ahead))
+
+# Groups outstanding from which on no other starts, from durations and the groups of a step. None: as
+# many as the bound allows. A policy may be the choice of a recipe; lengths of what was sampled and of
+# what was trained stand in the metrics of each step, so that one which leaves slow groups out shows.
+Admission = Callable[[ConsumptionEstimate, int], int | None]
+
+
+def start_when_expected(estimate: ConsumptionEstimate, groups_per_step: int) -> int | None:
+    """Those beyond which another would only wait for the trainer, once durations are known."""
+    if estimate.group_seconds is None or not estimate.step_seconds:
+        return None
+    steps_ahead = SLACK * estimate.group_seconds / estimate.step_seconds
+    return math.ceil(groups_per_step * (1 + steps_ahead))
+
+
+def start_at_once(estimate: ConsumptionEstimate, groups_per_step: int) -> int | None:
+    """As many as the bound allows."""
+    return None
 
 
 def _smoothed(known: float | None, seen: float) -> float:

@@ -1,7 +1,7 @@
 """The orchestrator on a virtual clock: how busy the trainer and the slots are, how stale the
 samples.
 
-Run with `python -m tests.benchmarks.orchestrator [--quick] [--seed N]`. The real orchestrator, slot
+Run with `python -m tests.benchmarks.orchestrator [--quick] [--seed N] [--admission NAME]`. The real orchestrator, slot
 table, staleness policy and curriculum run against simulated attempts (log-normal durations with a
 heavy tail, shared by slots of fixed speed), steps and publishes. Compared with the same work under
 a barrier (max staleness 0). The same seed prints the same table. Prints one JSON line at the end.
@@ -18,7 +18,12 @@ from typing import Any
 
 from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
+from ostinato.tasks.rollout.config import (
+    ADMISSIONS,
+    CurriculumConfig,
+    RolloutConfig,
+    StalenessConfig,
+)
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
@@ -40,6 +45,7 @@ class Load:
     publish_seconds: float = 0.4
     failure_ratio: float = 0.01
     problems: int = 200
+    admission: str = "expected"
 
 
 @dataclass
@@ -74,7 +80,11 @@ class Simulation:
             concurrent_trajectories=load.slots,
             seed=seed,
             curriculum=CurriculumConfig(revisit_groups=1),
-            staleness=StalenessConfig(max_staleness_versions=max_staleness, pace_limit_seconds=600),
+            staleness=StalenessConfig(
+                max_staleness_versions=max_staleness,
+                admission=load.admission,
+                pace_limit_seconds=600,
+            ),
         )
         self.orchestrator = Orchestrator(
             "sim",
@@ -161,9 +171,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20 steps instead of 60")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--admission", default="expected", choices=ADMISSIONS.names)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    load = Load(steps=20 if arguments.quick else 60)
+    load = Load(steps=20 if arguments.quick else 60, admission=arguments.admission)
     rows = measure(load, arguments.seed)
     print("cap  s/step   idle  slots stale  trained/sampled s  staleness")
     for cap, row in rows.items():

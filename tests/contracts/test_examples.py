@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +31,12 @@ from ostinato.tasks.records import Problem, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
+from tests.benchmarks.orchestrator import Load, Observed, Simulation
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES = ("environment", "tool", "reward", "dialect")
+PACKAGES = ("environment", "tool", "reward", "dialect", "admission")
 SOURCE = "class Box:\n    def size(self):\n        return 1\n"
 
 
@@ -76,6 +78,7 @@ def make_recipe(directory: Path, text: str) -> str:
         ("[grading.rewards]\nchess = 1.0\n", "ostinato.rewards"),
         ('[harness]\ndialect = "chess"\n', "ostinato.dialects"),
         ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
+        ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
         ('[harness]\ntools = ["outline"]\n', "compact dialect, whose tool names are token ids"),
     ],
 )
@@ -87,10 +90,11 @@ def test_a_recipe_with_a_name_that_nothing_provides_is_refused(
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_recipe_names_all_four_and_the_error_lists_them(tmp_path: Path) -> None:
+def test_a_recipe_names_all_five_and_the_error_lists_them(tmp_path: Path) -> None:
     text = (
         "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
         '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
+        '[rollout.staleness]\nadmission = "one_step_ahead"\n'
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
     assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
@@ -198,3 +202,21 @@ def test_a_scripted_model_is_rolled_out_and_graded_by_the_environment(
     assert trajectory.reward.terms["correctness"] == float(is_right)
     assert trajectory.reward.terms["brevity"] == (-0.01 if is_right else 0.0)
     assert set(trajectory.changed_files) == {"answer.txt"}
+
+
+@pytest.mark.usefixtures("installed")
+def test_groups_start_as_the_admission_says_and_slow_ones_are_trained_as_quick_ones_are() -> None:
+    load = Load(steps=15, slots=512, step_seconds=20.0)
+    ahead, early = (
+        Simulation(replace(load, admission=name), 4, seed=0).run()
+        for name in ("one_step_ahead", "cap")
+    )
+    assert mean_age(ahead) < mean_age(early) - 0.5
+    assert ahead.lost_trajectories == ahead.stale_groups == 0
+    assert ahead.trained_seconds_mean == pytest.approx(ahead.sampled_seconds_mean, rel=0.1)
+
+
+def mean_age(seen: Observed) -> float:
+    return sum(age * count for age, count in seen.staleness_groups.items()) / sum(
+        seen.staleness_groups.values()
+    )

@@ -17,6 +17,7 @@ STEP = {
     "groups": 10,
     "staleness_mean": 0.2,
     "staleness_max": 1,
+    "sampled_tokens_mean": 90.0,
     "entropy_nats": 0.3,
     "published_bytes": 8_000_000,
     "evaluation_step": 0,
@@ -37,8 +38,15 @@ def curves_of(path: Path, *rows: dict) -> dict[str, Curve]:
 
 
 def test_rl_has_plots_with_intervals_staleness_and_sizes_of_the_chain(tmp_path: Path) -> None:
-    found = curves_of(tmp_path, STEP, {**STEP, "solve_rate": 1.0, "evaluation_step": 2})
-    assert found.keys() == {"evaluation", "solve-rate", "staleness", "entropy", "weight-chain"}
+    later = {**STEP, "solve_rate": 1.0, "evaluation_step": 2, "trained_tokens_mean": 80.0}
+    found = curves_of(tmp_path, STEP, later)
+    assert found.keys() == {
+        "evaluation", "solve-rate", "pacing", "staleness", "entropy", "weight-chain",
+    }  # fmt: skip
+    assert found["pacing"].series == {
+        "sampled_tokens_mean": ((1.0, 2.0), (90.0, 90.0)),
+        "trained_tokens_mean": ((2.0,), (80.0,)),
+    }
     assert all(curve.expected.endswith(".") and plot_png(curve) for curve in found.values())
     assert found["weight-chain"].series["published_bytes"] == ((1.0, 2.0), (8.0, 8.0))
     low, high = found["solve-rate"].intervals["solve_rate"]
