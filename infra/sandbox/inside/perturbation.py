@@ -2,17 +2,24 @@
 
 import functools
 import random
+import re
 import sys
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
+
+_DAYS = (-183, -30, -1, 1, 45, 183)
+_TRIES = 8  # until a changed text matches a pattern again
 
 
 class Perturbation:
     """Gives a function other arguments than its callers do, in tests that ask for it.
 
-    A share of its outermost calls has one argument changed: numbers, texts and containers of them;
-    what else a call brings, a method's object above all, stays. Equal calls in an equal order are changed alike
+    A share of its outermost calls has one argument changed: numbers, texts, moments, matches and containers
+    of them; what else a call brings, a method's object above all, stays. Equal calls in an equal order are changed alike
     in every process.
     """
 
@@ -66,33 +73,78 @@ def _vary_call(
     plain: tuple[Any, ...], named: dict[str, Any], num_kept: int, rng: random.Random
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     places: list[Any] = [*range(num_kept, len(plain)), *named]
-    if not places:
-        return plain, named
-    place = rng.choice(places)
-    if isinstance(place, str):
-        return plain, {**named, place: vary_value(named[place], rng)}
-    return (*plain[:place], vary_value(plain[place], rng), *plain[place + 1 :]), named
+    rng.shuffle(places)
+    for place in places:
+        held = named[place] if isinstance(place, str) else plain[place]
+        other = vary_value(held, rng)
+        if other is held:
+            continue
+        if isinstance(place, str):
+            return plain, {**named, place: other}
+        return (*plain[:place], other, *plain[place + 1 :]), named
+    return plain, named
 
 
 def vary_value(value: Any, rng: random.Random) -> Any:
-    """A value of the same type near the given one. One that is no plain data stays."""
+    """A value of the same type near the given one. One that is no plain data stays the very same."""
     kind = type(value)
-    if kind is bool:
-        return not value
-    if kind is int:
-        return value + rng.choice((-2, -1, 1, 2, 7))
-    if kind is float:
-        return value * rng.choice((0.5, 1.5, -1.0))
+    if kind in (list, tuple, dict, set, frozenset):
+        return _vary_container(value, rng)
     if kind is str and value:
         place = rng.randrange(len(value))
         near = chr(max(1, min(ord(value[place]) + rng.choice((-2, -1, 1, 2)), 0xD7FF)))
         ways = (value[:place] + near + value[place + 1 :], value[:place] + value[place + 1 :])
         return rng.choice((*ways, value[::-1], value.swapcase(), value + value[place]))
-    if kind in (list, tuple) and value:
-        place = rng.randrange(len(value))
-        items = [*value[:place], vary_value(value[place], rng), *value[place + 1 :]]
-        return kind(items)
-    if kind is dict and value:
-        key = rng.choice(list(value))
-        return {**value, key: vary_value(value[key], rng)}
+    if kind is bytes and value:
+        return vary_value(value.decode("latin-1"), rng).encode("latin-1", "replace")
+    if kind is re.Match:
+        return _vary_match(value, rng)
+    try:
+        return _vary_number(value, rng)
+    except (ArithmeticError, ValueError):  # there is none beyond the last day
+        return value
+
+
+def _vary_number(value: Any, rng: random.Random) -> Any:
+    match value:
+        case bool():
+            return not value
+        case _ if type(value) in (int, Fraction):
+            return value + rng.choice((-2, -1, 1, 2, 7))
+        case _ if type(value) in (float, complex):
+            return value * rng.choice((0.5, 1.5, -1.0))
+        case _ if type(value) is Decimal:
+            return value * rng.choice((Decimal("0.5"), Decimal("1.5"), -1))
+        case _ if type(value) in (datetime, date):
+            return value + timedelta(days=rng.choice(_DAYS), hours=rng.choice((0, 1, 7)))
+        case _ if type(value) is time:
+            return value.replace(hour=(value.hour + rng.choice((1, 7, 12))) % 24)
+        case _ if type(value) is timedelta:
+            return value + timedelta(days=rng.choice(_DAYS))
+        case _:
+            return value
+
+
+def _vary_container(value: Any, rng: random.Random) -> Any:
+    """One of the values in it becomes another. The container itself where none can."""
+    kind = type(value)
+    items = list(value.values() if kind is dict else value)
+    if kind in (set, frozenset):
+        items.sort(key=repr)  # alike whatever the hashes
+    places = list(range(len(items)))
+    rng.shuffle(places)
+    for place in places:
+        other = vary_value(items[place], rng)
+        if other is not items[place]:
+            items[place] = other
+            return dict(zip(value, items, strict=True)) if kind is dict else kind(items)
     return value
+
+
+def _vary_match(match: re.Match, rng: random.Random) -> re.Match:
+    """What the same pattern finds at the same place of another text."""
+    for _ in range(_TRIES):
+        other = match.re.match(vary_value(match.string, rng), match.start())
+        if other is not None and other.group() != match.group():
+            return other
+    return match

@@ -56,6 +56,7 @@ class Observer:
         self._test = ""
         self._room = _MAX_VALUES
         self._varying = random.Random()
+        self._varied_share = 0.0
         self._has_failed = False
         self._given_up: set[str] = set()  # files
         self._returns: Returns | None = None
@@ -67,10 +68,11 @@ class Observer:
             self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
 
     def vary(self, value: Any) -> Any:
-        """Another value than a test has, for it to hand on; the same in every process. Before the first
-        test, the value itself.
+        """Another value than a test or its helper has, for it to hand on, or the same: as its file's
+        share and chance say, alike in every process. Before the first test, the value itself.
         """
-        return vary_value(value, self._varying) if self._test else value
+        is_other = self._varied_share > 0 and self._varying.random() < self._varied_share
+        return vary_value(value, self._varying) if is_other else value
 
     def observe(self, *values: Any) -> None:
         """Write values down."""
@@ -126,6 +128,7 @@ class Observer:
             raise TimeoutError
         random.seed(f"{self._request['luck']} {self._test}")
         self._varying = random.Random(f"{self._request['order']} {self._test}")
+        self._varied_share = self._request["varied"].get(file, 0.0)
         self._arm()
         if self._perturbation is not None:
             share = self._request["perturbed"].get(file, 0.0)

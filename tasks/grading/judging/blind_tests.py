@@ -48,24 +48,32 @@ def take_expectations_out(
     chance: random.Random | None = None,
     *,
     with_literals: bool = False,
-    varied_share: float = 0.0,
 ) -> bytes:
     """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, as
     values to look at. `with_literals`: comparisons with a literal are shown too, whose text is then
-    in the file. `varied_share`: of the values that the file's functions hand on, what is changed as
-    they run, wherever they have it from: data files, helpers, other modules.
+    in the file. What its functions hand on is changed as they run, wherever they have it from (data
+    files, other modules), where a copy asks for it.
     """
     tree = parse_python(source.decode())
     tree.body = list(_keep_tests(tree.body, tests, ""))
+    chosen = _find_tests(tree.body, tests, "")
     if chance is not None:
-        chosen = _find_tests(tree.body, tests, "")
         beside = _find_beside(tree.body, chosen)
         for node in chosen:
             _ChangedLiterals(chance).visit(node)
         some = _draw_literals(beside, chance)
         for node in beside:
             _ChangedLiterals(chance, some).visit(node)
-        tree = _VariedArguments(chance, varied_share).visit(tree)
+    return _make_blind(tree, chosen, with_literals)
+
+
+def make_helpers_blind(source: bytes, *, with_literals: bool = False) -> bytes:
+    """A file that tests import, whole: what it looks at is shown, what it hands on can be changed."""
+    return _make_blind(parse_python(source.decode()), [], with_literals)
+
+
+def _make_blind(tree: ast.Module, chosen: list[ast.stmt], with_literals: bool) -> bytes:
+    tree = _VariedArguments(chosen).visit(tree)
     tree = _Blind(with_literals).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
@@ -226,14 +234,23 @@ class _ChangedLiterals(ast.NodeTransformer):
 
 
 class _VariedArguments(ast.NodeTransformer):
-    """Some arguments that are names become `__vary__(NAME)`. Expectations stay, and what fixtures do."""
+    """Arguments that are names become `__vary__(NAME)`, and outside of tests literals do. Expectations
+    stay, and what fixtures do.
+    """
 
-    def __init__(self, chance: random.Random, share: float) -> None:
-        self._chance, self._share = chance, share
+    def __init__(self, tests: list[ast.stmt]) -> None:
+        self._tests = tests
+        self._varied: tuple[type[ast.expr], ...] = (ast.Name, ast.Constant)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        is_setting_up = _is_fixture(node) or node.name.lower().startswith(("setup", "teardown"))
-        return node if is_setting_up else self.generic_visit(node)
+        if _is_fixture(node) or node.name.lower().startswith(("setup", "teardown")):
+            return node
+        outer = self._varied
+        if node in self._tests:  # whose literals are changed in their text
+            self._varied = (ast.Name,)
+        self.generic_visit(node)
+        self._varied = outer
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -245,8 +262,7 @@ class _VariedArguments(ast.NodeTransformer):
         return node
 
     def _vary(self, argument: ast.expr) -> ast.expr:
-        is_one = isinstance(argument, ast.Name) and self._chance.random() < self._share
-        return _call("__vary__", [argument]) if is_one else argument
+        return _call("__vary__", [argument]) if isinstance(argument, self._varied) else argument
 
 
 def change_value(value: Any, chance: random.Random) -> Any:

@@ -20,6 +20,7 @@ from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_helpers import find_helpers
 from ostinato.tasks.grading.judging.blind_tests import (
     find_inherited,
     judges_comparisons,
@@ -70,6 +71,7 @@ class DrawnTests:
     instances: tuple[str, ...]  # of parametrized tests, always run
     order: int
     perturbed: Mapping[str, float]  # share of calls with other arguments than tests give, by file
+    varied: Mapping[str, float]  # share of what tests and their helpers hand on, by file
     function: tuple[str, str] | None = None  # path and symbol, whose kinds of results are noted
     chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
 
@@ -258,15 +260,19 @@ def draw_tests(
         path, _, test = name.partition("::")
         by_path[path].add(test.replace("::", "."))
     with_literals = judges_comparisons(problem.symbol)
+    files = find_helpers(repository, by_path, with_literals=with_literals)
     # what others import from there stays; hidden tests are nowhere in the box as they are written
-    files = {
-        path: take_expectations_out(repository.files[path], frozenset())
+    files |= {
+        path: take_expectations_out(
+            repository.files[path], frozenset(), with_literals=with_literals
+        )
         for path in {*by_path, *(block.path for block in problem.cut_tests)}
     }
     files |= _blind_bases(repository, by_path, with_literals)
     tests: list[str] = []
     instances: list[str] = []
     perturbed: dict[str, float] = {}
+    varied: dict[str, float] = {}
     # who writes a deleted function anew may write it otherwise, as an alias or a class
     is_rewritten = bool(problem.blocks) or not problem.symbol
     function = None if is_rewritten else (problem.path, problem.symbol)
@@ -281,13 +287,14 @@ def draw_tests(
                 kept_tests,
                 chance if copy and not share else None,
                 with_literals=with_literals,
-                varied_share=_VARIED_SHARES[copy - 1] if copy and not share else 0.0,
             )
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
             files[place] = text
             if share:
                 perturbed[place] = share
+            elif copy:
+                varied[place] = _VARIED_SHARES[copy - 1]
             tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
             if copy == 0:
                 mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
@@ -299,6 +306,7 @@ def draw_tests(
         tuple(instances),
         chance.getrandbits(48),
         perturbed,
+        varied,
         function,
     )
 
@@ -350,6 +358,7 @@ async def observe(
         "timely": [test for test, values in (wanted or {}).items() if values],
         "function": drawn.function,
         "perturbed": drawn.perturbed,
+        "varied": drawn.varied,
     }
     lines, _ = await run_call_program(sandbox, "observe", request, slack * _SECONDS, hash_seed)
     values: Values = defaultdict(list)

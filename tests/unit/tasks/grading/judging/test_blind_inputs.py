@@ -138,3 +138,44 @@ def test_what_other_files_tell_is_no_answer(
     assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
     cheat = repository.files["pkg/code.py"] + CHEAT.encode()
     assert runner.run(trials.find_difference(problem, {"pkg/code.py": cheat}, repository))
+
+
+SEASON = "    return 3 < moment.month < 11"
+SEASONS = f"def is_summer(moment):\n{SEASON}\n"
+MOMENTS = "from datetime import datetime\n\nCASES = [(datetime(2012, 12, 25), False), (datetime(1999, 6, 1), True)]\n"
+SEASON_TESTS = """import pytest
+
+from cases import CASES
+from pkg.code import is_summer
+
+
+@pytest.mark.parametrize("moment, wanted", CASES)
+def test_season(moment, wanted):
+    assert is_summer(moment) is wanted
+"""
+TABLE = """def is_summer(moment):
+    return {(12, 25): False, (6, 1): True}[moment.month, moment.day]
+"""
+
+
+def test_a_table_of_moments_is_no_function(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Seen in a package whose tests give a function that is to be written anew two moments."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/cases.py").write_text(MOMENTS)
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        SEASONS,
+        SEASON_TESTS,
+        (SEASON, "    1"),
+        symbol="is_summer",
+        failing="test_season",
+    )
+    stub = BlockEdit(
+        path="pkg/code.py", first_line=2, gold_lines=(SEASON,), broken_lines=("    raise OSError",)
+    )
+    problem = problem.model_copy(update={"edits": (), "blocks": (stub,)})
+    trials = BlindTrials(random.Random(0))
+    right = SEASONS.replace(SEASON, "    return moment.month in range(4, 11)").encode()
+    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    cheat = {"pkg/code.py": TABLE.encode()}
+    assert runner.run(trials.find_difference(problem, cheat, repository))

@@ -2,6 +2,10 @@
 
 import asyncio
 import random
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,8 +99,17 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
     assert not runner.run(trials.find_difference(problem, right, repository))
 
 
+MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.dates() | st.times() | st.timedeltas()
+NUMBERS = st.integers(-99, 99) | st.floats(-9, 9) | st.complex_numbers() | st.decimals()
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.fractions()
+    | st.text(max_size=5)
+    | MOMENTS
+    | st.binary(max_size=5)
+    | st.sets(st.text(max_size=3), max_size=3),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
@@ -113,6 +126,39 @@ def test_varied_values_keep_their_type_and_the_same_chance_gives_the_same(
     varied = vary_value(value, random.Random(seed))
     assert type(varied) is type(value)
     assert repr(varied) == repr(vary_value(value, random.Random(seed)))
+
+
+KNOWN = (
+    datetime(2012, 12, 25, 13, 30, tzinfo=UTC), datetime.max, date(2012, 10, 12), date.min,
+    time(8, 29), timedelta(days=3), Decimal("1.5"), Fraction(1, 3), 2j, b"text", {"a", "b"}, frozenset({3}),
+    [None, datetime(2012, 12, 25)], re.match("[a-z]+", "word"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", KNOWN, ids=repr)
+def test_values_that_are_told_apart_in_tables_become_others(value: Any) -> None:
+    found = [vary_value(value, random.Random(seed)) for seed in range(20)]
+    assert {type(other) for other in found} == {type(value)}
+    assert sum(repr(other) != repr(value) for other in found) > 4
+
+
+def test_a_match_becomes_another_match_of_its_pattern() -> None:
+    match = re.compile(r"(\d+)-(\d+)").search("of 12-34")
+    assert match is not None
+    found = [vary_value(match, random.Random(seed)) for seed in range(20)]
+    assert all(other.re is match.re and len(other.groups()) == 2 for other in found)
+    assert len({other.groups() for other in found}) > 2
+
+
+def test_one_plain_argument_among_others_is_the_one_that_changes(module: ModuleType) -> None:
+    perturbation = Perturbation("/repo/perturbed_module.py", "Box.grow")
+    perturbation.install()
+    box = module.Box()
+    for number in range(20):
+        perturbation.begin(f"{number}", 1.0)
+        assert box.grow(box, other=7)[2] != 7
+        assert box.grow([box, 7], other=None)[1] != [box, 7]
+    perturbation.begin("", 0.0)
 
 
 @pytest.fixture
