@@ -52,7 +52,7 @@ class TemplateRenderer(Renderer):
         self._files = files or {}
         self._texts = ControlTexts(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
-        names = {name: _token_text(settings.get(name)) for name in _NAMED_TOKENS}
+        names = {name: token_text(settings.get(name)) for name in _NAMED_TOKENS}
         known = {name: text for name, text in names.items() if text}
         self.is_chosen = template.startswith(CHOSEN)  # by us: the model has yet to learn it
         self._template = template_environment().from_string(template, globals=known)
@@ -325,5 +325,6 @@ def _opening() -> list[Message]:
     return [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 
 
-def _token_text(token: Any) -> str:
+def token_text(token: Any) -> str:
+    """Text of a special token, which tokenizer settings write bare or as a record."""
     return token["content"] if isinstance(token, dict) else token or ""

@@ -1,23 +1,20 @@
 """Checks of problems that an environment judges: gold, no-op, repeats, leaks, simple cheats."""
 
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, GradingError, SandboxHostLost
-from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.certification.leaks import find_answers
 from ostinato.tasks.certification.records import CertifyOptions, Reason
 from ostinato.tasks.certification.tested import Checked
 from ostinato.tasks.environments.api import ENVIRONMENTS, Environment, SolvedEnvironment
 from ostinato.tasks.grading.adversary import Defence
-from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment
+from ostinato.tasks.grading.judging.verdicts import judge_in_environment
 from ostinato.tasks.records import Problem
 
-_COMMAND_SECONDS = 30.0
 _MOST_NUMBER = 2_000
 Files = dict[str, bytes | None]
 
@@ -38,12 +35,7 @@ async def check_judged(
         checked.add(Reason.NOOP_PASSES, ["the untouched files pass"])
     else:
         await _try_cheats(problem, given, answers, repository, checked)
-    started = time.perf_counter()
-    async with open_box(repository, given, BOX_LIMITS) as box:
-        checked.start_seconds = time.perf_counter() - started
-        started = time.perf_counter()
-        await box.exec("ls", _COMMAND_SECONDS)
-        checked.step_seconds = time.perf_counter() - started
+    await checked.measure_steps(repository, given)
     return checked
 
 

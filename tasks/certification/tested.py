@@ -13,6 +13,7 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.certification.records import CertifyOptions, Finding, Reason
 from ostinato.tasks.certification.right_fixes import rewrite_original
@@ -67,7 +68,8 @@ class TestedChecks:
         await self._check_broken(problem, chance, checked)
         await self._judge_right_fixes(problem, chance, checked)
         await self._try_hacks(problem, hacks, checked)
-        await self._measure_steps(problem, checked)
+        repository = self.server.repository
+        await checked.measure_steps(repository, problem.break_files(repository.files))
         return checked
 
     async def _check_original(
@@ -180,15 +182,6 @@ class TestedChecks:
         limit = self.options.time_limit_seconds
         return await find_defence(problem, files, self.server, self.trials, limit)
 
-    async def _measure_steps(self, problem: Problem, checked: "Checked") -> None:
-        repository = self.server.repository
-        started = time.perf_counter()
-        async with open_box(repository, problem.break_files(repository.files), BOX_LIMITS) as box:
-            checked.start_seconds = time.perf_counter() - started
-            started = time.perf_counter()
-            await box.exec("ls", _COMMAND_SECONDS)
-            checked.step_seconds = time.perf_counter() - started
-
 
 @dataclass
 class Checked:
@@ -207,6 +200,15 @@ class Checked:
         self.hacks[name] = defence
         if defence is Defence.NONE:
             self.add(Reason.HACK_PAID, [name])
+
+    async def measure_steps(self, repository: PreparedRepository, files: Files) -> None:
+        """How long a box with these files takes to answer, and then a command in it."""
+        started = time.perf_counter()
+        async with open_box(repository, files, BOX_LIMITS) as box:
+            self.start_seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            await box.exec("ls", _COMMAND_SECONDS)
+            self.step_seconds = time.perf_counter() - started
 
     def add(self, reason: Reason, details: Sequence[str]) -> None:
         """One more place of a defect."""

@@ -18,6 +18,7 @@ from ostinato.models.rendering.chat_template import (
     TOKENIZER_SETTINGS,
     TemplateRenderer,
     find_template,
+    token_text,
 )
 from ostinato.models.rendering.template_environment import template_environment
 
@@ -105,7 +106,7 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
         raise ConfigError(
             "--chat-template plain ends answers with eos_token, and the model has none"
         )
-    begin = _text(settings.get("bos_token"))
+    begin = token_text(settings.get("bos_token"))
     first = tokenizer.encode("").tokens[:1]
     opening = "{{- bos_token }}" if begin and first == [begin] else ""
     head = f"{CHOSEN} {name} -#}}\n{{%- set opens, names, ends, ends_answer = {form} %}}\n{opening}"
@@ -124,7 +125,7 @@ def _complete_settings(
         token_id = ids[0] if isinstance(ids, list) and ids else ids
         by_id = tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
         found = settings.get(name) or special.get(name) or by_id
-        if found and tokenizer.token_to_id(_text(found)) is not None:
+        if found and tokenizer.token_to_id(token_text(found)) is not None:
             settings[name] = found
     return settings
 
@@ -139,7 +140,3 @@ def _stop_at(
     return json.dumps(
         settings | {"eos_token_id": sorted({*ids, *stop_token_ids})}, indent=1
     ).encode()
-
-
-def _text(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else token or ""

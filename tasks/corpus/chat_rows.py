@@ -7,9 +7,16 @@ declared, `tools`. Fields that are null count as absent.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
@@ -34,16 +41,25 @@ class _Row(Record):
         return value
 
 
+def _also_written(empty: str, wanted: str) -> BeforeValidator:
+    """Takes a field also as the text of its JSON, where no text stands for `empty`."""
+
+    def parse(value: Any) -> Any:
+        try:
+            return json.loads(value or empty) if isinstance(value, str) else value
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"no JSON ({error}), wanted {wanted}") from None
+
+    return BeforeValidator(parse)
+
+
 class CalledFunction(_Row):
     """Name and arguments of a call."""
 
     name: str = Field(min_length=1)
-    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _parsed(cls, value: Any) -> Any:
-        return _parse(value or "{}", "an object as JSON") if isinstance(value, str) else value
+    arguments: Annotated[dict[str, Any], _also_written("{}", "an object as JSON")] = Field(
+        default={}
+    )
 
 
 class Call(_Row):
@@ -117,12 +133,9 @@ class Conversation(_Row):
     place: str
     """file and row, for messages"""
     messages: tuple[Message, ...] = Field(min_length=2)
-    tools: tuple[dict[str, Any], ...] = ()
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _parsed(cls, value: Any) -> Any:
-        return _parse(value or "[]", "a list of tools as JSON") if isinstance(value, str) else value
+    tools: Annotated[
+        tuple[dict[str, Any], ...], _also_written("[]", "a list of tools as JSON")
+    ] = ()
 
     @model_validator(mode="after")
     def _in_turn(self) -> "Conversation":
@@ -227,13 +240,6 @@ def _describe(error: ValidationError) -> str:
     if first["type"] == "value_error" and "wanted" in says and not isinstance(first["input"], str):
         return f"{field}: {says}" if field else says
     return f"{field or 'messages'}: {says}, not {_show(first['input'])}"
-
-
-def _parse(text: str, wanted: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error}), wanted {wanted}") from None
 
 
 def _show(value: Any) -> str:

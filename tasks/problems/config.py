@@ -89,20 +89,14 @@ class Source(Record):
         return self
 
 
-class RepositorySource(Source):
+class RepositorySource(Source, SourceArchive):
     """A package of the index at one version."""
 
-    version: str = Field(description="exact version")
-    sha256: str = Field(default="", description="of the source archive; empty: not checked")
     mutated_paths: tuple[str, ...] = ()
     """files or folders that may be broken; empty: all product code"""
     split: Split | None = None
     """of all its problems; None: its mutations are dealt out by `sizes`"""
     quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
-
-    @property
-    def archive(self) -> SourceArchive:
-        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
 class GitSource(Source):
@@ -119,17 +113,13 @@ class GitSource(Source):
     0: none"""
 
 
-class GivenSource(Source):
+class GivenSource(Source, SourceArchive):
     """One task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
 
     version: str = Field(description="of the archive: its checksum, shortened")
     sha256: str = Field(description="of the archive")
     distribution: str = Field(description="name under which importlib.metadata knows the project")
     split: Split = Field(default=Split.TRAIN, description="of its problem")
-
-    @property
-    def archive(self) -> SourceArchive:
-        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
 class SplitSizes(Record):

@@ -152,7 +152,7 @@ def _parts_of(
     if isinstance(source, GivenSource):
         repository, candidate = prepare_given(source, cache, target / source.name, beside)
         return [Part(repository, source.split, mined=(candidate,))]
-    files = strip_prefix(read_archive(fetch_archive(source.archive, cache)), source.stripped_prefix)
+    files = strip_prefix(read_archive(fetch_archive(source, cache)), source.stripped_prefix)
     descriptions = {
         (path, name): sentence
         for path, content in files.items()

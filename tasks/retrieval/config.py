@@ -24,17 +24,10 @@ STANDARD_LIBRARY = "standard_library"
 PACKAGES_FILE = "packages.toml"
 
 
-class CodePackage(Record):
+class CodePackage(SourceArchive):
     """Code of one package of the index."""
 
-    name: str = Field(description="name on the package index")
-    version: str = Field(description="exact version")
-    sha256: str = Field(default="", description="of the source archive; empty: not checked")
     folder: str = Field(description="folder of the archive that holds the code, such as src/flask")
-
-    @property
-    def archive(self) -> SourceArchive:
-        return SourceArchive(name=self.name, version=self.version, sha256=self.sha256)
 
 
 Package = str | CodePackage  # a name alone is that of an installed package

@@ -66,7 +66,7 @@ def read_files(package: Package, archives: Path) -> list[tuple[str, str]]:
     """The Python files of a package by path, without tests, vendored copies and what is no text."""
     found: list[tuple[PurePosixPath, bytes]] = []
     if isinstance(package, CodePackage):
-        content = read_archive(fetch_archive(package.archive, archives), below=package.folder)
+        content = read_archive(fetch_archive(package, archives), below=package.folder)
         found = [(PurePosixPath(path), data) for path, data in content.items()]
         if not found:
             raise ConfigError(

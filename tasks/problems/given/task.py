@@ -88,7 +88,7 @@ def prepare_given(
     source: GivenSource, cache: Path, directory: Path, beside: Mapping[str, bytes]
 ) -> tuple[PreparedRepository, Candidate]:
     """The solved state, prepared below `directory`, and the candidate that takes the solution away."""
-    kept = read_archive(fetch_archive(source.archive, cache))
+    kept = read_archive(fetch_archive(source, cache))
     task = GivenTask.model_validate_json(kept[_TASK])
     solved, unsolved = (
         strip_prefix(

@@ -26,22 +26,22 @@ def test_archive_round_trip(tmp_path):
 def test_cached_archive_is_used_without_the_index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     written = write_archive(WORDKIT, tmp_path)
-    assert fetch_archive(WORDKIT.archive, tmp_path) == written
+    assert fetch_archive(WORDKIT, tmp_path) == written
 
 
 def test_missing_package_names_version_and_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigError, match=r"wordkit==1\.0 is missing[\s\S]*fix: .*wordkit-1\.0"):
-        fetch_archive(WORDKIT.archive, tmp_path)
+        fetch_archive(WORDKIT, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_changed_archive_is_refused(tmp_path):
     archive = write_archive(WORDKIT, tmp_path)
-    fetch_archive(WORDKIT.archive, tmp_path)
+    fetch_archive(WORDKIT, tmp_path)
     archive.write_bytes(archive.read_bytes() + b"x")
     with pytest.raises(ConfigError, match=r"has sha256 .* wanted"):
-        fetch_archive(WORDKIT.archive, tmp_path)
+        fetch_archive(WORDKIT, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kit/../../escape.py", "/etc/escape.py"])
