@@ -41,8 +41,8 @@ def control_rows(
             f"held-out mutations, control: {_name(control)}",
             f"{control.solved:.1%}",
             f"{report.trained.solved:.1%}",
-            f"{_points(control)} points, 95 % by function, {control.generated_tokens:.0f} and "
-            f"{report.trained.generated_tokens:.0f} tokens; RL is {verdict} all controls at equal tokens",
+            f"{_points(control)} points, 95 % by function, {_conduct(control, report.trained)}; "
+            f"RL is {verdict} all controls at equal tokens",
         )
         for control in report.controls
     ]
@@ -70,6 +70,18 @@ def show_controls(report: ControlReport) -> None:
         say(", ".join(f"{name} {value}" for name, value in row.items() if value))
     say(f"differences in points, 95 % by function: the trained one {verdict}")
     show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
+
+
+def _conduct(control: Control, trained: Control) -> str:
+    """What attempts take and how they go, those of the control first. Tokens alone where it makes several."""
+    text = f"{control.generated_tokens:.0f} and {trained.generated_tokens:.0f} tokens"
+    if control.tool_calls is None or trained.tool_calls is None:
+        return text
+    return (
+        f"{text}, first edit {share(control.first_edit_solved)} and {share(trained.first_edit_solved)}, "
+        f"tool calls {control.tool_calls:.2f} and {trained.tool_calls:.2f}, "
+        f"limit or repeat {share(control.cut_ratio)} and {share(trained.cut_ratio)}"
+    )
 
 
 def _name(control: Control) -> str:

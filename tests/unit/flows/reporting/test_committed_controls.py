@@ -67,3 +67,16 @@ def test_they_stand_below_the_runs_own(
     ]  # fmt: skip
     assert committed == committed_rows(name)
     assert len(committed) == count
+
+
+def test_the_start_is_compared_in_all_that_controls_are_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
+    context = open_context(tmp_path, "mine")
+    start, *others = control_rows(context, evaluated(context, "+-"), evaluated(context, "++"))
+    assert (start.before, start.after) == ("50.0%", "100.0%")
+    assert "first edit 0.0% and 0.0%, tool calls 2.00 and 2.00" in start.note
+    assert "limit or repeat 0.0% and 0.0%" in start.note
+    assert all("90 and 90 tokens" in row.note for row in (start, *others))
+    assert not any("first edit" in row.note for row in others)  # no figure of one attempt
