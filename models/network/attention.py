@@ -21,6 +21,7 @@ from ostinato.models.network.parallel.context import (
     in_order,
     my_chunks,
 )
+from ostinato.models.network.prefixes import PrefixTree
 
 
 class BlockCoreAttention(torch.nn.Module):
@@ -45,19 +46,17 @@ class BlockCoreAttention(torch.nn.Module):
         query_TBNH: Tensor,
         key_TBMH: Tensor,
         value_TBMV: Tensor,
-        attention_mask: None,
+        attention_mask: PrefixTree | None,
         /,
         **_: Any,
     ) -> Tensor:
-        """Attends each token to itself and all before it in its row."""
-        if attention_mask is not None:
-            raise ValueError(
-                "attention_mask is set, wanted None: rows are causal and padded at the end only"
-            )
+        """Attends each token to itself and all before it in its row, or in a tree of rows."""
         # normed queries and keys come wider than values
         query_TBNH, key_TBMH, value_TBMV = (
             to_product_dtype(part) for part in (query_TBNH, key_TBMH, value_TBMV)
         )
+        if attention_mask is not None:
+            return _attend_tree(query_TBNH, key_TBMH, value_TBMV, attention_mask)
         if context_ranks() == 1:
             return _attend(query_TBNH, key_TBMH, value_TBMV)
         key_SBMH, value_SBMV = key_TBMH, value_TBMV
@@ -70,6 +69,29 @@ class BlockCoreAttention(torch.nn.Module):
             end = (chunk + 1) * size
             mixed.append(_attend(query, key_SBMH[:end], value_SBMV[:end]))
         return torch.cat(mixed)
+
+
+def _attend_tree(
+    query_T1NH: Tensor, key_T1MH: Tensor, value_T1MV: Tensor, tree: PrefixTree
+) -> Tensor:
+    """Rows of a tree, whose nodes the T tokens are, in calls of like rows. One gather each: backward of a gather
+    fills a whole gradient.
+    """
+    sizes = [(call.num_keys, call.num_queries, call.num_rows) for call in tree.calls]
+    keys, values = (
+        part.squeeze(1).index_select(0, tree.keys_SJ).split([s * j for s, _, j in sizes])
+        for part in (key_T1MH, value_T1MV)
+    )
+    queries = query_T1NH.squeeze(1).index_select(0, tree.queries_QJ)
+    mixed = [
+        _attend(
+            query.unflatten(0, (q, j)), key.unflatten(0, (s, j)), value.unflatten(0, (s, j))
+        ).flatten(0, 1)
+        for (s, q, j), query, key, value in zip(
+            sizes, queries.split([q * j for _, q, j in sizes]), keys, values, strict=True
+        )
+    ]
+    return torch.cat(mixed).index_select(0, tree.outputs_N).unsqueeze(1)
 
 
 def _attend(query_TBNH: Tensor, key_SBMH: Tensor, value_SBMV: Tensor) -> Tensor:

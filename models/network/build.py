@@ -29,6 +29,7 @@ from ostinato.models.network.parallel.shards import (
     mark_heads,
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
+from ostinato.models.network.prefixes import PrefixTree, rotating_nodes
 from ostinato.models.network.routing import RankRouters, replaying
 from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.network.trunk import block_modules, megatron_config
@@ -37,13 +38,12 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 
-class ScoreOptions(TypedDict, total=False):
-    """Options of `TrainerModel.token_logprobs_and_entropy`, entropy apart."""
+class RowOptions(TypedDict, total=False):
+    """How rows are read, see `TrainerModel.run_chunk`."""
 
-    mask_BT: Tensor | None
     padding_BT: Tensor | None
     plausibility_ratio: float
-    temperature_B: Tensor | None
+    tree: PrefixTree | None
 
 
 class TrainerModel(torch.nn.Module):
@@ -136,65 +136,58 @@ class TrainerModel(torch.nn.Module):
         self,
         tokens_BT: Tensor,
         routes_BTLK: Tensor | None = None,
+        **options: Unpack[RowOptions],
+    ) -> Tensor:
+        """Returns hidden_TBD after the final norm, time first, of this rank's part of the rows. See `run_chunk`."""
+        return self.run_chunk(self.trunk, tokens_BT, routes_BTLK, **options)
+
+    def run_chunk(
+        self,
+        chunk: ChunkGPT,
+        tokens_BT: Tensor,
+        routes_BTLK: Tensor | None = None,
         *,
         padding_BT: Tensor | None = None,
         plausibility_ratio: float = 0.5,
+        tree: PrefixTree | None = None,
     ) -> Tensor:
-        """Returns hidden_TBD after the final norm, time first, of this rank's part of the rows.
-
-        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
-        count for load balancing.
-        """
-        if padding_BT is not None:
-            padding_BT = take_mine(padding_BT, 1)
-        with replaying(self.trunk, routes_BTLK, plausibility_ratio):
-            return self.run_chunk(self.trunk, take_mine(tokens_BT, 1), padding_BT)
-
-    def run_chunk(self, chunk: ChunkGPT, tokens_BT: Tensor, padding_BT: Tensor | None) -> Tensor:
         """Returns the states after a chunk, time first. Under sequence parallelism this rank's part of
         them, of the last chunk all. Where there is one before, `chunk.decoder.input_tensor` holds what it
         gave.
+
+        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
+        count for load balancing. With a tree, chunks pass on the states of its nodes; the last gives the rows'.
         """
+        if tree is not None:
+            tokens_BT, padding_BT, routes_BTLK = tree.pick(tokens_BT, routes_BTLK)
+        elif padding_BT is not None:
+            padding_BT = take_mine(padding_BT, 1)
         is_cut = chunk.config.sequence_parallel
         if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
             padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
-        with mixed_context(self.is_mixed):
-            hidden_TBD = chunk(tokens_BT, None, None, padding_mask=padding_BT)
+        with (
+            replaying(chunk, routes_BTLK, plausibility_ratio),
+            rotating_nodes(chunk, tree),
+            mixed_context(self.is_mixed),
+        ):
+            hidden_TBD = chunk(take_mine(tokens_BT, 1), None, tree, padding_mask=padding_BT)
         hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:
             hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
-        return hidden_TBD
+        return hidden_TBD if tree is None or not chunk.post_process else tree.spread(hidden_TBD)
 
     def token_logprobs(
-        self, tokens_BT: Tensor, routes_BTLK: Tensor | None = None, **options: Unpack[ScoreOptions]
-    ) -> Tensor:
-        """The log-probabilities alone."""
-        return self.token_logprobs_and_entropy(
-            tokens_BT, routes_BTLK, with_entropy=False, **options
-        )[0]
-
-    def token_logprobs_and_entropy(
         self,
         tokens_BT: Tensor,
         routes_BTLK: Tensor | None = None,
         *,
         mask_BT: Tensor | None = None,
-        padding_BT: Tensor | None = None,
-        plausibility_ratio: float = 0.5,
         temperature_B: Tensor | None = None,
-        with_entropy: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (logprobs_BT, entropy_BT): index t holds log p(token t | tokens before t), 0 where
-        masked out, and the position's entropy in nats (no gradient).
-
-        `temperature_B` divides a row's logits; None: 1.
-        """
-        hidden_TBD = self.forward_hidden(
-            tokens_BT, routes_BTLK, padding_BT=padding_BT, plausibility_ratio=plausibility_ratio
-        )
-        return self.score_hidden(
-            hidden_TBD, tokens_BT, mask_BT, temperature_B=temperature_B, with_entropy=with_entropy
-        )
+        **options: Unpack[RowOptions],
+    ) -> Tensor:
+        """logprobs_BT: index t holds log p(token t | tokens before t), 0 where masked out."""
+        hidden_TBD = self.forward_hidden(tokens_BT, routes_BTLK, **options)
+        return self.score_hidden(hidden_TBD, tokens_BT, mask_BT, temperature_B=temperature_B)[0]
 
     def score_hidden(
         self,
@@ -205,8 +198,8 @@ class TrainerModel(torch.nn.Module):
         temperature_B: Tensor | None = None,
         with_entropy: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known. Zeros where
-        nothing is asked.
+        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known: the position's entropy
+        in nats has no gradient. `temperature_B` divides a row's logits; None: 1. Zeros where nothing is asked.
 
         With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
         positions.

@@ -28,6 +28,7 @@ from ostinato.models.network.parallel.context import (
     in_order,
     take_mine,
 )
+from ostinato.models.network.prefixes import PrefixTree
 from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
 LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
@@ -82,7 +83,9 @@ class LatentSelfAttention(MegatronModule):
             gather_output=False,
         )
 
-    def forward(self, hidden_states: Tensor, attention_mask: None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: PrefixTree | None, **_: Any
+    ) -> tuple[Tensor, None]:
         """Output time first, and None as bias."""
         latent, key_rotated_TBR = self.kv_down(hidden_states).split(
             (self.key_value_rank, self.widths[1]), -1
@@ -102,7 +105,10 @@ class LatentSelfAttention(MegatronModule):
             hidden_states = self.q_norm(self.q_down(hidden_states))
         query_TBNH = _heads(self.q_up(hidden_states)[0], sum(self.widths))
         query_plain_TBNC, query_rotated_TBNR = query_TBNH.split(self.widths, -1)
-        cos_TR, sin_TR, score_scale = self._angles(key_rotated_TBR)
+        positions_T = torch.arange(len(key_rotated_TBR), device=key_rotated_TBR.device)
+        if attention_mask is not None:
+            positions_T = attention_mask.positions_N
+        cos_TR, sin_TR, score_scale = self._angles(positions_T)
         query_rotated_TBNR = _rotate(query_rotated_TBNR, take_mine(cos_TR), take_mine(sin_TR))
         key_rotated_TBNR = _rotate(key_rotated_TBR[:, :, None], cos_TR, sin_TR)
         key_rotated_TBNR = key_rotated_TBNR.expand(-1, -1, key_plain_TBNC.shape[2], -1)
@@ -121,11 +127,11 @@ class LatentSelfAttention(MegatronModule):
             return plain_frequencies(width, base).to(current_device())
         return yarn_frequencies(width, base, yarn).to(current_device())
 
-    def _angles(self, key_TBR: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor, float]:
         """Cosines and sines of half the rotated columns, and the factor of the scores."""
         yarn = self.latent.yarn
         rotated_scale, score_scale = (1.0, 1.0) if yarn is None else yarn_scales(yarn)
-        angles = torch.arange(len(key_TBR), device=key_TBR.device).outer(self.frequencies)
+        angles = positions_T.outer(self.frequencies)
         return angles.cos() * rotated_scale, angles.sin() * rotated_scale, score_scale
 
 

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from ostinato.models.device import current_device
+from ostinato.models.network.prefixes import PrefixTree
 from ostinato.models.training.config import TRANSCRIPT_ROW_MULTIPLE
 
 SHORTEST_BUCKETS = (
@@ -34,7 +35,7 @@ ROWS_A_BATCH = 8  # of held-out shards
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """One microbatch, read in the CPU's memory. Index 0 of a row is never a target. With routes, tokens take
-    their experts where they are plausible.
+    their experts where they are plausible; with a tree, common beginnings of rows are computed once.
     """
 
     tokens_BT: Tensor
@@ -42,6 +43,15 @@ class TokenBatch:
     padding_BT: Tensor
     routes_BTLK: Tensor | None = None
     plausibility_ratio: float = 0.0
+    tree: PrefixTree | None = None
+
+    @property
+    def computed_shape(self) -> tuple[int, int]:
+        """Rows and tokens that all but attention computes."""
+        if self.tree is not None:
+            return 1, self.tree.num_nodes
+        rows, tokens = self.tokens_BT.shape
+        return rows, tokens
 
     def to(self, device: torch.device) -> "TokenBatch":
         """The batch on a device."""
@@ -51,6 +61,7 @@ class TokenBatch:
             self.padding_BT.to(device),
             None if self.routes_BTLK is None else self.routes_BTLK.to(device),
             self.plausibility_ratio,
+            None if self.tree is None else self.tree.to(device),
         )
 
 

@@ -8,6 +8,7 @@ Shapes: B rows, T tokens (of this rank where a layout cuts rows), N = B*T, D mod
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +21,8 @@ from torch.nn.functional import pad
 
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.parallel.context import context_ranks, take_mine
+from ostinato.models.network.parallel.context import context_ranks
 from ostinato.models.network.parallel.stages import ChunkGPT, pipeline_group
-from ostinato.models.network.routing import replaying
 from ostinato.models.training.batch import TokenBatch
 
 # Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.
@@ -35,7 +35,7 @@ def run_microbatches(
     """Returns (loss, targets) summed over `batches`, fp64, on all stages. Backward adds to gradients."""
     if not has_backward:
         batches = _fill_rounds(batches)
-    places = max(batch.tokens_BT.numel() for batch in batches)
+    places = max(math.prod(batch.computed_shape) for batch in batches)
     forward = functools.partial(_run_forward, model, loss, places)
     run: Any = get_forward_backward_func()
     found = run(
@@ -70,16 +70,20 @@ def _run_forward(
 ) -> tuple[Tensor, Any]:
     """A chunk's output of the next microbatch, and what makes its loss of it."""
     batch = next(batches).to(current_device())
-    rows = len(batch.tokens_BT)
+    rows, tokens = batch.computed_shape
     parts = context_ranks() * chunk.config.tensor_model_parallel_size
     received_N1D = chunk.decoder.input_tensor
     if received_N1D is not None:
-        tokens = batch.tokens_BT.shape[1] // parts
-        received_N1D = received_N1D[: tokens * rows]
-        chunk.set_input_tensor(received_N1D.view(tokens, rows, -1))
-    mine_BT = (take_mine(whole_BT, 1) for whole_BT in (batch.tokens_BT, batch.padding_BT))
-    with replaying(chunk, batch.routes_BTLK, batch.plausibility_ratio):
-        output_TBD = model.run_chunk(chunk, *mine_BT)
+        received_N1D = received_N1D[: tokens // parts * rows]
+        chunk.set_input_tensor(received_N1D.view(tokens // parts, rows, -1))
+    output_TBD = model.run_chunk(
+        chunk,
+        batch.tokens_BT,
+        batch.routes_BTLK,
+        padding_BT=batch.padding_BT,
+        plausibility_ratio=batch.plausibility_ratio,
+        tree=batch.tree,
+    )
     if chunk.post_process:
         return output_TBD, functools.partial(_take_loss, loss, batch)
     output_N1D = output_TBD.reshape(-1, 1, output_TBD.shape[-1])

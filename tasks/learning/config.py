@@ -166,7 +166,14 @@ class PackingConfig(Record):
         description="row lengths, ascending; a longer sample has a multiple of the longest",
     )
     microbatch_tokens: PositiveInt = Field(
-        default=1536, description="rows times row length; a microbatch has at least one row"
+        default=1536,
+        description="tokens that a microbatch computes at most, unless one row has more: those that its rows do not "
+        "share, without `shares_prefixes` rows times row length",
+    )
+    shares_prefixes: bool = Field(
+        default=True,
+        description="tokens that attempts have in common from their beginning, routes alike, are computed once for "
+        "all of them; attention alone reads them row by row. Not where ranks share a row (layout.context)",
     )
 
     @model_validator(mode="after")
@@ -254,6 +261,12 @@ class LearningConfig(Record):
     def parallel_layout(self) -> ParallelLayout:
         """The layout of the ranks."""
         return self.layout.over(self.world_size)
+
+    @property
+    def row_packing(self) -> PackingConfig:
+        """Packing as this layout computes it."""
+        is_sharing = self.packing.shares_prefixes and self.layout.context == 1
+        return self.packing.model_copy(update={"shares_prefixes": is_sharing})
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:

@@ -20,6 +20,7 @@ from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.head import head_logits
 from ostinato.models.network.mixed import mixed_context
 from ostinato.tasks.learning.batches.packing import Microbatch, pack
+from ostinato.tasks.learning.batches.scoring import compute_hidden
 from ostinato.tasks.learning.config import PackingConfig, RouterReplayConfig
 from ostinato.tasks.records import Hint, Sample
 
@@ -70,12 +71,7 @@ def _turn_logprobs(
     model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig
 ) -> list[Tensor]:
     """Per row, log-probabilities of the whole vocabulary at each token of its turn."""
-    hidden_TBD = model.forward_hidden(
-        on_device(batch.tokens_BT),
-        on_device(batch.routes_BTLK) if replay.enabled else None,
-        padding_BT=on_device(batch.padding_BT),
-        plausibility_ratio=replay.plausibility_ratio,
-    )
+    hidden_TBD = compute_hidden(model, batch, replay)
     found = []
     for row, mask_T in enumerate(batch.loss_mask_BT):
         before = on_device(np.flatnonzero(mask_T) - 1)

@@ -18,8 +18,8 @@ from ostinato.models.decode.config import Precision
 from ostinato.models.network.adapters import weights_put_back
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import pack
+from ostinato.tasks.learning.batches.scoring import compute_hidden, score_batch
 from ostinato.tasks.learning.config import PARITY_ALARM_K3, LearningConfig
-from ostinato.tasks.learning.ranks.share import compute_hidden, score_batch
 from ostinato.tasks.learning.report import Mismatch, Parity, TokenScores, measure_mismatch
 from ostinato.tasks.records import Sample
 
@@ -87,7 +87,7 @@ class StepParity:
         )
 
     def _score(self, model: TrainerModel, samples: Sequence[Sample], version: int) -> None:
-        for batch in pack(samples, [0.0] * len(samples), self._config.packing):
+        for batch in pack(samples, [0.0] * len(samples), self._config.row_packing):
             replay = self._config.router_replay
             hidden_TBD = compute_hidden(model, batch, replay)
             logprobs_BT, _ = score_batch(model, batch, hidden_TBD, with_entropy=False)

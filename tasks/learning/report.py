@@ -77,7 +77,10 @@ class StepReport(Record):
     computed_tokens: int = Field(
         description="tokens of computed samples, prompt and tool results included"
     )
-    padding_ratio: float = Field(description="padding over all places of the microbatches")
+    shared_ratio: float = Field(
+        default=0.0, description="share of them that stands at the beginning of another sample too"
+    )
+    padding_ratio: float = Field(description="padding over all places that were computed")
     sampled_tokens: int = Field(description="tokens that carry loss")
     sample_reward_mean: float = Field(description="over samples that are trained")
     advantage_absolute_mean: float = Field(description="over samples")

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from ostinato.infra.platform.errors import TrainingError
-from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.learning.batches.packing import Microbatch, deal, even_out, pack
+from ostinato.tasks.learning.batches.scoring import compute_hidden, score_batch
 from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.learning.hints import HintedRows, pack_hinted
 from ostinato.tasks.learning.parity import StepParity
@@ -86,16 +86,19 @@ class PolicyUpdate:
         microbatches = pack(
             [samples[index] for index in chosen],
             [advantages[index] for index in chosen],
-            self._config.packing,
+            self._config.row_packing,
         )
         without_replay = self._mismatch_without_replay(microbatches, weight_version)
         parity = StepParity(self._config, step, weight_version)
         parity.score_earlier(self._model, samples, earlier_weights or {})  # before weights move
-        hinted = pack_hinted(samples, self._config.packing) if objective.hint_coefficient else []
+        hinted = (
+            pack_hinted(samples, self._config.row_packing) if objective.hint_coefficient else []
+        )
         is_updated = any(is_live) or bool(hinted) or has_other_gradient
         plan = StepShare(tuple(microbatches), is_updated, tuple(hinted), entropy_coefficient)
         results, loss, scores = self._compute(plan, step)
-        places = sum(batch.tokens_BT.size for batch in microbatches)
+        places = sum(batch.places for batch in microbatches)
+        distinct_tokens = sum(batch.distinct_tokens for batch in microbatches)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
         weights_N = scores.importance_weights_N
         wall_seconds = time.perf_counter() - started_at
@@ -107,7 +110,8 @@ class PolicyUpdate:
             samples_zero_advantage=sum(not advantage for advantage in advantages),
             samples_without_tokens=has_tokens.count(False),
             computed_tokens=computed_tokens,
-            padding_ratio=1 - computed_tokens / max(1, places),
+            shared_ratio=1 - distinct_tokens / max(1, computed_tokens),
+            padding_ratio=1 - distinct_tokens / max(1, places),
             sampled_tokens=len(scores.trainer_logprobs_N),
             sample_reward_mean=_mean([sample.reward for sample in samples]),
             advantage_absolute_mean=_mean(np.abs(advantages)),
@@ -175,12 +179,8 @@ class PolicyUpdate:
         for batch in microbatches:
             if seen_tokens >= wanted_tokens:
                 break
-            logprobs_BT = self._model.token_logprobs(
-                on_device(batch.tokens_BT),
-                mask_BT=on_device(batch.loss_mask_BT),
-                padding_BT=on_device(batch.padding_BT),
-                temperature_B=on_device(batch.temperatures_B),
-            )
+            hidden_TBD = compute_hidden(self._model, batch, None)
+            logprobs_BT, _ = score_batch(self._model, batch, hidden_TBD, with_entropy=False)
             equal_BT = batch.loss_mask_BT & (batch.weight_versions_BT == weight_version)
             trainer.append(logprobs_BT.cpu().numpy()[equal_BT])
             rollout.append(batch.rollout_logprobs_BT[equal_BT])
@@ -199,7 +199,7 @@ def gather_k1(
     sums = [0.0] * len(samples)
     chosen = [index for index, sample in enumerate(samples) if sample.segment.sampled_tokens]
     picked = [samples[index] for index in chosen]
-    batches = pack(picked, [0.0] * len(picked), config.packing)
+    batches = pack(picked, [0.0] * len(picked), config.row_packing)
     for batch, rows in zip(batches, score_rows(batches), strict=True):
         for index, k1 in zip(batch.sample_indices_B, rows, strict=True):
             sums[chosen[index]] = k1

@@ -46,7 +46,8 @@ def test_token_logprobs_equal_log_softmax_of_logits() -> None:
     tokens_BT = torch.randint(
         0, SPEC.vocab_size, (2, 17), generator=torch.Generator().manual_seed(1)
     )
-    logprobs_BT, entropy_BT = model.token_logprobs_and_entropy(tokens_BT)
+    hidden_TBD = model.forward_hidden(tokens_BT)
+    logprobs_BT, entropy_BT = model.score_hidden(hidden_TBD, tokens_BT, with_entropy=True)
     expected_BTV = torch.log_softmax(forward_logits(model, tokens_BT), dim=-1)
     expected = expected_BTV[:, :-1].gather(-1, tokens_BT[:, 1:, None])[..., 0]
     torch.testing.assert_close(logprobs_BT[:, 1:], expected, atol=1e-5, rtol=1e-5)

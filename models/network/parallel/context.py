@@ -72,9 +72,12 @@ def in_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
 class RowRotaryEmbedding(RotaryEmbedding):
     """Megatron's angles, of this rank's tokens. Megatron chooses them by an index in pinned memory."""
 
+    positions_T: Tensor | None = None  # given: of the tokens, which then stand in any order
+
     def forward(self, max_seq_len: int, offset: int = 0, **_: Any) -> Tensor:  # type: ignore[override]
         """Angles [T, 1, 1, width] for rows of `max_seq_len` tokens."""
-        return take_mine(super().forward(max_seq_len, offset, packed_seq=True))
+        angles = super().forward(max_seq_len, offset, packed_seq=True)
+        return take_mine(angles) if self.positions_T is None else angles[self.positions_T]
 
 
 def row_rotary(spec: ModelSpec) -> RowRotaryEmbedding:

@@ -1,20 +1,33 @@
 """From samples of any length to microbatches of few fixed shapes.
 
+Samples that begin alike, tokens and routes, lie in one microbatch, and the trainer computes what they share once
+(models/network/prefixes.py).
+
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
 from ostinato.infra.platform.errors import TrainingError
+from ostinato.models.network.prefixes import (
+    PrefixTree,
+    build_tree,
+    find_prefixes,
+    number_nodes,
+)
 from ostinato.tasks.learning.config import PackingConfig
 from ostinato.tasks.records import Sample
 
 # Tokens of context at which a token's attention costs as much as the rest of its work (nano: head_dim * heads = 128).
 ATTENTION_PARITY_TOKENS = 2048
+# Nodes of a tree are filled up to a multiple: few shapes, which ranks of tensor parallelism can cut.
+NODE_QUANTUM = 64
+# Places of all rows over the tokens that a microbatch computes, at most: hidden states of each place are kept.
+MOST_PLACES_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +44,44 @@ class Microbatch:
     advantages_B: np.ndarray  # float32
     temperatures_B: np.ndarray  # float32, that the row's tokens were drawn at
     routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
+    nodes_BT: np.ndarray | None = (
+        None  # int64, equal where rows begin alike; None: nothing is shared
+    )
+    num_nodes: int = 0
 
     @property
     def real_tokens(self) -> int:
         """Tokens that are not padding."""
         return int((~self.padding_BT).sum())
 
+    @property
+    def distinct_tokens(self) -> int:
+        """Tokens that are computed, padding apart."""
+        if self.nodes_BT is None:
+            return self.real_tokens
+        return int(self.nodes_BT[~self.padding_BT].max(initial=-1)) + 1
+
+    @property
+    def places(self) -> int:
+        """Tokens that are computed, padding included."""
+        return self.tokens_BT.size if self.nodes_BT is None else self.num_nodes
+
+    @property
+    def cost(self) -> float:
+        """Relative work: linear in tokens plus attention's square."""
+        return self.places * (1 + self.tokens_BT.shape[1] / ATTENTION_PARITY_TOKENS)
+
+    def tree(self) -> PrefixTree | None:
+        """The rows' common beginnings."""
+        if self.nodes_BT is None:
+            return None
+        return build_tree(self.nodes_BT, self.padding_BT, self.num_nodes)
+
 
 def pack(
     samples: Sequence[Sample], advantages: Sequence[float], config: PackingConfig
 ) -> list[Microbatch]:
-    """Longest samples first, so that rows of a microbatch are alike and memory peaks at once.
-
-    A microbatch takes the bucket of its longest row and as many rows as fit its token budget.
-    """
+    """Microbatches of as many rows as their budget of tokens takes, the costliest first."""
     lengths = [trainable_length(sample.segment) for sample in samples]
     for sample, length in zip(samples, lengths, strict=True):
         if length and sample.segment.loss_mask_T[0]:
@@ -56,22 +93,58 @@ def pack(
                 f"sample {sample.sample_id} was drawn at {sample.segment.sampling}, wanted the whole "
                 "vocabulary: temperature above 0, top_p 1, top_k 0"
             )
-    order = sorted(range(len(samples)), key=lambda index: (-lengths[index], index))
-    microbatches: list[Microbatch] = []
+    if config.shares_prefixes:
+        microbatches = [
+            _stack_tree(samples, advantages, lengths, rows, config)
+            for rows in _cut_tree(samples, lengths, config)
+        ]
+    else:
+        microbatches = [
+            _stack(samples, advantages, lengths, rows, config)
+            for rows in _cut_rows(lengths, config)
+        ]
+    return sorted(microbatches, key=lambda batch: -batch.cost)
+
+
+def _cut_rows(lengths: Sequence[int], config: PackingConfig) -> list[list[int]]:
+    """Longest samples first, so that rows of a microbatch are alike. It has the bucket of its longest row."""
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    cuts: list[list[int]] = []
     start = 0
     while start < len(order):
         bucket = row_tokens(lengths[order[start]], config.bucket_tokens)
-        rows = order[start : start + max(1, config.microbatch_tokens // bucket)]
-        microbatches.append(
-            _stack(
-                [samples[row].segment for row in rows],
-                [advantages[row] for row in rows],
-                rows,
-                bucket,
-            )
-        )
-        start += len(rows)
-    return sorted(microbatches, key=lambda batch: -cost(batch.tokens_BT.shape))
+        cuts.append(order[start : start + max(1, config.microbatch_tokens // bucket)])
+        start += len(cuts[-1])
+    return cuts
+
+
+def _cut_tree(
+    samples: Sequence[Sample], lengths: Sequence[int], config: PackingConfig
+) -> list[dict[int, int]]:
+    """Samples in the order of their tokens and routes, cut where what they do not share fills a microbatch. With
+    each how many tokens it shares with the one before.
+    """
+    items = [
+        _items(sample.segment, length) for sample, length in zip(samples, lengths, strict=True)
+    ]
+    cuts: list[dict[int, int]] = []
+    nodes = longest = 0
+    for index, shared in zip(*find_prefixes(items), strict=True):
+        longest = max(longest, lengths[index])
+        nodes += lengths[index] - shared
+        places = (1 + len(cuts[-1])) * row_tokens(longest, config.bucket_tokens) if cuts else 0
+        is_full = nodes > config.microbatch_tokens
+        if not cuts or is_full or places > MOST_PLACES_PER_TOKEN * config.microbatch_tokens:
+            cuts.append({})
+            nodes, longest, shared = lengths[index], lengths[index], 0
+        cuts[-1][index] = shared
+    return cuts
+
+
+def _items(segment: Segment, length: int) -> np.ndarray:
+    """What decides, with all before it, a place's state: token and routes."""
+    routes = segment.routed_experts_TLK[:length].reshape(length, -1)
+    return np.column_stack((segment.token_ids_T[:length], routes)).astype(np.int32)
 
 
 def row_tokens(length: int, buckets: Sequence[int]) -> int:
@@ -89,7 +162,7 @@ def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
     for index, batch in enumerate(microbatches):
         rank = work.index(min(work))
         shares[rank].append(index)
-        work[rank] += cost(batch.tokens_BT.shape)
+        work[rank] += batch.cost
     return shares
 
 
@@ -102,7 +175,8 @@ def even_out(microbatches: Sequence[Microbatch], num_ranks: int) -> list[Microba
         turn = list(microbatches[start : start + num_ranks])
         turn += [_empty(turn[0])] * (num_ranks - len(turn))
         rows, tokens = (max(batch.tokens_BT.shape[axis] for batch in turn) for axis in (0, 1))
-        evened += [_widen(batch, rows, tokens) for batch in turn]
+        num_nodes = max(batch.num_nodes for batch in turn)
+        evened += [replace(_widen(batch, rows, tokens), num_nodes=num_nodes) for batch in turn]
     return evened
 
 
@@ -139,6 +213,7 @@ def _widen(batch: Microbatch, rows: int, tokens: int) -> Microbatch:
         advantages_B=pad(batch.advantages_B, 0.0),
         temperatures_B=pad(batch.temperatures_B, 1.0),
         routes_BTLK=pad(batch.routes_BTLK, MISSING_ROUTE),
+        nodes_BT=None if batch.nodes_BT is None else pad(batch.nodes_BT, 0),
     )
 
 
@@ -148,16 +223,29 @@ def trainable_length(segment: Segment) -> int:
     return int(sampled[-1]) + 1 if len(sampled) else len(segment.token_ids_T)
 
 
-def cost(shape: tuple[int, ...]) -> float:
-    """Relative work of a microbatch of [rows, tokens]: linear in tokens plus attention's square."""
-    rows, tokens = shape
-    return rows * tokens * (1 + tokens / ATTENTION_PARITY_TOKENS)
+def _stack_tree(
+    samples: Sequence[Sample],
+    advantages: Sequence[float],
+    lengths: Sequence[int],
+    shared: Mapping[int, int],
+    config: PackingConfig,
+) -> Microbatch:
+    batch = _stack(samples, advantages, lengths, list(shared), config)
+    bucket = batch.tokens_BT.shape[1]
+    nodes_BT = number_nodes([lengths[index] for index in shared], list(shared.values()), bucket)
+    num_nodes = -(-(int(nodes_BT.max()) + 1) // NODE_QUANTUM) * NODE_QUANTUM
+    return replace(batch, nodes_BT=nodes_BT, num_nodes=num_nodes)
 
 
 def _stack(
-    segments: Sequence[Segment], advantages: Sequence[float], indices: Sequence[int], bucket: int
+    samples: Sequence[Sample],
+    advantages: Sequence[float],
+    lengths: Sequence[int],
+    indices: Sequence[int],
+    config: PackingConfig,
 ) -> Microbatch:
-    rows = len(segments)
+    rows, segments = len(indices), [samples[index].segment for index in indices]
+    bucket = row_tokens(max(lengths[index] for index in indices), config.bucket_tokens)
     routes_shape = segments[0].routed_experts_TLK.shape[1:]
     batch = Microbatch(
         sample_indices_B=np.asarray(indices, dtype=np.int64),
@@ -167,12 +255,12 @@ def _stack(
         rollout_logprobs_BT=np.zeros((rows, bucket), dtype=np.float32),
         weight_versions_BT=np.full((rows, bucket), -1, dtype=np.int64),
         is_kept_cache_BT=np.zeros((rows, bucket), dtype=bool),
-        advantages_B=np.asarray(advantages, dtype=np.float32),
+        advantages_B=np.array([advantages[index] for index in indices], dtype=np.float32),
         temperatures_B=np.array([s.sampling.temperature for s in segments], dtype=np.float32),
         routes_BTLK=np.full((rows, bucket, *routes_shape), MISSING_ROUTE, dtype=np.int16),
     )
-    for row, segment in enumerate(segments):
-        length = trainable_length(segment)
+    for row, (segment, index) in enumerate(zip(segments, indices, strict=True)):
+        length = lengths[index]
         batch.tokens_BT[row, :length] = segment.token_ids_T[:length]
         batch.loss_mask_BT[row, :length] = segment.loss_mask_T[:length]
         batch.padding_BT[row, :length] = False

@@ -22,7 +22,8 @@ from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.objective import k3_nats
 from ostinato.models.training.schedule import run_microbatches
 from ostinato.tasks.learning.batches.packing import Microbatch
-from ostinato.tasks.learning.config import LearningConfig, RouterReplayConfig
+from ostinato.tasks.learning.batches.scoring import as_tokens, score_batch
+from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.learning.hints import HintedRows, hint_divergence
 from ostinato.tasks.learning.objective import entropy_bonus, policy_loss
 from ostinato.tasks.learning.report import TokenScores
@@ -167,43 +168,6 @@ class ShareWork:
         if np.isfinite(norm):
             self._optimizer.step()
         return norm
-
-
-def compute_hidden(
-    model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig
-) -> torch.Tensor:
-    """hidden_TBD of a microbatch under the experts that the engine chose."""
-    return model.forward_hidden(
-        on_device(batch.tokens_BT),
-        on_device(batch.routes_BTLK) if replay.enabled else None,
-        padding_BT=on_device(batch.padding_BT),
-        plausibility_ratio=replay.plausibility_ratio,
-    )
-
-
-def score_batch(
-    model: TrainerModel, batch: Microbatch, hidden_TBD: torch.Tensor, *, with_entropy: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
-    return model.score_hidden(
-        hidden_TBD,
-        on_device(batch.tokens_BT),
-        on_device(batch.loss_mask_BT),
-        temperature_B=on_device(batch.temperatures_B),
-        with_entropy=with_entropy,
-    )
-
-
-def as_tokens(batch: Microbatch, replay: RouterReplayConfig | None) -> TokenBatch:
-    """What a model reads of a microbatch. None: its routers choose."""
-    is_replayed = replay is not None and replay.enabled
-    return TokenBatch(
-        torch.from_numpy(batch.tokens_BT),
-        torch.from_numpy(batch.loss_mask_BT),
-        torch.from_numpy(batch.padding_BT),
-        torch.from_numpy(batch.routes_BTLK) if is_replayed else None,
-        replay.plausibility_ratio if replay is not None else 0.0,
-    )
 
 
 @torch.no_grad()

@@ -57,14 +57,21 @@ def random_samples(
     seed: int,
     temperature: float = 1.0,
     version: int = 0,
+    alike_share: float = 0.6,
     **fields,
 ) -> list[Sample]:
-    """Random tokens of random lengths with the model's own log-probabilities, about half of them sampled."""
+    """Random tokens of random lengths with the model's own log-probabilities, about half of them sampled. A share
+    of them begins as others do.
+    """
     generator = np.random.default_rng(seed)
-    samples = []
+    samples: list[Sample] = []
     for index in range(count):
         length = int(generator.integers(3, 40))
         tokens = generator.integers(0, model.spec.vocab_size, length)
+        if samples and alike_share and generator.random() < alike_share:
+            begun = samples[generator.integers(len(samples))].segment.token_ids_T
+            shared = int(generator.integers(1, 1 + min(length, len(begun))))
+            tokens[:shared] = begun[:shared]
         mask = generator.random(length) < 0.5
         mask[0], mask[-1] = False, True
         with torch.no_grad():

@@ -93,6 +93,7 @@ def test_step_is_the_plain_policy_gradient(temperature: float) -> None:
         PackingConfig(bucket_tokens=(40,), microbatch_tokens=1),
         PackingConfig(bucket_tokens=(64,), microbatch_tokens=10_000),
         PackingConfig(bucket_tokens=(4, 8, 12, 20, 40), microbatch_tokens=80),
+        PACKING.model_copy(update={"shares_prefixes": False}),
     ],
 )
 def test_step_does_not_depend_on_microbatches_padding_or_order(packing: PackingConfig) -> None:

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.transcript import SamplingDistribution
 from ostinato.infra.platform.errors import TrainingError
-from ostinato.tasks.learning.batches.packing import cost, pack, trainable_length
+from ostinato.tasks.learning.batches.packing import NODE_QUANTUM, pack, trainable_length
 from ostinato.tasks.learning.config import PackingConfig
+from ostinato.tasks.records import Sample
 from tests.unit.tasks.learning.samples import make_sample
 
 CONFIG = PackingConfig(bucket_tokens=(8, 16, 32), microbatch_tokens=64)
+APART = CONFIG.model_copy(update={"shares_prefixes": False})
 
 
 def samples_of(lengths: list[int]):
@@ -26,11 +28,13 @@ def samples_of(lengths: list[int]):
     ]
 
 
-@given(st.lists(st.integers(1, 32), max_size=40))
+@given(st.lists(st.integers(1, 32), max_size=40), st.sampled_from([CONFIG, APART]))
 @settings(deadline=None)
-def test_pack_every_sample_is_in_exactly_one_row_unchanged(lengths: list[int]) -> None:
+def test_pack_every_sample_is_in_exactly_one_row_unchanged(
+    lengths: list[int], config: PackingConfig
+) -> None:
     samples = samples_of(lengths)
-    batches = pack(samples, [float(index) for index in range(len(samples))], CONFIG)
+    batches = pack(samples, [float(index) for index in range(len(samples))], config)
     seen = np.concatenate([batch.sample_indices_B for batch in batches]) if batches else []
     assert sorted(seen) == list(range(len(samples)))
     for batch in batches:
@@ -49,17 +53,59 @@ def test_pack_every_sample_is_in_exactly_one_row_unchanged(lengths: list[int]) -
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=40))
 @settings(deadline=None)
 def test_pack_shapes_are_buckets_within_budget_costliest_first(lengths: list[int]) -> None:
-    shapes = [
-        batch.tokens_BT.shape for batch in pack(samples_of(lengths), [0.0] * len(lengths), CONFIG)
-    ]
+    batches = pack(samples_of(lengths), [0.0] * len(lengths), APART)
+    shapes = [batch.tokens_BT.shape for batch in batches]
     assert all(tokens in CONFIG.bucket_tokens and rows * tokens <= 64 for rows, tokens in shapes)
-    costs = [cost(shape) for shape in shapes]
+    costs = [batch.cost for batch in batches]
     assert costs == sorted(costs, reverse=True)
     assert sum(rows * tokens < 64 for rows, tokens in shapes) <= 1
 
 
+def begun_alike(groups: list[tuple[int, int, int]]) -> list[Sample]:
+    """Groups of (samples, tokens in common, tokens of each alone), one sample of each group in turn."""
+    samples = []
+    for attempt in range(max(count for count, _, _ in groups)):
+        for number, (count, common, alone) in enumerate(groups):
+            if attempt < count:
+                own = range(100 + 20 * attempt, 100 + 20 * attempt + alone)
+                tokens = [number, *range(10, 10 + common - 1), *own]
+                mask = [position >= common for position in range(len(tokens))]
+                samples.append(make_sample(len(samples), tokens, mask))
+    return samples
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(1, 12)), min_size=1))
+@settings(deadline=None)
+def test_pack_computes_what_samples_share_once_in_a_microbatch(
+    groups: list[tuple[int, int, int]],
+) -> None:
+    samples = begun_alike(groups)
+    batches = pack(samples, [0.0] * len(samples), CONFIG)
+    for batch in batches:
+        rows = [samples[index].segment.token_ids_T.tolist() for index in batch.sample_indices_B]
+        beginnings = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+        assert batch.distinct_tokens == len(beginnings) <= max(64, batch.places)
+        assert batch.places % NODE_QUANTUM == 0
+        assert batch.places - len(beginnings) < NODE_QUANTUM
+        assert batch.tokens_BT.size <= 8 * 64 or len(rows) == 1
+    # a group is cut at most once more than it has to be
+    most = sum(common + count * alone for count, common, alone in groups)
+    again = 20 * len(batches)
+    assert sum(batch.distinct_tokens for batch in batches) <= most + again
+
+
+def test_pack_routes_that_differ_are_not_shared() -> None:
+    first, second = begun_alike([(2, 6, 3)])
+    routes = second.segment.routed_experts_TLK.copy()
+    routes[4] = 1
+    segment = second.segment.model_copy(update={"routed_experts_TLK": routes})
+    other = second.model_copy(update={"segment": segment})
+    assert pack([first, second], [0.0] * 2, CONFIG)[0].distinct_tokens == 6 + 2 * 3
+    assert pack([first, other], [0.0] * 2, CONFIG)[0].distinct_tokens == 4 + 2 * (2 + 3)
+
+
 def test_pack_sample_beyond_the_largest_bucket_has_a_multiple_of_it() -> None:
-    batches = pack(samples_of([33, 97, 30]), [0.0] * 3, CONFIG)
+    batches = pack(samples_of([33, 97, 30]), [0.0] * 3, APART)
     assert [batch.tokens_BT.shape for batch in batches] == [(1, 128), (1, 64), (1, 32)]
 
 
