@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, dotted
 from ostinato.infra.platform.settings import load_settings
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
@@ -194,7 +194,7 @@ def load_recipe(
         values["seed"] = seed
     for override in overrides:
         _apply(values, override)
-    fixed = None if seed is None else [*overrides, *_keys_of(changes or {})]
+    fixed = None if seed is None else [*overrides, *(key for key, _ in dotted(changes or {}))]
     _seed_sections(values, Recipe, values.get("seed", 0), fixed)
     _take_model_of_base(values, path)
     _refuse_numbers(values, path)
@@ -380,14 +380,6 @@ def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     raise ConfigError(
         f"recipe {path}: extends {name!r}, wanted a neighbour or one of {recipe_names()}"
     )
-
-
-def _keys_of(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -14,6 +13,7 @@ import ostinato
 from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
 
 
@@ -33,21 +33,11 @@ def recipe_changes(recipe: Recipe) -> Iterator[str]:
     if recipe.name not in recipe_names():
         yield f"{recipe.name} is a recipe of your own"
         return
-    shipped = _flat(load_recipe(recipe.name, seed=recipe.seed).model_dump(mode="json"))
-    used = _flat(recipe.model_dump(mode="json"))
+    original = load_recipe(recipe.name, seed=recipe.seed)
+    shipped, used = (dict(dotted(one.model_dump(mode="json"))) for one in (original, recipe))
     for name in sorted(shipped.keys() | used.keys()):
         if shipped.get(name) != used.get(name):
             yield f"{name}: {shipped.get(name)} -> {used.get(name)}"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _machine(settings: Settings) -> str:

@@ -1,12 +1,13 @@
 """Base of the project's records and settings."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
 from ostinato.models.record import Record
 
-__all__ = ["Placed", "Record", "Share"]
+__all__ = ["Placed", "Record", "Share", "dotted"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -19,3 +20,12 @@ class Placed(Protocol):
 
     def placement(self) -> Any:
         """The fields, as pydantic's `exclude` takes them."""
+
+
+def dotted(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of tables in one another, by their keys with dots between."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -9,6 +9,7 @@ optimizer.pt        optional
 checkpoint.json     written last: checksum of the weights, metadata
 """
 
+import hashlib
 import json
 import shutil
 import uuid
@@ -168,8 +169,5 @@ def read_marker(directory: Path) -> dict[str, Any]:
 
 def checksum_file(path: Path) -> str:
     """Returns the xxh3-128 of a file in hex."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
@@ -314,9 +315,7 @@ class _Journal:
             if all(found.reason is not Reason.NOT_JUDGED for found in report.findings):
                 self.known[report.key] = report
         if path.exists() and whole != path.read_bytes():
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(whole)
-            partial.replace(path)
+            replace_text(path, whole.decode())
 
     def add(self, report: ProblemReport) -> None:
         """Appends a report and flushes it to the disk."""

@@ -54,7 +54,7 @@ from ostinato.infra.platform.cluster.workspace import (
 )
 from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings
-from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.platform.telemetry import fields, log_tail
 
 _logger = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ _POLL_SECONDS = 0.1
 _MARK_WAIT_SECONDS = 20.0
 _SILENCE_SECONDS = 12.0  # more than twice the pause between two beats of a child
 _FULL_DISK_BYTES = 64 * 1024
-_LOG_TAIL_LINES = 30
-_LOG_TAIL_BYTES = 64 * 1024
 # torch's CPU allocator returns big blocks to the kernel after each step without these
 CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -326,7 +324,7 @@ def _await_mark(child: _Child, directory: Path) -> None:
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"child {child.mark.pid} in {directory} did not begin within "
-                f"{_MARK_WAIT_SECONDS:.0f} s{_log_tail(directory)}"
+                f"{_MARK_WAIT_SECONDS:.0f} s{log_tail(directory / LOG)}"
             )
         time.sleep(_POLL_SECONDS / 10)
 
@@ -363,7 +361,7 @@ class _Pulse:
                 raise ClusterError(
                     f"no {what} of the child in {self._directory} for {now - since:.0f} s, wanted "
                     f"one within {limit:g} s: it is stopped, or waits for something that does not "
-                    f"come; it resumes from its last checkpoint{_log_tail(self._directory)}"
+                    f"come; it resumes from its last checkpoint{log_tail(self._directory / LOG)}"
                 )
         return progress if is_new else None
 
@@ -401,7 +399,7 @@ def _error(entry: str, directory: Path, exit_code: int) -> Exception:
     failure = read_record(directory / FAILURE, Failure)
     if failure is not None:
         error_type = ERROR_TYPES.get(failure.error_type, ClusterError)
-        return error_type(f"{failure.message}{_log_tail(directory)}")
+        return error_type(f"{failure.message}{log_tail(directory / LOG)}")
     if exit_code == EXIT_LOCKED:
         return ClusterError(f"{directory / LOCK} is held by another process, wanted by none")
     free_bytes = shutil.disk_usage(directory).free
@@ -409,20 +407,10 @@ def _error(entry: str, directory: Path, exit_code: int) -> Exception:
         return StorageError(
             f"{entry} in {directory} ended without a result, and the disk there is full: {free_bytes} "
             f"bytes free; free space, then run again: it resumes from its last checkpoint"
-            f"{_log_tail(directory)}"
+            f"{log_tail(directory / LOG)}"
         )
     how = f"by signal {-exit_code}" if exit_code < -1 else f"with exit code {exit_code}"
     return ClusterError(
         f"{entry} in {directory} ended {how} without a result; it resumes from its last checkpoint"
-        f"{_log_tail(directory)}"
+        f"{log_tail(directory / LOG)}"
     )
-
-
-def _log_tail(directory: Path) -> str:
-    path = directory / LOG
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-    return "\nlast lines of " + str(path) + ":\n" + "\n".join(f"  {line}" for line in lines)

@@ -67,26 +67,26 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
 def told_processes(variable: str, word: str) -> dict[str, list[int]]:
     """Live processes of this user by the value of an environment variable, where their command has the word."""
     found: dict[str, list[int]] = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            value = process.environ().get(variable, "").replace("-", "")
-            if value and word in " ".join(process.cmdline()):
-                found.setdefault(value, []).append(process.pid)
+    for pid, value, command in _live_processes(variable):
+        if word in command:
+            found.setdefault(value.replace("-", ""), []).append(pid)
     return found
 
 
 def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iterator[int]:
     """Ids of live processes with this in their environment, and one of the words, if any, in their command."""
+    for pid, told, command in _live_processes(variable):
+        if told == value and (not words or any(word in command for word in words)):
+            yield pid
+
+
+def _live_processes(variable: str) -> Iterator[tuple[int, str, str]]:
+    """Id, value of an environment variable and command of each live process that has a value."""
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(variable) != value:
-                continue
-            command = " ".join(process.cmdline())
-            is_live = process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            continue
-        if is_live and (not words or any(word in command for word in words)):
-            yield process.pid
+        with contextlib.suppress(psutil.Error):
+            value = process.environ().get(variable)
+            if value and process.status() != psutil.STATUS_ZOMBIE:
+                yield process.pid, value, " ".join(process.cmdline())
 
 
 def kill_processes(pids: Iterable[int]) -> None:

@@ -22,6 +22,7 @@ import httpx
 import psutil
 
 from ostinato.infra.platform.errors import ClusterError, ConfigError
+from ostinato.infra.platform.telemetry import log_tail
 
 _FOREGROUND_END_SECONDS = 13.0
 _STOP_SECONDS = 10.0
@@ -193,13 +194,13 @@ def await_ready(running: RunningService) -> None:
         code = running.process.poll()
         if code is not None:
             raise ClusterError(
-                f"service {service.name} ended with code {code}, wanted it to keep running, "
-                f"log {service.log_path}: {_tail(service.log_path)}"
+                f"service {service.name} ended with code {code}, wanted it to keep running"
+                f"{log_tail(service.log_path)}"
             )
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"service {service.name} not ready after {service.ready_within_seconds:.0f} s, "
-                f"log {service.log_path}: {_tail(service.log_path)}"
+                f"service {service.name} not ready after {service.ready_within_seconds:.0f} s"
+                f"{log_tail(service.log_path)}"
             )
         time.sleep(0.1)
 
@@ -229,7 +230,3 @@ def _launch(service: Service) -> subprocess.Popen[bytes]:
     service.log_path.parent.mkdir(parents=True, exist_ok=True)
     with service.log_path.open("ab") as log:
         return _start(service.command, service.environment, log)
-
-
-def _tail(path: Path, lines: int = 12) -> str:
-    return "\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

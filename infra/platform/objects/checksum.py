@@ -2,11 +2,10 @@
 against malice.
 """
 
+import hashlib
 from pathlib import Path
 
 import xxhash
-
-_CHUNK_BYTES = 4 * 2**20
 
 
 def checksum_bytes(data: bytes | memoryview) -> str:
@@ -16,8 +15,5 @@ def checksum_bytes(data: bytes | memoryview) -> str:
 
 def checksum_file(path: Path) -> str:
     """Checksum of a file, read in pieces."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -5,7 +5,10 @@ It owns no logger: each module has `logging.getLogger(__name__)`.
 
 import logging
 import sys
+from pathlib import Path
 
+_TAIL_LINES = 30
+_TAIL_BYTES = 64 * 1024
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -16,6 +19,16 @@ def fields(**values: object) -> str:
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
         parts.append(f"{name}={text!r}" if " " in text or not text else f"{name}={text}")
     return " ".join(parts)
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log for an error that speaks of it. Empty without a log."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    return f"\nlast lines of {path}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def configure_logging() -> None:

@@ -8,13 +8,14 @@ import fcntl
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.plugins import PluginGroup
+from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
 
 PROJECT = "ostinato"
@@ -149,7 +150,7 @@ class MlflowTracker:
             tags = {_TAG: run.run_id, "group": run.group}
             name = f"{run.group}/{run.name}"
             self._run_id = self._client.create_run(place, tags=tags, run_name=name).info.run_id
-            params = [entities.Param(name, str(value)) for name, value in _flat(run.config)]
+            params = [entities.Param(name, str(value)) for name, value in dotted(run.config)]
             for first in range(0, len(params), _PARAMS_A_CALL):
                 self._client.log_batch(self._run_id, params=params[first : first + _PARAMS_A_CALL])
 
@@ -171,14 +172,6 @@ def mlflow_client(home: Path) -> Any:
     with (home / "mlflow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two that make the tables of one database fail
         return mlflow.MlflowClient()
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 class TrackioTracker:
