@@ -44,6 +44,7 @@ def show_evaluation(
     for card in report.scorecards:
         say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
     if report.decision is not None:
+        say(f"held against {_opponent(report, held_against)}")
         say(f"gate {_word(report.decision)}: {report.decision.reason}")
         cards = (report.scorecards[0], *(() if held_against is None else (held_against,)))
         rates = {f"{card.checkpoint}\n{card.suite}": card.average for card in cards}
@@ -76,6 +77,12 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
         "; ".join(f"{name} {value}" for name, value in facts.items() if value),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _opponent(report: EvaluationReport, held_against: Scorecard | None) -> str:
+    if held_against is None:
+        return "the floor of the gate: no checkpoint serves users"
+    return f"{report.against}: solve rate {interval(held_against.average)}"
 
 
 def _word(decision: GateDecision) -> str:

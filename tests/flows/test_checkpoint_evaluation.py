@@ -79,7 +79,7 @@ def evaluate(recipe: str, checkpoint: str, report: Path, **other: object) -> int
 
 
 def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
-    prefect_server: None, home: Path, tmp_path: Path
+    prefect_server: None, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, [weak, strong] = prepare(tmp_path, 0.3, 0.6)
     for checkpoint, against, code in ((strong, weak, 0), (weak, strong, 1)):
@@ -89,6 +89,7 @@ def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
         assert (read.checkpoint, read.against, read.commit) == (checkpoint, against, "3f2a")
         assert read.decision.passed == (code == 0)
         assert f"`{checkpoint}`" in (report / "scorecard.md").read_text()
+        assert f"held against {against}" in capsys.readouterr().err
         assert read.in_training_text == ("not known",)  # made from no corpus
 
 
