@@ -9,18 +9,17 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.system import blank_out
 from ostinato.infra.sandbox.host.tools import Blobs
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 QUEUE_SECONDS = 600.0
-_BLANK = str(Path(__file__).parent / "inside" / "blank.py")
 _MARK_OF_A_TEST = b"def test"
 
 
@@ -153,8 +152,5 @@ class FreshRuns(RunBoxes):
 
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:
     """The repository, read-only, with product code and `others` blanked out."""
-    mounts = ["--ro-bind", str(repository.directory.resolve()), REPOSITORY_PATH]
-    for path in repository.files:
-        if repository.is_editable(path) or path in others:
-            mounts += ["--ro-bind", _BLANK, f"{REPOSITORY_PATH}/{path}"]
-    return tuple(mounts)
+    blank = [path for path in repository.files if repository.is_editable(path) or path in others]
+    return blank_out(repository.directory.resolve(), blank, REPOSITORY_PATH)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ostinato.flows.commands.doctor.check import Check, attempt
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.sandbox.host.box import CONTAINER_OPTIONS, HOW_TO_ALLOW_BOXES, find_bubblewrap
+from ostinato.infra.sandbox.host.box import CONTAINER_OPTIONS, HOW_TO_ALLOW_BOXES
+from ostinato.infra.sandbox.host.mounts import find_bubblewrap
 from ostinato.infra.sandbox.host.system import build_agent, find_ripgrep
 
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")  # of Docker, of Podman

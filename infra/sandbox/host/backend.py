@@ -18,8 +18,9 @@ from ostinato.infra.platform.errors import (
     OutOfMemory,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess, can_overlay
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.mounts import can_overlay
 from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.protocol import (
     Sandbox,

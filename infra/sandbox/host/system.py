@@ -17,11 +17,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import metadata
 from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.host.mounts import can_stack, stack
 
 PYTHON = "/opt/python"
 SANDBOX = "/sandbox"
@@ -74,6 +75,31 @@ def cache_root() -> Path:
             f"{os.geteuid()} and 700; remove it"
         )
     return root
+
+
+def devices_folder() -> Path:
+    """Where a box's devices are made, in its own mount namespace: empty to all others."""
+    return _empty_folder("devices")
+
+
+def read_only(folder: Path, target: str) -> tuple[str, ...]:
+    """Bubblewrap arguments for a folder of the host at `target`: as files of the box's own where the kernel makes
+    overlays of it, else the host's.
+    """
+    if can_stack(folder):
+        return stack((_empty_folder("nothing"), folder), target)
+    return ("--ro-bind", str(folder), target)
+
+
+def blank_out(folder: Path, paths: Collection[str], target: str) -> tuple[str, ...]:
+    """As `read_only`, with the files at `paths` empty."""
+    if can_stack(folder) and paths:
+        key = _key(*sorted(paths))
+        return stack((folder, _prepare("blank", key, lambda top: _fill_blank(top, paths))), target)
+    mounts = list(read_only(folder, target))
+    for path in paths:
+        mounts += ["--ro-bind", str(inside_directory() / "blank.py"), f"{target}/{path}"]
+    return tuple(mounts)
 
 
 def inside_directory() -> Path:
@@ -146,24 +172,37 @@ def _find_compilers() -> list[tuple[str, ...]]:
     return [*found, *([zig] if has_zig else [])]
 
 
+def _empty_folder(name: str) -> Path:
+    folder = cache_root() / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _fill_blank(folder: Path, paths: Collection[str]) -> None:
+    for path in paths:
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+
+
 @functools.cache
 def _host_mounts() -> tuple[str, ...]:
     """Programs and shared libraries of the host, read-only."""
-    mounts: list[str] = ["--ro-bind", "/usr/bin", "/usr/bin"]
+    mounts: list[str] = [*read_only(Path("/usr/bin"), "/usr/bin")]
     triplet = sysconfig.get_config_var("MULTIARCH") or ""
     if triplet and Path("/usr/lib", triplet).is_dir():
         for name in (triplet, *_LIBRARY_FOLDERS):
             if Path("/usr/lib", name).is_dir():
-                mounts += ["--ro-bind", f"/usr/lib/{name}", f"/usr/lib/{name}"]
+                mounts += read_only(Path("/usr/lib", name), f"/usr/lib/{name}")
     else:
-        mounts += ["--ro-bind", "/usr/lib", "/usr/lib"]
+        mounts += read_only(Path("/usr/lib"), "/usr/lib")
         for folder in _folders_with_python(Path("/usr/lib")):
             mounts += ["--tmpfs", str(folder)]
     for path in ("/usr/lib64", "/bin", "/lib", "/lib64", "/sbin"):
         if Path(path).is_symlink():
             mounts += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).is_dir():
-            mounts += ["--ro-bind", path, path]
+            mounts += read_only(Path(path), path)
     return (*mounts, "--symlink", f"{SANDBOX}/etc", "/etc")
 
 
@@ -193,7 +232,7 @@ def _prepared_mounts() -> tuple[str, ...]:
         _copy(ripgrep, target / "bin")
 
     sandbox = _prepare("sandbox", _key(*parts), fill)
-    return ("--ro-bind", str(python), PYTHON, "--ro-bind", str(sandbox), SANDBOX)
+    return (*read_only(python, PYTHON), *read_only(sandbox, SANDBOX))
 
 
 def _prepare(name: str, key: str, fill: Callable[[Path], None]) -> Path:

@@ -37,6 +37,7 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
+    "io_setup": (206, 0),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),

@@ -75,6 +75,18 @@ TRACES = {
         "open('/proc/1/oom_score_adj').read() == '999\\n'",
     ),
 }  # fmt: skip
+# the one waits for the other at its lock, or gives up
+HOLD = b"""    import fcntl, time
+    held = [open(place) for place in (%s)]
+    [fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB) for one in held]
+    time.sleep(0.6)
+"""
+FEEL = b"""    import fcntl, time
+    time.sleep(0.3)
+    felt = [open(place) for place in (%s)]
+    [fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB) for one in felt]
+"""
+SHARED = b"'/repo/tests/__init__.py', '/repo/wordkit/counting.py', '/sandbox/agent', '/opt/python/bin/python3', '/dev/null'"
 WAIT = b"    import time\n    time.sleep(0.15)\n"
 
 
@@ -122,6 +134,13 @@ def test_runs_do_not_see_each_others_files() -> None:
     left, *others = run_together(LEAVE, [LOOK + b"    # %d\n" % n for n in range(2)])
     assert left.passed
     assert [other.passed for other in others] == [True] * 2
+
+
+def test_runs_do_not_feel_each_others_locks() -> None:
+    held, felt = run_together(HOLD % SHARED, [FEEL % SHARED])
+    assert isinstance(held, TestReport)
+    assert isinstance(felt, TestReport)
+    assert (held.passed, felt.passed) == (True, True), (held.first_failure, felt.first_failure)
 
 
 @pytest.mark.parametrize("name", TRACES)

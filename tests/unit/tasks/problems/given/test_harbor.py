@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
-from ostinato.infra.sandbox.host.box import find_bubblewrap
+from ostinato.infra.sandbox.host.mounts import find_bubblewrap
 from ostinato.tasks.problems.config import ProblemsConfig
 from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
 from ostinato.tasks.problems.given.harbor_writing import solution_patch, write_task
