@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from ostinato.flows.reporting.report import Curve
 from ostinato.flows.stages.run_options import STAGES
-from ostinato.infra.platform.cluster.workspace import METRICS, PUBLISHED
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    PUBLISHED,
+    REQUEST,
+    RequestEnvelope,
+    read_record,
+)
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.evaluation.statistics import wilson_interval
 from ostinato.tasks.reinforcement.records import EvaluationPoint
@@ -191,7 +197,8 @@ def measured_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
 
 def seed_curves(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Curve]:
     """The sampled solve rate of each seed in one plot, where there are several."""
-    series = {f"seed {seed}": series_of(rows, "solve_rate") for seed, rows in sorted(runs.items())}
+    named = {f"seed {seed}": rows for seed, rows in sorted(runs.items())}
+    series = {name: series_of(rows, "solve_rate") for name, rows in named.items()}
     if len(series) < 2:
         return []
     return [
@@ -200,21 +207,44 @@ def seed_curves(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Curve]:
             title="RL: solve rate of sampled attempts, newest run of each seed",
             expected="All seeds rise to about the same height; one that stays flat says that the gain is luck.",
             x_label="step",
-            y_label="",
+            y_label=f"bands: {_CONFIDENCE:.0%} over groups",
             series=series,
+            intervals={
+                name: band
+                for name, rows in named.items()
+                for band in _solve_rate_interval(rows).values()
+            },
         )
     ]
 
 
-def newest_runs(home: Path, recipe: str) -> dict[int, list[dict[str, Any]]]:
-    """Steps of the newest finished RL run of each seed of a recipe, as this home has them."""
-    stage, found = STAGES["reinforcement"].kind, {}
+def newest_runs(home: Path, recipe: str, like: Path) -> dict[int, list[dict[str, Any]]]:
+    """Steps of the newest finished RL run of each seed of a recipe, as this home has them, of those with the
+    settings of the run in `like`.
+    """
+    stage, found, wanted = STAGES["reinforcement"].kind, {}, _settings_of(like)
     done = (home / "runs").glob(f"{recipe}-seed*/{stage}-*/{PUBLISHED}")
     for mark in sorted(done, key=lambda path: path.stat().st_mtime):
+        if _settings_of(mark.parent) != wanted:
+            continue
         seed = mark.parents[1].name.removeprefix(f"{recipe}-seed")
         if rows := steps_of(mark.with_name(METRICS)):
             found[int(seed)] = rows
     return found
+
+
+def _settings_of(run: Path) -> dict[str, Any] | None:
+    """Request of a run without its names, its places and what is drawn. None: there is none."""
+    envelope = read_record(run / REQUEST, RequestEnvelope)
+    return None if envelope is None else _without_seeds(envelope.request)
+
+
+def _without_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_seeds(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in ("seed", "run_id") and not name.endswith("_directory")
+    }
 
 
 def steps_of(metrics: Path) -> list[dict[str, Any]]:

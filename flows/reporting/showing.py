@@ -416,9 +416,10 @@ def _curves(context: StageContext, made: MadeByRun) -> list[Curve]:
     """All plots of the report, the solve rate first."""
     trained = chain.result_of(context, made.pretrained, PretrainingResult)
     run = chain.result_of(context, made.reinforced, ReinforcementResult)
+    here = context.run_directory(made.reinforced.kind, made.reinforced.fingerprint)
     return [
         *evaluation_curves(run.evaluations),
-        *seed_curves(newest_runs(context.settings.home, context.recipe.name)),
+        *seed_curves(newest_runs(context.settings.home, context.recipe.name, here)),
         *rl_curves(_curve(context, made.reinforced)),
         perplexity_curve(trained.evaluations),
         *_losses(context, made.pretrained),
