@@ -12,12 +12,13 @@ import httpx
 from ostinato.flows.chat.screen import ChatScreen
 from ostinato.flows.chat.workplace import Workplace
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, PromptFacts
-from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools
+from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.loop.attempt import open_conversation, run_conversation
-from ostinato.infra.agent.loop.conversation import Conversation, call_reader
+from ostinato.infra.agent.loop.conversation import Conversation
 from ostinato.infra.agent.loop.messages import MessageConversation
-from ostinato.infra.agent.loop.prompts import write_first_message, write_system_prompt
+from ostinato.infra.agent.loop.outside import open_messages
+from ostinato.infra.agent.loop.prompts import write_first_message
 from ostinato.infra.agent.transcript import Transcript, TurnRecord
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.signals import Signal
@@ -130,35 +131,23 @@ class ChatSession:
         return left >= harness.context_tokens * FOLLOW_UP_RATIO
 
     def _open(self, message: str) -> Conversation:
-        model, environment, facts = self.model, self.workplace.environment, self._facts()
+        model, environment = self.model, self.workplace.environment
+        request = AgentRequest(
+            prompt=message,
+            session_id=self.session_id,
+            seed=self.seed,
+            temperature=self.temperature,
+            priority=Priority.USER,
+            return_routes=False,
+            facts=self._facts(),
+        )
         if model.engine is not None and model.renderer is not None:
-            request = AgentRequest(
-                prompt=message,
-                session_id=self.session_id,
-                seed=self.seed,
-                temperature=self.temperature,
-                priority=Priority.USER,
-                return_routes=False,
-                facts=facts,
-            )
             return open_conversation(
                 model.engine, model.renderer, environment, request, model.harness
             )
         assert model.client is not None
-        policy = environment.policy_under(model.harness)
-        tools = enabled_tools(model.harness, policy)
-        is_explained = dialect_of(model.harness).is_explained
-        return MessageConversation(
-            client=model.client,
-            model_name=model.model_name,
-            tools=tools,
-            read_calls=call_reader(model.harness, tools),
-            prompt=write_first_message(message, facts),
-            system_prompt=write_system_prompt(tools.values(), model.harness, policy, facts)
-            if is_explained
-            else None,
-            temperature=self.temperature,
-            session_id=self.session_id,
+        return open_messages(
+            model.client, model.model_name, environment, request, model.harness, self.session_id
         )
 
     async def _show(self, turn: TurnRecord) -> None:

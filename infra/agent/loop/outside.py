@@ -25,10 +25,27 @@ async def run_agent_outside(
     on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end, as `run_agent` does with a model of ours."""
+    conversation = open_messages(client, model_name, environment, request, config)
+    return await run_conversation(
+        conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+    )
+
+
+def open_messages(
+    client: httpx.AsyncClient,
+    model_name: str,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+    session_id: str = "",
+) -> MessageConversation:
+    """The attempt's conversation in messages, opened with the dialect's prompts. `session_id` is told
+    to the server.
+    """
     policy = environment.policy_under(config)
     tools = enabled_tools(config, policy)
     system, prompt = first_messages(request, config, tools, policy)
-    conversation = MessageConversation(
+    return MessageConversation(
         client=client,
         model_name=model_name,
         tools=tools,
@@ -36,7 +53,5 @@ async def run_agent_outside(
         prompt=prompt,
         system_prompt=system,
         temperature=request.temperature,
-    )
-    return await run_conversation(
-        conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+        session_id=session_id,
     )
