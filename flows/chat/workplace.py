@@ -5,7 +5,7 @@ changed, only where the user's file is still what was copied.
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +19,7 @@ from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.layout import Layout, guess_layout
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -32,17 +33,7 @@ ALWAYS_IGNORED = (
 _RUBBISH = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
 MAX_RECENT_FILES = 3
 MAX_RECENT_LINES = 60
-TEST_FOLDERS = frozenset({"tests", "test"})
-NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 Files = Mapping[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Product and test paths of the repository."""
-
-    package_paths: tuple[str, ...]
-    test_paths: tuple[str, ...]
 
 
 def list_files(root: Path) -> list[str]:
@@ -92,28 +83,6 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
     if not files:
         raise ConfigError(f"{root} has no files, wanted a repository")
     return files
-
-
-def guess_layout(paths: Iterable[str]) -> Layout:
-    """Tests are folders named tests or test and files named test_*.py. Code is the other Python."""
-    tests: set[str] = set()
-    packages: set[str] = set()
-    for path in paths:
-        pure = PurePosixPath(path)
-        if pure.suffix != ".py":
-            continue
-        folders = pure.parts[:-1]
-        depth = next((i for i, part in enumerate(folders) if part in TEST_FOLDERS), None)
-        if depth is not None:
-            tests.add("/".join(folders[: depth + 1]))
-        elif pure.name.startswith("test_") or pure.name == "conftest.py":
-            tests.add(path)
-        elif not folders:
-            if pure.name != "setup.py":
-                packages.add(path)
-        elif folders[0] not in NO_PACKAGE:
-            packages.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
-    return Layout(tuple(sorted(packages)), tuple(sorted(tests)))
 
 
 def recent_files(

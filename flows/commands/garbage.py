@@ -34,6 +34,7 @@ from ostinato.infra.platform.cluster.workspace import (
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.gateway.uploads.expiry import expired, uploads_folder
 
 _KEPT = {FAILURE, LOG, METRICS, PROGRESS, PUBLISHED, REQUEST, RESULT, "stage.json"}
 _DAY_SECONDS = 86_400.0
@@ -77,6 +78,8 @@ def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     ]
     if not live:  # a stage under way may read any of them
         found += [item for item in _copies(settings) if item.path.stat().st_mtime < before]
+    gone = expired(uploads_folder(settings), settings.upload_hours, time.time())
+    found += [_item(path, "upload of a tenant that expired") for path in gone]
     return found
 
 

@@ -60,6 +60,10 @@ class Settings(BaseSettings):
     """a stage whose threads stand still for longer is ended and resumed"""
     stall_limit_seconds: float = Field(default=3_600.0, gt=0)
     """a stage without progress for longer is, too"""
+    upload_hours: float = Field(default=24.0, gt=0)
+    """a repository that a tenant sent to the gateway, and that nobody used for so long, is removed"""
+    upload_bytes_per_tenant: int = Field(default=256 * 2**20, ge=0)
+    """disk that one tenant's uploaded repositories may take; 0: none are taken"""
     trackers: Annotated[tuple[str, ...], NoDecode] = ()
     """where step metrics go too, separated by commas: tensorboard, wandb, mlflow, trackio, or what
     an installed package adds"""

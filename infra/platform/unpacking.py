@@ -1,7 +1,7 @@
 """Archives of others, unpacked within a bound.
 
 A few kilobytes can say that they hold gigabytes. Everything read or written is counted, what a tar
-stream holds beside its files too, and ConfigError names the bound. Sizes that an archive declares
+stream holds beside its files too, and ArchiveTooLarge names the bound. Sizes that an archive declares
 are not believed but enforced.
 """
 
@@ -10,54 +10,108 @@ import contextlib
 import gzip
 import io
 import lzma
+import stat
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from ostinato.infra.platform.errors import ConfigError
 
 _BY_MAGIC = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, lzma.LZMAError, zlib.error)
+# both modules raise whatever their parsing meets: RuntimeError for what is encrypted or unknown
+_BROKEN = (
+    tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, lzma.LZMAError, zlib.error, struct.error,
+    ValueError, RuntimeError, OverflowError, IndexError,
+)  # fmt: skip
+_PIECE_BYTES = 64 << 10
+_DIRECTORY_BYTES = 512  # of a zip's directory for each entry that it may have
+
+
+class ArchiveTooLarge(ConfigError):
+    """An archive that unpacks to more than it may."""
+
+
+class MemberKind(Enum):
+    """Kind of an archive's entry."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "device, pipe or the like"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One entry of an archive. Its content can be read until the next entry is asked for."""
+
+    name: str
+    kind: MemberKind
+    is_executable: bool
+    _archive: str
+    _content: IO[bytes] | None
+
+    def pieces(self) -> Iterator[bytes]:
+        """Content of a file. Nothing else has any."""
+        if self._content is None:
+            return
+        with _readable(self._archive):
+            while piece := self._content.read(_PIECE_BYTES):
+                yield piece
+
+
+def stream_members(
+    archive: Path, max_bytes: int, *, max_entries: int | None = None, title: str | None = None
+) -> Iterator[Member]:
+    """Entries of a tar or zip archive in its order. `title`: what errors call it; None: its path."""
+    said = title or str(archive)
+    with _readable(said):
+        if zipfile.is_zipfile(archive):
+            with archive.open("rb") as file:
+                most = None if max_entries is None else _DIRECTORY_BYTES * max_entries
+                yield from _zip_members(_FewAtOnce(file, most, said), max_bytes, max_entries, said)
+            return
+        with _open_tar(archive, max_bytes, said) as opened:
+            for number, member in enumerate(_count_tar(opened, said, max_bytes)):
+                _check_entries(number + 1, max_entries, said)
+                content = opened.extractfile(member) if member.isreg() else None
+                executable = bool(member.mode & stat.S_IXUSR)
+                yield Member(member.name, _tar_kind(member), executable, said, content)
 
 
 def read_members(archive: Path, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Regular files of a tar or zip archive by name. Not more than `max_bytes` are unpacked."""
-    with _readable(archive):
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened:
-                for info in _count_zip(opened, archive, max_bytes):
-                    if not info.is_dir():
-                        yield info.filename, opened.read(info)
-            return
-        with _open_tar(archive, max_bytes) as opened:
-            for member in _count_tar(opened, archive, max_bytes):
-                file = opened.extractfile(member) if member.isreg() else None
-                if file is not None:
-                    yield member.name, file.read()
+    for member in stream_members(archive, max_bytes):
+        if member.kind is MemberKind.FILE:
+            yield member.name, b"".join(member.pieces())
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
     """Writes an archive's files below a folder, never outside of it."""
-    with _readable(archive):
+    said = str(archive)
+    with _readable(said):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                opened.extractall(folder, members=_count_zip(opened, archive, max_bytes))
+                _check_zip(opened, said, max_bytes)
+                opened.extractall(folder)
             return
-        with _open_tar(archive, max_bytes) as opened:
-            opened.extractall(folder, _count_tar(opened, archive, max_bytes), filter="data")  # type: ignore[arg-type]
+        with _open_tar(archive, max_bytes, said) as opened:
+            opened.extractall(folder, _count_tar(opened, said, max_bytes), filter="data")  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
-def _open_tar(archive: Path, max_bytes: int) -> Iterator[tarfile.TarFile]:
+def _open_tar(archive: Path, max_bytes: int, said: str) -> Iterator[tarfile.TarFile]:
     with archive.open("rb") as file:
         start = file.read(8)
     opener = next((known for magic, known in _BY_MAGIC if start.startswith(magic)), open)
     with opener(archive, "rb") as stream:
         # what stands between the files counts double at most
-        counted = _Counted(stream, 2 * max_bytes + (1 << 20), archive)
+        counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, said)
         with tarfile.open(fileobj=counted, mode="r|") as opened:  # type: ignore[call-overload]
             yield opened
 
@@ -67,43 +121,101 @@ class _Readable(Protocol):
 
 
 class _Counted(io.RawIOBase):
-    """A stream that ends with ConfigError after so many bytes."""
+    """A stream that ends with ArchiveTooLarge after so many bytes."""
 
-    def __init__(self, stream: _Readable, max_bytes: int, archive: Path) -> None:
-        self._stream, self._left, self._archive = stream, max_bytes, archive
-        self._max_bytes = max_bytes
+    def __init__(self, stream: _Readable, left: int, max_bytes: int, said: str) -> None:
+        self._stream, self._left = stream, left
+        self._max_bytes, self._said = max_bytes, said
 
     def read(self, size: int = -1) -> bytes:
         content = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         self._left -= len(content)
         if self._left < 0:
-            raise _too_large(self._archive, self._max_bytes)
+            raise _too_large(self._said, self._max_bytes)
         return content
 
 
-def _count_tar(opened: tarfile.TarFile, archive: Path, max_bytes: int) -> Iterator[tarfile.TarInfo]:
+class _FewAtOnce(io.RawIOBase):
+    """A zip file of which no more than so many bytes are read at once: its directory is read whole, and
+    each entry of it becomes an object.
+    """
+
+    def __init__(self, file: IO[bytes], most: int | None, said: str) -> None:
+        self._file, self._most, self._said = file, most, said
+
+    def read(self, size: int = -1) -> bytes:
+        if self._most is not None and size > max(self._most, _PIECE_BYTES):
+            raise ArchiveTooLarge(
+                f"archive {self._said} has a directory of {size} bytes, wanted less"
+            )
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _zip_members(
+    file: _FewAtOnce, max_bytes: int, max_entries: int | None, said: str
+) -> Iterator[Member]:
+    with zipfile.ZipFile(file) as opened:  # type: ignore[arg-type]
+        _check_entries(len(opened.infolist()), max_entries, said)
+        _check_zip(opened, said, max_bytes)
+        for info in opened.infolist():
+            kind, mode = _zip_kind(info), info.external_attr >> 16
+            content = opened.open(info) if kind is MemberKind.FILE else None
+            with content or contextlib.nullcontext():
+                yield Member(info.filename, kind, bool(mode & stat.S_IXUSR), said, content)
+
+
+def _zip_kind(info: zipfile.ZipInfo) -> MemberKind:
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knows no such modes
+    if info.is_dir() or kind == stat.S_IFDIR:
+        return MemberKind.FOLDER
+    if kind == stat.S_IFLNK:
+        return MemberKind.LINK
+    return MemberKind.FILE if kind in (0, stat.S_IFREG) else MemberKind.OTHER
+
+
+def _tar_kind(member: tarfile.TarInfo) -> MemberKind:
+    if member.isreg():
+        return MemberKind.FILE
+    if member.isdir():
+        return MemberKind.FOLDER
+    return MemberKind.LINK if member.issym() or member.islnk() else MemberKind.OTHER
+
+
+def _count_tar(opened: tarfile.TarFile, said: str, max_bytes: int) -> Iterator[tarfile.TarInfo]:
     total = 0
     for member in opened:
         total += member.size  # of a sparse file: with its holes
         if total > max_bytes:
-            raise _too_large(archive, max_bytes)
+            raise _too_large(said, max_bytes)
         yield member
 
 
-def _count_zip(opened: zipfile.ZipFile, archive: Path, max_bytes: int) -> list[zipfile.ZipInfo]:
+def _check_zip(opened: zipfile.ZipFile, said: str, max_bytes: int) -> None:
     # reading a member ends at the size that is declared for it
     if sum(info.file_size for info in opened.infolist()) > max_bytes:
-        raise _too_large(archive, max_bytes)
-    return opened.infolist()
+        raise _too_large(said, max_bytes)
 
 
-def _too_large(archive: Path, max_bytes: int) -> ConfigError:
-    return ConfigError(f"archive {archive} unpacks to more than {max_bytes} bytes")
+def _check_entries(number: int, max_entries: int | None, said: str) -> None:
+    if max_entries is not None and number > max_entries:
+        raise ArchiveTooLarge(f"archive {said} has more than {max_entries} entries, wanted fewer")
+
+
+def _too_large(said: str, max_bytes: int) -> ArchiveTooLarge:
+    return ArchiveTooLarge(f"archive {said} unpacks to more than {max_bytes} bytes")
 
 
 @contextlib.contextmanager
-def _readable(archive: Path) -> Iterator[None]:
+def _readable(said: str) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise ConfigError(f"archive {archive} cannot be read: {error}; delete it") from error
+        raise ConfigError(
+            f"archive {said} cannot be read: {error}; delete it, or get a whole one"
+        ) from error

@@ -21,7 +21,7 @@ RUNNER_FILES = frozenset(
         "pyproject.toml", "sitecustomize.py", "usercustomize.py", "noxfile.py", "pytest.toml",
     }
 )  # fmt: skip
-_CACHE_DIRECTORIES = frozenset(
+CACHE_DIRECTORIES = frozenset(
     ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git")
 )
 
@@ -128,7 +128,7 @@ def _read_tree(directory: Path) -> dict[str, bytes]:
         if (
             path.is_file()
             and not path.is_symlink()
-            and not _CACHE_DIRECTORIES.intersection(relative.parts)
+            and not CACHE_DIRECTORIES.intersection(relative.parts)
         ):
             files[relative.as_posix()] = path.read_bytes()
     return files

@@ -20,6 +20,8 @@ from ostinato.infra.serving.gateway.serving import (
     open_gateway,
 )
 from ostinato.infra.serving.gateway.tenants import local_tenants
+from ostinato.infra.serving.gateway.uploads.expiry import uploads_folder
+from ostinato.infra.serving.gateway.uploads.store import UploadStore
 from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
 from ostinato.tasks.problem_sets import load_repositories
@@ -66,6 +68,11 @@ async def open_local_gateway(
         sandbox=served.sandbox,
         search=SearchService.load(served.search_directory),
         issued_keys=issued_keys,
+        uploads=UploadStore(
+            uploads_folder(settings),
+            hours=settings.upload_hours,
+            bytes_per_tenant=settings.upload_bytes_per_tenant,
+        ),
     ) as gateway:
         yield gateway, tenant
 

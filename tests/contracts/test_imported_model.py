@@ -34,6 +34,7 @@ from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.records import Split
 from tests.fakes.miniature import make_problem_set
 from tests.fakes.published_model import TOOL_TEMPLATE, write_published_model
+from tests.fakes.toy_gateway import toy_uploads
 
 KEY = "TEST_GATEWAY_KEY"
 MODEL = "ostinato"
@@ -69,6 +70,7 @@ async def served(directory: Path) -> AsyncIterator[tuple[str, str]]:
             ledger=Ledger(f"sqlite:///{directory}/ledger.db").migrate(),
             objects=ObjectStore.from_url(f"file://{directory}/objects"),
             engine=EngineConfig(slots=4),
+            uploads=toy_uploads(directory),
         ) as gateway,
         running_server(gateway.app, "127.0.0.1", 0) as url,
     ):

@@ -2,6 +2,7 @@
 stand-ins.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
+from ostinato.infra.serving.gateway.uploads.store import UploadStore
+from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 from ostinato.models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -53,15 +56,15 @@ class MemoryWorkplaces:
         self.leases: list[tuple[str, ...] | None] = []
         self.failure: Exception | None = None  # raised by every lease
 
-    def names(self) -> tuple[str, ...]:
+    def names(self, tenant: str) -> tuple[str, ...]:
         return ("toy",)
 
-    def pristine(self, repository: str) -> Mapping[str, bytes]:
+    async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
         return PRISTINE
 
     @asynccontextmanager
     async def lease(
-        self, repository: str, files: Files, test_ids: tuple[str, ...] | None
+        self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
         self.leases.append(test_ids)
         if self.failure is not None:
@@ -151,11 +154,19 @@ def make_toy_gateway(
         workplaces=workplaces,
         ledger=ledger,
         objects=objects,
+        uploads=Uploads(toy_uploads(directory, lambda: now[0])),
         issued_keys=IssuedKeys(directory),
         wall_clock=lambda: now[0],
         clock=lambda: now[0],
     )
     return Toy(build_app(context), context, model, workplaces, ledger, objects, now)
+
+
+def toy_uploads(directory: Path, wall_clock: Callable[[], float] = time.time) -> UploadStore:
+    """Uploads that are kept for an hour, 200 KiB of each tenant."""
+    return UploadStore(
+        directory / "uploads", hours=1.0, bytes_per_tenant=200 << 10, wall_clock=wall_clock
+    )
 
 
 def toy_repository(directory: Path) -> PreparedRepository:

@@ -17,7 +17,7 @@ from ostinato.infra.serving.gateway.serving import ServedCheckpoint, ServingPlan
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from tests.fakes.tiny_model import TINY, random_weights
-from tests.fakes.toy_gateway import make_renderer, toy_repository
+from tests.fakes.toy_gateway import make_renderer, toy_repository, toy_uploads
 
 
 async def main(directory: Path) -> None:
@@ -40,6 +40,7 @@ async def main(directory: Path) -> None:
             ledger=Ledger(f"sqlite:///{directory}/ledger.db").migrate(),
             objects=ObjectStore.from_url(f"file://{directory}/objects"),
             engine=EngineConfig(slots=32),
+            uploads=toy_uploads(directory),
         ) as gateway,
         running_server(gateway.app, "127.0.0.1", 0) as url,
     ):

@@ -37,8 +37,13 @@ from ostinato.infra.serving.gateway.schemas import (
     ErrorAnswer,
     FeedbackAnswer,
     FeedbackRequest,
+    RepositoryAnswer,
+    RepositoryList,
 )
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
+from ostinato.infra.serving.gateway.uploads.receiving import ARCHIVE_BODY, UPLOADS_PATH
+from ostinato.infra.serving.gateway.uploads.store import Upload
+from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +103,7 @@ class Gateway:
         return {
             "uptime_seconds": self.context.clock() - self.started,
             "open_sessions": self.agents.count_sessions(tenant),
-            "repositories": list(self.context.workplaces.names()),
+            "repositories": list(self.context.workplaces.names(tenant.name)),
             "tokens_left_today": self.tenants.tokens_left(tenant, self.context.wall_clock()),
             "counters": dict(sorted(self.recorder.counters[tenant.name].items())),
         }
@@ -131,10 +136,11 @@ def build_app(context: GatewayContext) -> FastAPI:
     app.state.gateway = gateway
 
     _answer_errors(app)
-    app.add_middleware(RequestLimits, admit=gateway.authenticate)
+    app.add_middleware(RequestLimits, admit=gateway.authenticate, spooled=context.uploads.spooled)
     app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
     _add_openai_routes(app, gateway)
     _add_agent_routes(app, gateway)
+    _add_upload_routes(app, context.uploads)
     _add_own_routes(app, gateway)
     return app
 
@@ -199,6 +205,32 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
     async def close_session(session_id: str, tenant: Tenant) -> None:
         gateway.agents.close(session_id, tenant)
+
+
+def _add_upload_routes(app: FastAPI, uploads: Uploads) -> None:
+    def told(tenant: Caller, upload: Upload) -> RepositoryAnswer:
+        return RepositoryAnswer(
+            id=upload.upload_id,
+            bytes=upload.disk_bytes,
+            files=upload.num_files,
+            created_at=int(upload.created_at),
+            expires_at=int(uploads.store.expires_at(tenant.name, upload.upload_id)),
+            package_paths=list(upload.package_paths),
+            test_paths=list(upload.test_paths),
+        )
+
+    @app.post(UPLOADS_PATH, openapi_extra=ARCHIVE_BODY)
+    async def send_repository(request: Request, tenant: Tenant) -> RepositoryAnswer:
+        return told(tenant, await uploads.keep(tenant.name, request.state.archive))
+
+    @app.get(UPLOADS_PATH)
+    async def list_repositories(tenant: Tenant) -> RepositoryList:
+        found = uploads.store.list(tenant.name)
+        return RepositoryList(data=[told(tenant, upload) for upload in found])
+
+    @app.delete(UPLOADS_PATH + "/{repository_id}", status_code=204)
+    async def delete_repository(repository_id: str, tenant: Tenant) -> None:
+        await uploads.remove(tenant.name, repository_id)
 
 
 def _add_own_routes(app: FastAPI, gateway: Gateway) -> None:

@@ -10,6 +10,7 @@ from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
+from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 from ostinato.models.rendering import Renderer
 
 
@@ -23,6 +24,7 @@ class GatewayContext:
     workplaces: Workplaces
     ledger: Ledger
     objects: ObjectStore
+    uploads: Uploads
     issued_keys: IssuedKeys | None = None
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic

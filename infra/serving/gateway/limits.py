@@ -7,7 +7,8 @@ body that has arrived whole.
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -17,6 +18,8 @@ from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.bodies import PIECE_BYTES, scan_pieces
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.failures import ApiError, fault_answer, refusal_answer
+from ostinato.infra.serving.gateway.uploads.archive import MAX_ARCHIVE_BYTES
+from ostinato.infra.serving.gateway.uploads.receiving import UPLOADS_PATH, receive_archive
 
 MAX_BODY_BYTES = 4 << 20
 MAX_KEYLESS_BODY_BYTES = 64 << 10
@@ -38,10 +41,13 @@ class RequestLimits:
         self,
         app: ASGIApp,
         admit: Callable[[str | None], Caller],
+        spooled: Callable[[str], AbstractContextManager[Path]],
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`admit` gives the caller of an Authorization header, counted against its rate."""
-        self._app, self._admit = app, admit
+        """`admit` gives the caller of an Authorization header, counted against its rate. `spooled`: a file
+        for an archive of a tenant.
+        """
+        self._app, self._admit, self._spooled = app, admit, spooled
         self._body_seconds = body_seconds
         self._turn = asyncio.Lock()  # of all long bodies, so that the loop runs one piece at a time
 
@@ -60,6 +66,9 @@ class RequestLimits:
                 return
             scope.setdefault("state", {})["caller"] = caller
             most_bytes = MAX_BODY_BYTES
+            if scope["path"] == UPLOADS_PATH and scope["method"] == "POST":
+                await self._pass_archive(caller.name, scope, receive, send)
+                return
         try:
             body = await self._read(headers, receive, most_bytes)
             if body is None:
@@ -70,16 +79,18 @@ class RequestLimits:
             answer = refusal_answer(refusal, {"connection": "close"})
             await answer(scope, receive, send)
             return
-        is_given = False
+        await self._app(scope, _given_first(body, receive), send)
 
-        async def give_body_first() -> Message:
-            nonlocal is_given
-            if is_given:
-                return await receive()
-            is_given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, give_body_first, send)
+    async def _pass_archive(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application gets an archive as a file that has arrived whole, and no body."""
+        try:
+            with self._spooled(tenant) as path:
+                if not await receive_archive(Headers(scope=scope), receive, path):
+                    return
+                scope["state"]["archive"] = path
+                await self._app(scope, _given_first(b"", receive), send)
+        except (ApiError, OstinatoError) as refusal:
+            await _refuse_unread(refusal, scope, receive, send)
 
     async def _read(self, headers: Headers, receive: Receive, most_bytes: int) -> bytes | None:
         """The whole body. None when the client left."""
@@ -120,6 +131,19 @@ class RequestLimits:
                 await asyncio.sleep(0)
 
 
+def _given_first(body: bytes, receive: Receive) -> Receive:
+    is_given = False
+
+    async def give_body_first() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give_body_first
+
+
 async def _refuse_unread(
     refusal: ApiError | OstinatoError, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -154,7 +178,7 @@ async def _refuse_unread(
 async def _discard(receive: Receive) -> None:
     """Reads to the end of a body, or as far as a body may be long."""
     num_bytes = 0
-    while num_bytes <= MAX_BODY_BYTES:
+    while num_bytes <= MAX_ARCHIVE_BYTES:
         message = await receive()
         if not message.get("more_body", False):
             return

@@ -200,6 +200,29 @@ class AgentMessageRequest(Wire):
     seed: int | None = None
 
 
+class RepositoryAnswer(Wire):
+    """A repository that the tenant has sent."""
+
+    id: str = Field(description="what `repository` of a session takes")
+    object: Literal["repository"] = "repository"
+    bytes: int = Field(description="disk that counts against the tenant's quota")
+    files: int
+    created_at: int
+    expires_at: int
+    """seconds since 1970; each session that names it begins the time anew"""
+    package_paths: list[str]
+    """taken for product code, by their names"""
+    test_paths: list[str]
+    """taken for tests, which `pytest` runs"""
+
+
+class RepositoryList(Wire):
+    """GET /v1/repositories."""
+
+    object: Literal["list"] = "list"
+    data: list[RepositoryAnswer]
+
+
 class Usage(Wire):
     """Tokens of one answer."""
 

@@ -29,6 +29,8 @@ from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTabl
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
+from ostinato.infra.serving.gateway.uploads.store import UploadStore
+from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.rendering import load_renderer
@@ -151,6 +153,7 @@ async def open_gateway(
     ledger: Ledger,
     objects: ObjectStore,
     engine: EngineConfig,
+    uploads: UploadStore,
     boxes_per_repository: int = 4,
     sandbox: SandboxKind = SandboxKind.NAMESPACE,
     search: SearchService | None = None,
@@ -163,12 +166,14 @@ async def open_gateway(
         context_tokens=harness.context_tokens,
         drain_seconds=harness.attempt_time_limit_seconds,
     )
+    uploaded = Uploads(uploads, boxes_per_repository=boxes_per_repository, sandbox=sandbox)
     workplaces = RepositoryWorkplaces(
         repositories,
         boxes_per_repository=boxes_per_repository,
         sandbox=sandbox,
         test_limit_seconds=harness.call_time_limit_seconds,
         search=search,
+        uploads=uploaded,
     )
     try:
         with boundary(
@@ -176,12 +181,15 @@ async def open_gateway(
         ):
             renderer = load_renderer(plan.control.directory)
         arms = ArmTable(*await models.arms_of(plan))
-        context = GatewayContext(config, arms, renderer, workplaces, ledger, objects, issued_keys)
+        context = GatewayContext(
+            config, arms, renderer, workplaces, ledger, objects, uploaded, issued_keys
+        )
         await models.apply(plan, arms)
         yield OpenGateway(build_app(context), context, models)
     finally:
         await models.close()
         await workplaces.close()
+        await uploaded.close()
 
 
 async def follow_plan(

@@ -44,14 +44,11 @@ from ostinato.infra.serving.gateway.schemas import (
     AgentSessionRequest,
     Usage,
 )
+from ostinato.infra.serving.gateway.uploads.paths import WANTED, is_path
 from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)
 _WAIT_SECONDS = 5.0  # that a client is told to wait for a free box
-_MOST_NAME_BYTES, _MOST_PATH_BYTES = (
-    255,
-    2_000,
-)  # of a file's path; Linux takes 4,095 with all above
 
 
 @dataclass(slots=True)
@@ -92,15 +89,17 @@ class AgentService:
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
         """Opens a session and works on its first message. A retry with the same key is recorded once."""
-        names = self._workplaces.names()
+        names = self._workplaces.names(tenant.name)
         if request.repository not in names:
             raise ApiError(
                 404,
                 f"repository is {request.repository!r}, wanted one of "
                 f"{', '.join(names) or '(none here)'}",
+                code="unknown_repository",
                 param="repository",
             )
-        files = read_uploads(request.files, self._workplaces.pristine(request.repository))
+        pristine = await self._workplaces.pristine(tenant.name, request.repository)
+        files = read_uploads(request.files, pristine)
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(
             consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
@@ -140,7 +139,8 @@ class AgentService:
             )
         async with session.lock:
             with self._counted(tenant):
-                held = {**self._workplaces.pristine(session.repository), **session.files}
+                pristine = await self._workplaces.pristine(session.tenant, session.repository)
+                held = {**pristine, **session.files}
                 there = [path for path, content in held.items() if content is not None]
                 session.files |= read_uploads(request.files, there)
                 interaction_id = new_interaction_id(
@@ -185,12 +185,12 @@ class AgentService:
         account: str,
     ) -> AgentAnswer:
         check_length(message, "message")
+        pristine = await self._workplaces.pristine(session.tenant, session.repository)
         started = self._clock()
         arm = self._arms.choose(session.session_id)
         agent_request = self._request(session, interaction_id, message, seed)
         transcript, files = await self._run(session, arm.model, agent_request)
         latency = self._clock() - started
-        pristine = self._workplaces.pristine(session.repository)
         if files is not None:
             session.files = files
         session.token_ids = self._closed(transcript)
@@ -206,8 +206,7 @@ class AgentService:
             account=account,
         )
         await self._recorder.keep(interaction, transcript)
-        changed = changed_files(pristine, session.files_at_start, session.files)
-        return self._answer(session, interaction, transcript, changed)
+        return self._answer(session, interaction, transcript, pristine)
 
     async def _run(
         self, session: AgentSession, model: ModelClient, request: AgentRequest
@@ -215,7 +214,7 @@ class AgentService:
         """The transcript and the files the agent left. No files when the sandbox was lost."""
         try:
             async with self._workplaces.lease(
-                session.repository, session.files, session.test_ids
+                session.tenant, session.repository, session.files, session.test_ids
             ) as environment:
                 environment.state = session.state
                 transcript = await run_agent(
@@ -275,9 +274,9 @@ class AgentService:
         session: AgentSession,
         interaction: Interaction,
         transcript: Transcript,
-        changed: dict[str, bytes | None],
+        pristine: Mapping[str, bytes],
     ) -> AgentAnswer:
-        pristine = self._workplaces.pristine(session.repository)
+        changed = changed_files(pristine, session.files_at_start, session.files)
         generated = sum(turn.generated_tokens for turn in transcript.turns)
         total = sum(len(segment.token_ids_T) for segment in transcript.segments)
         return AgentAnswer(
@@ -334,19 +333,6 @@ def read_uploads(files: Mapping[str, str], pristine: Iterable[str]) -> dict[str,
     folders = {str(folder) for path in known for folder in PurePosixPath(path).parents}
     for path in files:
         above = map(str, PurePosixPath(path).parents)
-        if not _is_path(path) or path in folders or not known.isdisjoint(above):
-            message = (
-                f"path is {path[:80]!r}, wanted one inside the repository that is no folder, below no "
-                f"file, and of at most {_MOST_NAME_BYTES} bytes a name and {_MOST_PATH_BYTES} in all"
-            )
-            raise ApiError(400, message, param="files")
+        if not is_path(path) or path in folders or not known.isdisjoint(above):
+            raise ApiError(400, f"path is {path[:80]!r}, wanted one {WANTED}", param="files")
     return contents
-
-
-def _is_path(text: str) -> bool:
-    """Whether a file of this relative path can lie in some folder."""
-    pure = PurePosixPath(text)
-    is_inside = bool(text) and not pure.is_absolute() and ".." not in pure.parts
-    names = [len(part.encode()) for part in pure.parts]
-    has_room = max(names, default=0) <= _MOST_NAME_BYTES and len(text.encode()) <= _MOST_PATH_BYTES
-    return is_inside and "\0" not in text and str(pure) == text and has_room

@@ -1,5 +1,6 @@
-"""Sandboxes of known repositories, in which served agents work on the user's files."""
+"""Sandboxes of repositories, known or uploaded, in which served agents work on the user's files."""
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
@@ -8,10 +9,13 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
+from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 
+logger = logging.getLogger(__name__)
 Files = Mapping[str, bytes | None]
 """Path -> content that differs from the pristine repository; None: removed."""
 
@@ -19,14 +23,16 @@ Files = Mapping[str, bytes | None]
 class Workplaces(Protocol):
     """Sandboxes by repository name."""
 
-    def names(self) -> tuple[str, ...]: ...
+    def names(self, tenant: str) -> tuple[str, ...]:
+        """Repositories that a tenant may name."""
+        ...
 
-    def pristine(self, repository: str) -> Mapping[str, bytes]:
+    async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
         """Every file as the repository has it."""
         ...
 
     def lease(
-        self, repository: str, files: Files, test_ids: tuple[str, ...] | None
+        self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AbstractAsyncContextManager[AgentEnvironment]:
         """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         ...
@@ -43,47 +49,73 @@ class RepositoryWorkplaces:
         sandbox: SandboxKind = SandboxKind.NAMESPACE,
         test_limit_seconds: float,
         search: SearchService | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
-        """`search` answers codebase_search. None: without a trained encoder."""
+        """`search` answers codebase_search. None: without a trained encoder. `uploads`: what tenants have
+        besides.
+        """
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository, sandbox)
             for repository in repositories
         }
         self._test_limit_seconds = test_limit_seconds
         self._search = search or SearchService(None)
+        self._uploads = uploads
 
-    def names(self) -> tuple[str, ...]:
-        """Repositories that users may name."""
-        return tuple(sorted(self._environments))
+    def names(self, tenant: str) -> tuple[str, ...]:
+        """Repositories that a tenant may name: those of the gateway, and its own uploads."""
+        uploads = () if self._uploads is None else self._uploads.store.list(tenant)
+        return (*sorted(self._environments), *(upload.upload_id for upload in uploads))
 
-    def pristine(self, repository: str) -> Mapping[str, bytes]:
+    async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
         """Every file as the repository has it."""
-        return self._environments[repository].repository.files
+        async with self._place(tenant, repository) as place:
+            return place.repository.files
 
     @asynccontextmanager
     async def lease(
-        self, repository: str, files: Files, test_ids: tuple[str, ...] | None
+        self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
         """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
-        place = self._environments[repository]
-        if test_ids is None:
-            await place.test_server.start()
-            test_ids = place.test_server.tests
-        sandbox = await place.lease(files)
-        try:
-            yield make_workplace(
-                sandbox,
-                place.test_server,
-                test_ids=test_ids,
-                test_limit_seconds=self._test_limit_seconds,
-                search=self._search,
-            )
-        finally:
-            await place.release(sandbox)
+        async with self._place(tenant, repository) as place:
+            if test_ids is None:
+                test_ids = await _collect_tests(place)
+            sandbox = await place.lease(files)
+            try:
+                yield make_workplace(
+                    sandbox,
+                    place.test_server,
+                    test_ids=test_ids,
+                    test_limit_seconds=self._test_limit_seconds,
+                    search=self._search,
+                )
+            finally:
+                await place.release(sandbox)
+
+    @asynccontextmanager
+    async def _place(self, tenant: str, repository: str) -> AsyncIterator[RepositoryEnvironment]:
+        known = self._environments.get(repository)
+        if known is not None or self._uploads is None:
+            yield self._environments[repository]
+            return
+        async with self._uploads.place(tenant, repository) as place:
+            yield place
 
     async def close(self) -> None:
         for place in self._environments.values():
             await place.close()
+
+
+async def _collect_tests(place: RepositoryEnvironment) -> tuple[str, ...]:
+    """Every test of a repository. None where there are none, or none that can be collected."""
+    if not place.repository.test_paths:
+        return ()
+    try:
+        await place.test_server.start()
+    except ProblemError as error:
+        logger.warning("no_tests=%s", error)
+        return ()
+    return place.test_server.tests
 
 
 def changed_files(

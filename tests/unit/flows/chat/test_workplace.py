@@ -11,13 +11,13 @@ from ostinato.flows.chat.workplace import (
     Workplace,
     choose_tests,
     copy_repository,
-    guess_layout,
     list_files,
     recent_files,
 )
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.sandbox.layout import guess_layout
 from ostinato.infra.sandbox.repository import PreparedRepository
 from tests.fakes.memory_sandbox import MemorySandbox
 

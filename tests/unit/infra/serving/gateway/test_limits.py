@@ -155,7 +155,9 @@ async def test_body_that_does_not_come_is_given_up(toy: Toy) -> None:
     async def send(message: Message) -> None:
         said.append(message)
 
-    app = RequestLimits(toy.app, lambda _: toy.context.config.tenants[0], body_seconds=0.01)
+    tenant = toy.context.config.tenants[0]
+    spooled = toy.context.uploads.spooled
+    app = RequestLimits(toy.app, lambda _: tenant, spooled, body_seconds=0.01)
     await app(
         {"type": "http", "method": "POST", "path": "/v1/feedback", "headers": []}, never, send
     )

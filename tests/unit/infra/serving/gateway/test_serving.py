@@ -30,7 +30,7 @@ from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.rendering import Renderer
 from tests.fakes.tiny_model import TINY, random_weights
-from tests.fakes.toy_gateway import BROKEN, toy_repository
+from tests.fakes.toy_gateway import BROKEN, toy_repository, toy_uploads
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,6 +64,7 @@ async def served(
         ledger=ledger,
         objects=ObjectStore.from_url(f"file://{directory}/objects"),
         engine=EngineConfig(slots=4),
+        uploads=toy_uploads(directory),
         boxes_per_repository=2,
     ) as gateway:
         headers = {"Authorization": f"Bearer {tenant.api_keys[0].get_secret_value()}"}

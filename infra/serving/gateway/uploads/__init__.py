@@ -1,0 +1,1 @@
+"""Repositories that clients send, kept for their tenant alone."""

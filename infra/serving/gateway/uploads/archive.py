@@ -1,0 +1,121 @@
+"""A client's archive as the files of a repository: plain files inside one folder, for their owner alone."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.unpacking import ArchiveTooLarge, Member, MemberKind, stream_members
+from ostinato.infra.sandbox.repository import CACHE_DIRECTORIES
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.uploads.paths import WANTED, is_path
+
+MAX_ARCHIVE_BYTES = 16 << 20
+MAX_UNPACKED_BYTES = 64 << 20
+MAX_FILE_BYTES = 4 << 20
+MAX_ENTRIES = 5_000
+_MAGICS = (b"\x1f\x8b", b"PK\x03\x04")  # gzip, zip
+_BLOCK_BYTES = 4_096
+_TITLE = "of the request"
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """Content of an archive."""
+
+    files: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    num_bytes: int = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        """Space that they take at most, in blocks."""
+        blocks = self.num_bytes // _BLOCK_BYTES + len(self.files) + len(self.folders)
+        return blocks * _BLOCK_BYTES
+
+
+def unpack_repository(archive: Path, folder: Path) -> Unpacked:
+    """Writes the files of a tar.gz or zip archive below `folder`, which does not exist yet. ApiError for any
+    archive that is not wholly within the limits. Folders of version control and caches are left out.
+    """
+    with archive.open("rb") as file:
+        if not file.read(4).startswith(_MAGICS):
+            raise ApiError(
+                415, "body is no gzip or zip file, wanted a .tar.gz or a .zip",
+                code="unsupported_archive",
+            )  # fmt: skip
+    folder.mkdir(mode=0o700)
+    found = Unpacked()
+    try:
+        members = stream_members(archive, MAX_UNPACKED_BYTES, max_entries=MAX_ENTRIES, title=_TITLE)
+        for member in members:
+            _take(member, folder, found)
+    except ArchiveTooLarge as error:
+        raise _too_large(str(error)) from error
+    except ConfigError as error:
+        raise _bad(str(error)) from error
+    if not found.files:
+        raise _bad(f"archive {_TITLE} holds no files, wanted a repository")
+    return found
+
+
+def _take(member: Member, folder: Path, found: Unpacked) -> None:
+    path = PurePosixPath(member.name)
+    if not path.parts or not CACHE_DIRECTORIES.isdisjoint(path.parts):
+        return
+    name = str(path)
+    if not is_path(name):
+        raise _bad(f"entry is {_shown(member.name)}, wanted a path {WANTED}")
+    if member.kind is MemberKind.FOLDER:
+        _add_folders(name, (path, *path.parents), found)
+        return
+    if member.kind is not MemberKind.FILE:
+        raise _bad(
+            f"entry {_shown(name)} is a {member.kind.value}, wanted files and folders (tar's option -h "
+            "puts in what links lead to)"
+        )
+    _add_folders(name, path.parents, found)
+    if name in found.files or name in found.folders:
+        raise _bad(f"entry {_shown(name)} comes twice, wanted each path once")
+    found.files.add(name)
+    found.num_bytes += _write(member, folder, path)
+
+
+def _add_folders(name: str, folders: Iterable[PurePosixPath], found: Unpacked) -> None:
+    names = {str(folder) for folder in folders} - {"."}
+    if not found.files.isdisjoint(names):
+        raise _bad(f"entry {_shown(name)} lies below a file, wanted a path {WANTED}")
+    found.folders |= names
+    if len(found.folders) > MAX_ENTRIES:
+        raise _too_large(f"archive {_TITLE} has more than {MAX_ENTRIES} folders, wanted fewer")
+
+
+def _write(member: Member, folder: Path, path: PurePosixPath) -> int:
+    """Number of bytes written."""
+    for above in reversed(path.parents[:-1]):
+        (folder / above).mkdir(mode=0o700, exist_ok=True)
+    mode = 0o700 if member.is_executable else 0o600
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    size = 0
+    with os.fdopen(os.open(folder / path, flags, mode), "wb") as file:
+        for piece in member.pieces():
+            size += len(piece)
+            if size > MAX_FILE_BYTES:
+                raise _too_large(
+                    f"entry {_shown(member.name)} has more than {MAX_FILE_BYTES} bytes, wanted less"
+                )
+            file.write(piece)
+    return size
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:80])
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_archive")
+
+
+def _too_large(message: str) -> ApiError:
+    return ApiError(413, message, code="archive_too_large")

@@ -1,0 +1,37 @@
+"""Where uploads of a home lie, and which of them have expired. Imports no server: `ostinato gc` asks too."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ostinato.infra.platform.settings import Settings
+
+MANIFEST = "upload.json"
+HOUR_SECONDS = 3_600.0
+LEFTOVER_SECONDS = HOUR_SECONDS  # after which what no upload came of is nobody's
+
+
+def uploads_folder(settings: Settings) -> Path:
+    """Folder of a home that holds one folder a tenant."""
+    return settings.home / "uploads"
+
+
+def last_used(upload: Path) -> float:
+    """When an upload was made or last worked on. 0 when it is gone."""
+    try:
+        return (upload / MANIFEST).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def expired(folder: Path, hours: float, now: float) -> Iterator[Path]:
+    """Uploads that nobody used for so long, and what was left half done."""
+    for path in folder.glob("*/*"):
+        used = last_used(path)
+        try:
+            at, kept = (
+                (used, hours * HOUR_SECONDS) if used else (path.stat().st_mtime, LEFTOVER_SECONDS)
+            )
+        except FileNotFoundError:
+            continue
+        if at + kept < now:
+            yield path
