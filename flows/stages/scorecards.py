@@ -22,7 +22,7 @@ OVERLAP_FILE = "overlap.json"
 
 
 class TrainingOverlap(Record):
-    """What of evaluated problems stands in text that the checkpoint's stages train on."""
+    """Overlap of evaluated problems with text that the checkpoint's stages train on."""
 
     checkpoint: str
     problems: str
