@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from pydantic import Field
 
@@ -50,6 +51,11 @@ BASELINE = "baseline"
 SYNCHRONOUS = "synchronous"
 SHARED_STAGES = ("problems", "corpus", "pretraining", "mtp")
 WINDOW_STEPS = 5
+MISMATCHES = {  # what is compared, and its metric of a step
+    "equal weights": "parity_one_cache_k3_nats",
+    "all tokens": "mismatch_all_k3_nats",
+    "own routes": "mismatch_without_replay_k3_nats",
+}
 
 Curve = Sequence[tuple[float, float]]  # seconds of RL and mean reward, by step
 
@@ -100,6 +106,9 @@ class Row(Record):
     )
     seconds_to_reward: float | None = Field(
         default=None, description="wall time of RL up to it; None: not measured, or never reached"
+    )
+    mismatch_k3: dict[str, float] = Field(
+        default={}, description="trainer beside engine, nats, mean over steps; empty: not measured"
     )
 
 
@@ -174,7 +183,17 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
         else compare(_read_attempts(notes / f"{arm.baseline}-{seed}.jsonl"), attempts),
         wanted_reward=wanted,
         seconds_to_reward=seconds_to(curve, wanted),
+        mismatch_k3=mean_mismatch(steps),
     )
+
+
+def mean_mismatch(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """k3 of the steps that measured it, by what was compared."""
+    values = {
+        what: [float(step[name]) for step in steps if name in step]
+        for what, name in MISMATCHES.items()
+    }
+    return {what: fmean(found) for what, found in values.items() if found}
 
 
 def half_of_rise(baseline: Curve) -> float:
@@ -260,7 +279,32 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
         + ", ".join(f"seed {seed} {_speed_up(known, seed)}" for seed in seeds)
         + ".",
     ]
+    lines += _mismatch_table(known)
     return "\n".join(lines) + "\n"
+
+
+def _mismatch_table(known: Mapping[tuple[str, int], Row]) -> list[str]:
+    """Lines of the arms that measured it. None where no one has."""
+    having = {key: row.mismatch_k3 for key, row in known.items() if row.mismatch_k3}
+    if not having:
+        return []
+    rows = [
+        [f"`{name}`", str(seed), *(_nats(found.get(what)) for what in MISMATCHES)]
+        for (name, seed), found in sorted(having.items())
+    ]
+    return [
+        "",
+        "Trainer beside engine, k3 in nats, mean over steps: tokens of the trainer's own weights, all tokens",
+        "trained on, and tokens of its own weights scored on the routes that the trainer would choose.",
+        "",
+        f"| arm | seed | {' | '.join(MISMATCHES)} |",
+        f"|{' --- |' * (2 + len(MISMATCHES))}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _nats(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1e}"
 
 
 def _speed_up(known: Mapping[tuple[str, int], Row], seed: int) -> str:

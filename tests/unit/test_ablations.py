@@ -52,3 +52,27 @@ def test_rows_from_before_there_was_a_time_are_read_and_said_to_lack_it() -> Non
     }
     assert "seed 0 1.50x" in ablations.write_page(ablations.Plan.read(), both)
     assert ablations.PAGE.read_text() == ablations.write_page(ablations.Plan.read(), known)
+
+
+def test_routes_are_ablated_where_they_differ_with_the_mismatch_beside() -> None:
+    plan = ablations.Plan.read()
+    replayed, own = (
+        load_recipe("nano", overrides=list(plan.arms[name].set)).learning
+        for name in ("bf16_routes_replayed", "bf16_routes_not_replayed")
+    )
+    assert replayed.precision == own.precision == "bf16"
+    assert (replayed.router_replay.enabled, own.router_replay.enabled) == (True, False)
+    assert replayed.router_replay.compared_tokens > 0
+
+    steps = [
+        {"parity_one_cache_k3_nats": 1e-5, "mismatch_without_replay_k3_nats": 3e-4},
+        {"parity_one_cache_k3_nats": 3e-5},  # nothing of its own version: not measured
+    ]
+    found = ablations.mean_mismatch(steps)
+    assert found == pytest.approx({"equal weights": 2e-5, "own routes": 3e-4})
+    row = ablations.Row.model_validate_json(ablations.ROWS.read_text().splitlines()[0])
+    page = ablations.write_page(
+        plan, {("deviation", 0): row.model_copy(update={"mismatch_k3": found})}
+    )
+    assert "| `deviation` | 0 | 2.0e-05 | not measured | 3.0e-04 |" in page
+    assert "k3 in nats" not in ablations.write_page(plan, {("deviation", 0): row})
