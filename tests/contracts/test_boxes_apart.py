@@ -26,7 +26,8 @@ def places():
     files = ['/usr/bin/env', '/opt/python/bin/python3', '/sandbox/agent', '/repo/wordkit/counting.py', libraries[0]]
     files += [one for one in glob.glob('/usr/lib64/*') + glob.glob('/usr/lib/git-core/*') if os.path.isfile(one)][:2]
     devices = ['/dev/' + name for name in ('null', 'zero', 'full', 'random', 'urandom')]
-    return files, sorted({os.path.dirname(one) for one in files}), devices
+    folders = {os.path.dirname(one) for one in files}  # into copies of a repository the host looks, to measure them
+    return files, sorted(one for one in folders if not one.startswith('/repo')), devices
 files, folders, devices = places()
 every = files + folders + devices
 """
@@ -90,6 +91,24 @@ for place in every:
     if os.path.isdir(place): os.listdir(place)
     else: os.read(os.open(place, os.O_RDONLY | os.O_NONBLOCK), 1)
 """
+# what the kernel counts for the user of the host that all boxes are
+TAKE_ALL = {
+    "watchers": "while library.inotify_init1(0) >= 0: pass",
+    "timers": "while library.timer_create(1, None, ctypes.byref(number)) == 0: pass",
+    "signals": "while library.sigqueue(os.getpid(), 40, None) == 0: pass",
+}
+TAKE_ONE = {
+    "watchers": "assert library.inotify_init1(0) >= 0",
+    "timers": "assert library.timer_create(1, None, ctypes.byref(number)) == 0",
+    "signals": "assert library.sigqueue(os.getpid(), 40, None) == 0",
+}
+KERNEL = """
+import ctypes, resource, signal
+library, number = ctypes.CDLL(None), ctypes.c_void_p()
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+"""
+TOOK = "open('/tmp/ready', 'w').close()\nwait_for('/tmp/go')\n"
 IS_OWN_DEVICE = "python3 -c \"import os; print(os.stat('/dev/null').st_dev)\""
 
 
@@ -137,6 +156,11 @@ def test_files_that_all_boxes_have_tell_nothing(bench, before, after, teller):
     if os.geteuid() and device == Path("/dev/null").stat().st_dev:  # SECURITY.md says so
         seen = [[channel, place] for channel, place in seen if not place.startswith("/dev/")]
     assert seen == []
+
+
+@pytest.mark.parametrize("kind", TAKE_ALL)
+def test_a_box_that_takes_all_it_gets_leaves_others_theirs(bench, kind):
+    signal(bench, f"{KERNEL}{TAKE_ALL[kind]}\n{TOOK}", KERNEL + TAKE_ONE[kind])
 
 
 def test_a_lock_is_seen_within_its_box(bench):

@@ -42,14 +42,21 @@ def test_kernel_parts_that_boxes_would_share_are_refused():
         "        return bool(socket.socket(family, socket.SOCK_STREAM).close())\n"
         "    except OSError as error:\n"
         "        return error.errno\n"
+        "def open_pair(family):\n"
+        "    try:\n"
+        "        return [one.close() for one in socket.socketpair(family, socket.SOCK_STREAM)] == []\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
         f"errors = {{name: error_of(number) for name, number in {numbers}.items()}}\n"
-        "print(json.dumps([errors, [open_family(family) for family in (1, 2, 10, 38, 40)]]))\n"
+        "print(json.dumps([errors, [open_family(family) for family in (1, 2, 10, 38, 40)],\n"
+        "    [open_pair(family) for family in (1, 30, 38, 40)]]))\n"
     )
     with running_bench(open_backend) as bench:
         box = bench.create()
-        errors, families = json.loads(bench.shell(box, f"python -c {shlex.quote(program)}"))
+        errors, families, pairs = json.loads(bench.shell(box, f"python -c {shlex.quote(program)}"))
     assert errors == dict.fromkeys(numbers, errno.EPERM)
     assert families == [False, False, False, errno.EAFNOSUPPORT, errno.EAFNOSUPPORT]
+    assert pairs == [False, *[errno.EAFNOSUPPORT] * 3]
 
 
 def test_what_is_the_hosts_own_keeps_its_mode_and_times():

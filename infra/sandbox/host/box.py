@@ -33,6 +33,8 @@ from ostinato.infra.sandbox.host.system_calls import filter_program
 from ostinato.infra.sandbox.protocol import SandboxLimits
 
 REPOSITORY_PATH = "/repo"
+_OPEN_FILES = 4096  # of one process
+_SIGNALS = 1024  # of all processes of a box that wait to be taken; timers count too
 _counter = itertools.count()
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # of Docker: its default profiles refuse namespaces and mounts, and a box cannot mount a /proc of its own
@@ -127,7 +129,12 @@ class BoxProcess:
             for limit, wanted in (
                 (resource.RLIMIT_FSIZE, self._limits.file_bytes),
                 (resource.RLIMIT_CORE, 0),
+                # else this host's own, which may be all it has
+                (resource.RLIMIT_NOFILE, _OPEN_FILES),
+                (resource.RLIMIT_SIGPENDING, _SIGNALS),
             ):
+                _, most = resource.prlimit(process_id, limit)
+                wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
                 resource.prlimit(process_id, limit, (wanted, wanted))
             self._group.add(process_id)
         except ProcessLookupError:

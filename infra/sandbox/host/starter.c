@@ -29,19 +29,26 @@ static int write_file(const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* A mount namespace of its own; of who may not have one by itself in a user namespace. */
-static int leave_mounts(void) {
+/* A user namespace, in which this user is who it was. The kernel counts watchers for a user of the host, whom all
+ * boxes share; in a namespace it counts them once more, so that one box cannot take them all. */
+static int enter_user_namespace(int others) {
     char map[64];
     uid_t user = geteuid();
     gid_t group = getegid();
-    if (unshare(CLONE_NEWNS)) {
-        if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) return -1;
-        snprintf(map, sizeof map, "%u %u 1", user, user);
-        write_file("/proc/self/setgroups", "deny");
-        if (write_file("/proc/self/uid_map", map)) return -1;
-        snprintf(map, sizeof map, "%u %u 1", group, group);
-        if (write_file("/proc/self/gid_map", map)) return -1;
-    }
+    if (unshare(CLONE_NEWUSER | others)) return -1;
+    snprintf(map, sizeof map, "%u %u 1", user, user);
+    write_file("/proc/self/setgroups", "deny");
+    if (write_file("/proc/self/uid_map", map)) return -1;
+    snprintf(map, sizeof map, "%u %u 1", group, group);
+    if (write_file("/proc/self/gid_map", map)) return -1;
+    write_file("/proc/sys/user/max_inotify_instances", "16");
+    write_file("/proc/sys/user/max_inotify_watches", "4096");
+    return 0;
+}
+
+static int leave_mounts(int *is_inside) {
+    *is_inside = unshare(CLONE_NEWNS) != 0; /* who may not alone may in a user namespace */
+    if (*is_inside && enter_user_namespace(CLONE_NEWNS)) return -1;
     return mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL);
 }
 
@@ -74,13 +81,15 @@ static int protect(const char *device, const char *folder) {
 int main(int count, char **arguments) {
     if (count < 3) return 64;
     write_file("/proc/self/oom_score_adj", "1000");
-    if (leave_mounts() == 0) { /* else bubblewrap cannot either, and says why */
+    int is_inside;
+    if (leave_mounts(&is_inside) == 0) { /* else bubblewrap cannot either, and says why */
         mount("devices", arguments[1], "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k");
         for (size_t index = 0; index < sizeof devices / sizeof *devices; index++)
             if (protect(devices[index], arguments[1])) {
                 fprintf(stderr, "bwrap: starter: %s read-only: %s\n", devices[index], strerror(errno));
                 return 1;
             }
+        if (!is_inside) enter_user_namespace(0); /* only now: devices are made and bound by root */
     }
     execv(arguments[2], arguments + 2);
     fprintf(stderr, "bwrap: starter: %s: %s\n", arguments[2], strerror(errno));

@@ -87,8 +87,8 @@ _OWN_PROCESS = {
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
 }
+_SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
 _BY_ARGUMENTS = {
-    "socket": (41, 198),
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     "fcntl": (72, 25),
@@ -102,6 +102,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
     column, architecture = MACHINES[machine]
     dispatch = {numbers[column]: "refuse" for numbers in REFUSED.values()}
     dispatch |= {numbers[column]: "own" for numbers in _OWN_PROCESS.values()}
+    dispatch |= {numbers[column]: "socket" for numbers in _SOCKETS.values()}
     dispatch |= {numbers[column]: name for name, numbers in _BY_ARGUMENTS.items()}
     blocks = {
         "": [
