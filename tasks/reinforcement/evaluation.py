@@ -49,7 +49,9 @@ class Begun(Record):
 
 
 class EvaluationBeside:
-    """Evaluations of one run. What is due while one goes on is noted as not measured."""
+    """Evaluations of one run. What is due while one goes on is noted as not measured, but for the last, which is
+    made when the run is over.
+    """
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class EvaluationBeside:
         self._points = {point.step: point for point in read_points(directory)}
         self._running: asyncio.Task[None] | None = None
         self._running_step = 0
+        self._skipped: tuple[int, int] | None = None  # step and version of the newest
 
     @property
     def points(self) -> tuple[EvaluationPoint, ...]:
@@ -87,6 +90,7 @@ class EvaluationBeside:
         if self._running is not None:
             if not self._running.done():
                 self._note(step, version, reason=f"step {self._running_step} was still evaluated")
+                self._skipped = step, version
                 return
             self._running.result()
         self._begin(step, version)
@@ -101,9 +105,11 @@ class EvaluationBeside:
             self._begin(begun.step, begun.weight_version)
 
     async def finish(self) -> tuple[EvaluationPoint, ...]:
-        """Waits for the evaluation under way. All points by step."""
+        """Waits for the evaluation under way and makes the last that was due meanwhile. All points by step."""
         if self._running is not None:
             await self._running
+        if self._skipped is not None:
+            await self._begin(*self._skipped)
         return self.points
 
     async def close(self) -> None:
@@ -128,12 +134,13 @@ class EvaluationBeside:
                 }
         return {}
 
-    def _begin(self, step: int, version: int) -> None:
+    def _begin(self, step: int, version: int) -> asyncio.Task[None]:
         begun = Begun(step=step, weight_version=version)
         self._directory.mkdir(parents=True, exist_ok=True)
         replace_text(self._directory / BEGUN_FILE, begun.model_dump_json())
-        self._running_step = step
+        self._running_step, self._skipped = step, None
         self._running = asyncio.create_task(self._evaluate(step, version))
+        return self._running
 
     async def _evaluate(self, step: int, version: int) -> None:
         config = self._config

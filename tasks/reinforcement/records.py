@@ -23,7 +23,7 @@ class EvaluationBesideConfig(EvaluationConfig):
         default=None,
         ge=1,
         description="the start, and the weights after every so many steps, are evaluated; what falls due during an "
-        "evaluation is not measured; None: never",
+        "evaluation is not measured, but for the last, at the end of the run; None: never",
     )
     split: Split = Field(default=Split.HELD_OUT, description="where the problems come from")
 

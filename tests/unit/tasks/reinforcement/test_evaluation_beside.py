@@ -112,16 +112,29 @@ async def test_a_version_that_keeps_being_mixed_is_not_measured(tmp_path: Path) 
     assert evaluation.newest_metrics() == {}
 
 
-async def test_what_is_due_meanwhile_is_noted_as_not_measured(tmp_path: Path) -> None:
+async def test_what_is_due_meanwhile_is_noted_as_not_measured_and_the_last_is_made_at_the_end(
+    tmp_path: Path,
+) -> None:
     replica = Replica()
     replica.free.clear()
     evaluation = beside(replica, tmp_path)
     evaluation.offer(0, version=0)
     evaluation.offer(2, version=2)
+    evaluation.offer(4, version=4)
+    assert [point.average for point in evaluation.points] == [None, None]
     replica.free.set()
-    points = await evaluation.finish()
-    assert [point.average is None for point in points] == [False, True]
-    assert points[1].reason == "step 0 was still evaluated"
+    first, skipped, last = await evaluation.finish()
+    assert (first.step, first.average is None) == (0, False)
+    assert (skipped.step, skipped.average is None) == (2, True)
+    assert (last.step, last.weight_version, last.average is None) == (4, 4, False)
+    assert skipped.reason == "step 0 was still evaluated"
+    assert replica.pinned == [0, 4]
+    assert await evaluation.finish() == (first, skipped, last)
+    assert replica.pinned == [0, 4]
+
+
+async def test_a_version_that_is_not_there_is_noted_with_the_reason(tmp_path: Path) -> None:
+    evaluation = beside(Replica(), tmp_path)
     evaluation.offer(4, version=-1)
     assert "not on the chain" in (await evaluation.finish())[-1].reason
 
