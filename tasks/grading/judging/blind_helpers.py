@@ -1,19 +1,17 @@
-"""Helpers of tests that stand in files of their own, without what they expect."""
+"""Helpers of tests that stand in files of their own."""
 
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.judging.blind_tests import make_helpers_blind
 
 _WORD = re.compile(rb"\w+")
+_ASSERTION = re.compile(rb"\bdef (assert\w*)")
 
 
-def find_helpers(
-    repository: PreparedRepository, tests: Iterable[str], *, with_literals: bool
-) -> dict[str, bytes]:
-    """Files of tests from which the given ones may have code, made blind, with all their functions."""
+def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[str]:
+    """Files of tests from which the given ones may have code."""
     waiting = set(tests)
     above = {str(folder) for path in waiting for folder in PurePosixPath(path).parents}
     left = {
@@ -22,24 +20,26 @@ def find_helpers(
         if path.endswith(".py") and repository.is_test(path) and path not in waiting
     }
     # the runner and the import system read these without being asked
-    waiting |= {
+    found = {
         path
         for path, module in left.items()
         if module == "conftest" or (path.endswith("__init__.py") and _folder_of(path) in above)
     }
-    blind: dict[str, bytes] = {}
+    waiting |= found
     while waiting:
-        path = waiting.pop()
-        if left.pop(path, None) is not None:
-            try:
-                blind[path] = make_helpers_blind(
-                    repository.files[path], with_literals=with_literals
-                )
-            except (SyntaxError, ValueError, RecursionError):
-                continue  # data
-        words = {word.decode(errors="replace") for word in _WORD.findall(repository.files[path])}
-        waiting |= {other for other, module in left.items() if module in words}
-    return blind
+        words = {
+            word.decode(errors="replace") for word in _WORD.findall(repository.files[waiting.pop()])
+        }
+        named = {path for path, module in left.items() if module in words} - found
+        found |= named
+        waiting |= named
+    return found
+
+
+def find_own_assertions(repository: PreparedRepository, paths: Iterable[str]) -> frozenset[str]:
+    """Names of functions and methods that assert, defined in some files."""
+    sources = [repository.files[path] for path in paths]
+    return frozenset(name.decode() for source in sources for name in _ASSERTION.findall(source))
 
 
 def _module_of(path: str) -> str:

@@ -8,6 +8,7 @@ left of an expectation (a parameter, a variable) is wrong as well.
 
 import ast
 import random
+from collections.abc import Collection
 from typing import Any
 
 from ostinato.infra.platform.syntax import parse_python
@@ -44,19 +45,22 @@ def judges_comparisons(symbol: str) -> bool:
 
 def take_expectations_out(
     source: bytes,
-    tests: frozenset[str],
+    tests: frozenset[str] | None,
     chance: random.Random | None = None,
     *,
     with_literals: bool = False,
+    own_assertions: Collection[str] = (),
 ) -> bytes:
-    """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, as
-    values to look at. `with_literals`: comparisons with a literal are shown too, whose text is then
-    in the file. What its functions hand on is changed as they run, wherever they have it from (data
+    """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, None: with
+    all that it has, as values to look at. `with_literals`: comparisons with a literal are shown too,
+    whose text is then in the file. `own_assertions`: names of those that tests define, which may do what
+    is looked at. What its functions hand on is changed as they run, wherever they have it from (data
     files, other modules), where a copy asks for it.
     """
     tree = parse_python(source.decode())
-    tree.body = list(_keep_tests(tree.body, tests, ""))
-    chosen = _find_tests(tree.body, tests, "")
+    if tests is not None:
+        tree.body = list(_keep_tests(tree.body, tests, ""))
+    chosen = _find_tests(tree.body, tests or frozenset(), "")
     if chance is not None:
         beside = _find_beside(tree.body, chosen)
         for node in chosen:
@@ -64,17 +68,8 @@ def take_expectations_out(
         some = _draw_literals(beside, chance)
         for node in beside:
             _ChangedLiterals(chance, some).visit(node)
-    return _make_blind(tree, chosen, with_literals)
-
-
-def make_helpers_blind(source: bytes, *, with_literals: bool = False) -> bytes:
-    """A file that tests import, whole: what it looks at is shown, what it hands on can be changed."""
-    return _make_blind(parse_python(source.decode()), [], with_literals)
-
-
-def _make_blind(tree: ast.Module, chosen: list[ast.stmt], with_literals: bool) -> bytes:
     tree = _VariedArguments(chosen).visit(tree)
-    tree = _Blind(with_literals).visit(tree)
+    tree = _Blind(with_literals, own_assertions).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
 
@@ -170,20 +165,23 @@ def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AS
 class _Blind(ast.NodeTransformer):
     """Assertions become calls that show their operands."""
 
-    def __init__(self, with_literals: bool) -> None:
+    def __init__(self, with_literals: bool, own_assertions: Collection[str]) -> None:
         self._with_literals = with_literals
+        self._own = own_assertions
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         return _show(_operands(node.test, self._with_literals))
 
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
         call, name = node.value, _called_name(node.value)
         if not isinstance(call, ast.Call):
             return node
         if name in _CALLS_OF_FAKE and isinstance(call.func, ast.Attribute):
             return _show([ast.Attribute(call.func.value, "mock_calls", ast.Load())])
         if name.startswith("assert") and name not in _RAISING:
-            return _show(_compared(name, call.args, self._with_literals))
+            shown = _show(_compared(name, call.args, self._with_literals))
+            is_asked = any(isinstance(part, ast.Call) for it in call.args for part in ast.walk(it))
+            return [shown, node] if name in self._own and not is_asked else shown
         if name in _RAISING and len(call.args) > 1:
             keywords = [item for item in call.keywords if item.arg != "match"]
             body = ast.Expr(ast.Call(call.args[1], call.args[2:], keywords))

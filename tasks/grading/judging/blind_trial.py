@@ -9,18 +9,20 @@ reading it is no agreement.
 """
 
 import asyncio
+import functools
 import logging
 import math
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.judging.blind_helpers import find_helpers
+from ostinato.tasks.grading.judging.blind_helpers import find_helpers, find_own_assertions
 from ostinato.tasks.grading.judging.blind_tests import (
     find_inherited,
     judges_comparisons,
@@ -259,16 +261,20 @@ def draw_tests(
     for name in names:
         path, _, test = name.partition("::")
         by_path[path].add(test.replace("::", "."))
-    with_literals = judges_comparisons(problem.symbol)
-    files = find_helpers(repository, by_path, with_literals=with_literals)
+    helpers = find_helpers(repository, by_path)
+    blind = functools.partial(
+        take_expectations_out,
+        with_literals=judges_comparisons(problem.symbol),
+        own_assertions=find_own_assertions(repository, [*by_path, *helpers]),
+    )
+    files: dict[str, bytes] = {}
+    for path in helpers:
+        with suppress(SyntaxError, ValueError, RecursionError):  # data with the name of a module
+            files[path] = blind(repository.files[path], None)
     # what others import from there stays; hidden tests are nowhere in the box as they are written
-    files |= {
-        path: take_expectations_out(
-            repository.files[path], frozenset(), with_literals=with_literals
-        )
-        for path in {*by_path, *(block.path for block in problem.cut_tests)}
-    }
-    files |= _blind_bases(repository, by_path, with_literals)
+    for path in {*by_path, *(block.path for block in problem.cut_tests)}:
+        files[path] = blind(repository.files[path], frozenset())
+    files |= _blind_bases(repository, by_path, blind)
     tests: list[str] = []
     instances: list[str] = []
     perturbed: dict[str, float] = {}
@@ -282,15 +288,10 @@ def draw_tests(
         folder = path.rpartition("/")[0]
         shares = (0.0,) * (1 + _CHANGED_COPIES) + (_PERTURBED_SHARES if function else ())
         for copy, share in enumerate(shares):
-            text = take_expectations_out(
-                repository.files[path],
-                kept_tests,
-                chance if copy and not share else None,
-                with_literals=with_literals,
-            )
+            drawn = chance if copy and not share else None
             name = f"test_{chance.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
-            files[place] = text
+            files[place] = blind(repository.files[path], kept_tests, drawn)
             if share:
                 perturbed[place] = share
             elif copy:
@@ -312,7 +313,7 @@ def draw_tests(
 
 
 def _blind_bases(
-    repository: PreparedRepository, by_path: Mapping[str, set[str]], with_literals: bool
+    repository: PreparedRepository, by_path: Mapping[str, set[str]], blind: Callable[..., bytes]
 ) -> dict[str, bytes]:
     """Test files that hold chosen tests which others inherit, those tests alone."""
     wanted = frozenset(
@@ -322,7 +323,7 @@ def _blind_bases(
     )
     marks = [f"def {name}(".encode() for name in wanted]
     return {
-        path: take_expectations_out(content, wanted, with_literals=with_literals)
+        path: blind(content, wanted)
         for path, content in repository.files.items()
         if path.endswith(".py") and repository.is_test(path) and any(m in content for m in marks)
     }

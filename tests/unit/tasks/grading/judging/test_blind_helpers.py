@@ -83,6 +83,27 @@ class TestTwice(Checks):
         self.check(40, 80)
 """,
     ),
+    "an assertion of another file that does the work": (
+        {
+            "tests/helpers.py": """from unittest import TestCase
+
+from pkg.code import twice
+
+
+class Checks(TestCase):
+    def assert_twice(self, number, wanted):
+        self.assertEqual(twice(number), wanted)
+"""
+        },
+        """from helpers import Checks
+
+
+class TestTwice(Checks):
+    def test_twice(self):
+        for number, wanted in ((17, 34), (40, 80)):
+            self.assert_twice(number, wanted)
+""",
+    ),
 }  # fmt: skip
 CHEATS = {
     "table": "def twice(number):\n    return {17: 34, 40: 80}.get(number, 0)\n",
