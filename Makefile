@@ -37,10 +37,13 @@ docs: $(DEV_STAMP)  ## the generated part of docs/
 
 # One file for Python 3.11 and 3.12, from the plain index. Versions that stand in it stay unless a name is
 # given: make constraints UPGRADE="--upgrade-package prefect"
+# constraints-sha256.txt: the same with the checksums of all files, for who wants no other bytes.
 constraints:  ## resolve constraints.txt again after pyproject.toml has changed
 	$(PYTHON) -m venv .uv && .uv/bin/pip install uv
 	.uv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --extra postgres --extra cluster \
 	  --no-annotate --custom-compile-command 'make constraints' -o constraints.txt $(UPGRADE)
+	.uv/bin/uv pip compile constraints.txt --universal --python-version 3.11 --no-deps --generate-hashes \
+	  --no-annotate --custom-compile-command 'make constraints' -o constraints-sha256.txt
 
 up: $(STAMP)  ## server, worker, deployments and gateway on this machine
 	$(BIN)/ostinato up

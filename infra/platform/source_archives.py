@@ -42,21 +42,7 @@ def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     What comes is kept when its checksum is the pinned one, or the index's where none is pinned.
     ConfigError says how to supply it by hand.
     """
-    folder = cache / f"{source.name}-{source.version}"
-    known = _find_archive(folder)
-    if known is None:
-        _download(source, folder)
-        known = _find_archive(folder)
-    if known is None:
-        raise ConfigError(_explain(source, folder, "it was not kept"))
-    found = hashlib.sha256(known.read_bytes()).hexdigest()
-    wanted = source.sha256 or _read_checksum(folder, found)
-    if found != wanted:
-        raise ConfigError(
-            f"source archive {known} of {source.name}=={source.version} has sha256 {found}, "
-            f"wanted {wanted}; delete it"
-        )
-    return known
+    return _fetch(source, cache / f"{source.name}-{source.version}")
 
 
 def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceArchive:
@@ -85,14 +71,8 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     if not name or not version:
         raise ConfigError(f"dependency {requirement!r}, wanted name==version")
     source = SourceArchive(name=name, version=version)
-    folder = cache / "wheels" / f"{name}-{version}"
-    if not list(folder.glob("*.whl")):
-        _download(source, folder, is_wheel=True)
-    wheel = next(iter(sorted(folder.glob("*.whl"))))
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest() if sha256 else sha256
-    if found != sha256:
-        raise ConfigError(f"wheel {wheel} has sha256 {found}, wanted {sha256}; delete it")
-    return wheel
+    source = SourceArchive(name=name, version=version, sha256=sha256)
+    return _fetch(source, cache / "wheels" / f"{name}-{version}", is_wheel=True)
 
 
 def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
@@ -132,13 +112,32 @@ def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
     return files
 
 
-def _find_archive(folder: Path) -> Path | None:
-    found = [path for path in sorted(folder.glob("*")) if path.name.endswith(SUFFIXES)]
+def _fetch(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> Path:
+    suffixes = (".whl",) if is_wheel else SUFFIXES
+    known = _find_file(folder, suffixes)
+    if known is None:
+        _download(source, folder, is_wheel=is_wheel)
+        known = _find_file(folder, suffixes)
+    if known is None:
+        raise ConfigError(_explain(source, folder, "it was not kept"))
+    found = hashlib.sha256(known.read_bytes()).hexdigest()
+    wanted = source.sha256 or _read_checksum(folder, found)
+    if found != wanted:
+        kind = "wheel" if is_wheel else "source archive"
+        raise ConfigError(
+            f"{kind} {known} of {source.name}=={source.version} has sha256 {found}, "
+            f"wanted {wanted}; delete it"
+        )
+    return known
+
+
+def _find_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    found = [path for path in sorted(folder.glob("*")) if path.name.endswith(suffixes)]
     return found[0] if found else None
 
 
 def _read_checksum(folder: Path, found: str) -> str:
-    """The checksum noted when the archive came. Noted now when it is new."""
+    """The checksum noted when the file came. Noted now when it is new."""
     note = folder / "sha256"
     if not note.exists():
         note.write_text(found)

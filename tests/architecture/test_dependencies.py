@@ -135,3 +135,15 @@ def test_the_pins_hold_every_dependency() -> None:
     }
 
     assert (_declared(None) | _declared("dev") | _declared("postgres")) - pinned == set()
+
+
+def test_every_pin_has_its_checksums() -> None:
+    """`pip install --require-hashes` takes the file: pins with checksums and nothing else."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
+    text = (ROOT / "constraints-sha256.txt").read_text().replace(" \\\n    ", " ")
+    hashed = [line.split(" --hash=sha256:") for line in text.splitlines() if line[0] != "#"]
+
+    assert [pin for pin, *_ in hashed] == pins
+    assert all(
+        sums and all(re.fullmatch("[0-9a-f]{64}", one) for one in sums) for _, *sums in hashed
+    )

@@ -231,3 +231,20 @@ def test_of_wheels_the_one_that_fits_this_interpreter_is_taken(
     wheel = fetch_wheel(f"{NAME}==1.0", tmp_path / "cache")
     assert (wheel.name, wheel.read_bytes()) == (names[1], b"wheel")
     assert fetch_wheel(f"{NAME}==1.0", tmp_path / "cache") == wheel
+
+
+def test_a_wheel_of_another_checksum_is_not_kept_and_one_that_changed_is_refused(
+    index: Index, tmp_path: Path
+) -> None:
+    name = f"{NAME.replace('-', '_')}-1.0-py3-none-any.whl"
+    index.files = [index.file(name, index.sha256)]
+    index.answers[f"/files/{name}"] = [(200, "application/zip", index.archive)]
+    index.publish()
+    requirement, cache = f"{NAME}==1.0", tmp_path / "cache"
+    with pytest.raises(ConfigError, match=rf"has sha256 {index.sha256}, wanted 0000"):
+        fetch_wheel(requirement, cache, "0" * 64)
+    assert not cache.exists()
+    wheel = fetch_wheel(requirement, cache)
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    with pytest.raises(ConfigError, match=rf"wanted {index.sha256}; delete it"):
+        fetch_wheel(requirement, cache)
