@@ -16,6 +16,7 @@ import torch
 from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
+    ExpertGatingFuncType,
     GGMLQuantizationType,
     GGUFWriter,
     LlamaFileType,
@@ -39,6 +40,13 @@ ARCHITECTURES = {
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
+}
+# llama.cpp has experts in each layer of a qwen3_moe, whose shares add up to one, and no groups of those of a
+# glm4_moe
+WANTED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"norm_topk_prob": True, "mlp_only_layers": []},
+    "glm4_moe": {"n_group": 1},
 }
 ROTATIONS = ("default", "linear")
 TYPES = {
@@ -51,8 +59,13 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(.*)")
 _ROUTER = ".mlp.gate.weight"  # llama.cpp reads it in fp32
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of how a text is split before byte pairs are merged
-_SPLITS = {_WORDS + r"\p{N}" + _REST: "qwen2", _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe"}
+# llama.cpp's names of how a text is split before byte pairs are merged, and whether what stands in the
+# vocabulary needs no merges
+_SPLITS = {
+    (_WORDS + r"\p{N}" + _REST, False): "qwen2",
+    (_WORDS + r"\p{N}{1,3}" + _REST, False): "glm4",
+    (_WORDS + r"\p{N}{1,3}" + _REST, True): "llama-bpe",
+}
 
 
 @dataclass(frozen=True)
@@ -71,14 +84,12 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
             f"a {config['model_type']} has no GGUF form here, wanted one of "
             f"{', '.join(ARCHITECTURES)}; without --gguf the directory is written"
         )
-    # llama.cpp has experts in each layer of a qwen3_moe, whose shares add up to one
-    if config["model_type"] == "qwen3_moe":
-        for field, wanted in (("norm_topk_prob", True), ("mlp_only_layers", [])):
-            if config[field] != wanted:
-                raise ConfigError(
-                    f"{field} is {config[field]}, wanted {wanted} for GGUF; without --gguf the directory is "
-                    "written"
-                )
+    for field, wanted in WANTED.get(config["model_type"], {}).items():
+        if config[field] != wanted:
+            raise ConfigError(
+                f"{field} is {config[field]}, wanted {wanted} for GGUF; without --gguf the directory is "
+                "written"
+            )
     rotation = config["rope_parameters"]["rope_type"]
     if rotation not in ROTATIONS:
         raise ConfigError(
@@ -90,7 +101,7 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
         raise ConfigError(
             f"{tokenizer_file.name} is a {model['type']}, wanted byte-level BPE for GGUF"
         )
-    _split_name(described["pre_tokenizer"])
+    _split_name(described)
 
 
 def write_gguf(directory: Path) -> Path:
@@ -125,7 +136,8 @@ def _tensors(
 ) -> Iterator[GgufTensor]:
     names = get_tensor_name_map(architecture, config["num_hidden_layers"])
     for source in sorted({_EXPERT.sub(r"\1.\3", name) for name in files.headers}):
-        name = names.get_name(source, try_suffixes=_SUFFIXES)
+        known = source.replace("score_correction_bias", "score_correction.bias")
+        name = names.get_name(known, try_suffixes=_SUFFIXES)
         if name is None:
             raise ConfigError(f"tensor {source} has no name in a GGUF file of {architecture.name}")
         tensor = _fetch(files, source, config)
@@ -141,7 +153,7 @@ def _fetch(files: TensorFiles, source: str, config: dict[str, Any]) -> Tensor:
     if source in files.headers:
         return files.fetch(source)
     layer, _, part = source.partition(".experts.")
-    names = [f"{layer}.experts.{index}.{part}" for index in range(config["num_experts"])]
+    names = [f"{layer}.experts.{index}.{part}" for index in range(_num_experts(config))]
     return torch.stack([files.fetch(name) for name in names])
 
 
@@ -165,17 +177,33 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    if config["model_type"] == "qwen3_moe":
-        writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "moe_intermediate_size" in config:
+        _add_experts(writer, config)
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    fraction = config.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(config["head_dim"] * fraction))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_experts(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_count(_num_experts(config))
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_nextn_predict_layers(0)
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    return config["num_experts"] if "num_experts" in config else config["n_routed_experts"]
 
 
 def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
@@ -191,7 +219,7 @@ def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> 
         tokens[added["id"]] = added["content"]
         types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_split_name(described["pre_tokenizer"]))
+    writer.add_tokenizer_pre(_split_name(described))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -212,19 +240,20 @@ def _first(ids: int | list[int] | None) -> int | None:
     return ids[0] if isinstance(ids, list) else ids
 
 
-def _split_name(described: dict[str, Any]) -> str:
+def _split_name(tokenizer: dict[str, Any]) -> str:
     """The splitting of a tokenizer by llama.cpp's name. ConfigError for one it has no name for."""
+    described, is_whole = tokenizer["pre_tokenizer"], bool(tokenizer["model"].get("ignore_merges"))
     parts = described.get("pretokenizers", [described])
     kinds = [part["type"] for part in parts]
-    if kinds == ["ByteLevel"]:
+    if kinds == ["ByteLevel"] and not is_whole:
         return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"]:
+    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and not is_whole:
         return "smollm"
     if kinds == ["Split", "ByteLevel"]:
-        name = _SPLITS.get(parts[0]["pattern"].get("Regex", ""))
+        name = _SPLITS.get((parts[0]["pattern"].get("Regex", ""), is_whole))
         if name is not None:
             return name
     raise ConfigError(
-        f"the tokenizer splits texts by {' and '.join(kinds)} in a way that llama.cpp may not know, wanted "
-        f"that of gpt-2, smollm, {', '.join(_SPLITS.values())}"
+        f"the tokenizer splits texts by {' and '.join(kinds)} (ignore_merges {is_whole}) in a way that "
+        f"llama.cpp may not know, wanted that of gpt-2, smollm, {', '.join(_SPLITS.values())}"
     )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,11 @@ QWEN_SPLIT = (
 TEXT = "def add(a, b):\n    return a + b  # 12 and 3 <|im_end|>\n"
 
 
-def split_as_qwen(directory: Path) -> None:
+def split_as_qwen(directory: Path, pattern: str = QWEN_SPLIT) -> None:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -67,7 +68,34 @@ def write_qwen3_moe(directory: Path) -> None:
     split_as_qwen(directory)
 
 
-@pytest.mark.parametrize("write", [write_published_model, write_qwen3, write_qwen3_moe])
+def write_qwen2(directory: Path) -> None:
+    """Queries, keys and values have biases."""
+    write_published_model(directory, model_type="qwen2")
+    split_as_qwen(directory)
+
+
+def write_glm4_moe(directory: Path) -> None:
+    """A dense layer first, partly rotated heads with biases and norms, a scaled sigmoid router with a
+    correction, two shared experts.
+    """
+    fields: dict[str, Any] = {
+        **{"n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+        **{"hidden_size": 160, "num_attention_heads": 10, "num_key_value_heads": 2},
+        **{"use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
+        "tie_word_embeddings": False,
+    }
+    model = write_published_model(directory, model_type="glm4_moe", **fields)
+    for name, tensor in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            tensor.normal_()
+    model.save_pretrained(directory)
+    split_as_qwen(directory)
+
+
+@pytest.mark.parametrize(
+    "write", [write_published_model, write_qwen2, write_qwen3, write_qwen3_moe]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> None:
     published, out = tmp_path / "published", tmp_path / "out"
@@ -96,7 +124,9 @@ def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> No
         assert torch.equal(tensor.to(getattr(torch, dtype)).float(), again.weights[name]), name
 
 
-@pytest.mark.parametrize("write", [write_published_model, write_qwen3, write_qwen3_moe])
+@pytest.mark.parametrize(
+    "write", [write_published_model, write_qwen2, write_qwen3, write_qwen3_moe, write_glm4_moe]
+)
 def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_directory(
     write, tmp_path: Path
 ) -> None:
@@ -113,9 +143,40 @@ def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_direct
     torch.testing.assert_close(logits_TV, wanted_TV, atol=1e-4, rtol=1e-5)
 
 
+THREE_DIGITS = QWEN_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
+WHOLE = "eturn"  # stands in the vocabulary, and no merges lead to it
+
+
+@pytest.mark.parametrize("ignores_merges", [False, True])
+def test_whole_words_are_tokens_where_the_tokenizer_says_so(
+    ignores_merges: bool, tmp_path: Path
+) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write_published_model(published)
+    split_as_qwen(published, THREE_DIGITS)
+    described = json.loads((published / "tokenizer.json").read_text())
+    model = described["model"]
+    last = max(model["vocab"], key=model["vocab"].__getitem__)
+    model["vocab"][WHOLE] = model["vocab"].pop(last)
+    known = model["vocab"]
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in known]
+    model["ignore_merges"] = ignores_merges
+    (published / "tokenizer.json").write_text(json.dumps(described))
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None, with_gguf=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    for text in (WHOLE, TEXT + "12345 \u00e9\r\n\n\n  'LL"):
+        ids, _ = read_with_llama_cpp(out / GGUF_FILE, text)
+        assert ids == tokenizer(text)["input_ids"], text
+    assert (len(tokenizer(WHOLE)["input_ids"]) == 1) == ignores_merges
+
+
 def test_model_without_a_gguf_form_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
-    with pytest.raises(ConfigError, match="a glm4_moe has no GGUF form here, wanted one of llama"):
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3"}')
+    with pytest.raises(
+        ConfigError, match="a deepseek_v3 has no GGUF form here, wanted one of llama"
+    ):
         write_gguf(tmp_path)
     assert not (tmp_path / GGUF_FILE).exists()
 
@@ -128,6 +189,14 @@ EXPERTS = {
     "decoder_sparse_step": 1,
 }
 TWO_KINDS = {"norm_topk_prob": True, "mlp_only_layers": [0]}
+GROUPED = {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "tie_word_embeddings": False,
+}
 ROTATION = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -143,8 +212,9 @@ ROTATION = {
     [
         (EXPERTS, False, "norm_topk_prob is False, wanted True for GGUF"),
         (EXPERTS | TWO_KINDS, False, r"mlp_only_layers is \[0\], wanted \[\] for GGUF"),
+        (GROUPED, False, "n_group is 2, wanted 1 for GGUF"),
         ({"rope_parameters": ROTATION}, False, "rope_type 'llama3' is not written as GGUF"),
-        ({}, True, "the tokenizer splits texts by Whitespace in a way"),
+        ({}, True, "the tokenizer splits texts by Whitespace .* in a way"),
     ],
 )
 def test_model_without_a_gguf_form_is_refused_before_anything_is_written(
