@@ -23,7 +23,7 @@ from torch import Tensor
 from ostinato.models.network.routing import LIVE_ROUTE
 
 # Rows of like lengths attend in one call: fewer calls against more padding.
-ATTENTION_QUANTUM_TOKENS = 64
+ATTENTION_QUANTUM_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
