@@ -34,9 +34,9 @@ from ostinato.kernels.grouped_gemm.triton_tiles import (
     locate_tile,
     num_programs,
     place_in_bands,
+    store_rows,
 )
 from ostinato.kernels.mxfp8.triton_quantize import power
-from ostinato.kernels.triton_tiles import store_tile
 
 GROUP = tl.constexpr(WIDE_GROUP)
 PRODUCT_TILE = (128, 128)
@@ -100,7 +100,7 @@ def product_mx128_kernel(
         if row + BLOCK_M <= end:
             out_desc.store([row, column], sums.to(tl.bfloat16))
         else:
-            store_tile(out_ptr, sums, row, column, end, width_n, out_stride, BLOCK_M, BLOCK_N)
+            store_rows(out_ptr, sums, row, end, column, width_n, out_stride, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def gradient_mx128_kernel(
             right = tl.load(row_powers_ptr + step * width_k + columns_k, mask=is_k, other=0.0)
             sums += tl.dot(a, b.T) * left[:, None] * right[None, :]
         out = out_ptr + expert.to(tl.int64) * width_n * width_k
-        store_tile(out, sums, n, k, width_n, width_k, width_k, BLOCK_N, BLOCK_K)
+        store_rows(out, sums, n, width_n, k, width_k, width_k, BLOCK_N, BLOCK_K)
 
 
 def widen_scales(scales: Tensor) -> Tensor:

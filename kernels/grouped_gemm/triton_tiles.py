@@ -21,7 +21,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostinato.kernels.grouped_gemm.op import ALIGNED_BYTES
-from ostinato.kernels.triton_tiles import store_tile
 
 BAND_TILES = tl.constexpr(8)
 
@@ -107,9 +106,20 @@ def load_matrix(desc, index, row, column, ROWS: tl.constexpr, COLUMNS: tl.conste
 
 
 @triton.jit
+def store_rows(
+    out_ptr, tile, row, end, column, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Stores a tile in the result's type, up to row `end` and column `width`."""
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    out = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    mask = (rows < end)[:, None] & (columns < width)[None, :]
+    tl.store(out, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def store_halves(out_ptr, tile, row, end, column, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """`store_tile` of the left half, then of the right: half the shared memory at a time."""
+    """`store_rows` of the left half, then of the right: half the shared memory at a time."""
     halves = tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
     left, right = tl.split(halves)
-    store_tile(out_ptr, left, row, column, end, width, width, ROWS, COLUMNS // 2)
-    store_tile(out_ptr, right, row, column + COLUMNS // 2, end, width, width, ROWS, COLUMNS // 2)
+    store_rows(out_ptr, left, row, end, column, width, width, ROWS, COLUMNS // 2)
+    store_rows(out_ptr, right, row, end, column + COLUMNS // 2, width, width, ROWS, COLUMNS // 2)

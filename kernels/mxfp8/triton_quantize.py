@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ostinato.kernels.mxfp8.formats import FP8, scale_shape
 from ostinato.kernels.mxfp8.op import dequantize_op, quantize_op, quantize_row_col_op
-from ostinato.kernels.triton_tiles import load_tile, place_tile, store_tile
 
 # The fastest of those measured on an H100 with Triton 3.6, over 32768 x 7168 elements.
 NUM_WARPS = 4
@@ -76,7 +75,7 @@ def quantize_tile(
 
 
 @triton.jit
-def store_quantized(
+def store_tile(
     values,
     scales,
     out_ptr,
@@ -91,35 +90,29 @@ def store_quantized(
     G_COLUMNS: tl.constexpr,
 ):
     """Stores a tile at (row, column) of a contiguous matrix, and its scales."""
-    store_tile(out_ptr, values, row, column, num_rows, num_columns, num_columns, ROWS, COLUMNS)
-    s_rows, s_columns = tl.cdiv(num_rows, G_ROWS), tl.cdiv(num_columns, G_COLUMNS)
-    s_row, s_column = row // G_ROWS, column // G_COLUMNS
-    offsets, mask = place_tile(
-        s_row, s_column, s_rows, s_columns, s_columns, ROWS // G_ROWS, COLUMNS // G_COLUMNS
-    )
-    tl.store(scales_ptr + offsets, scales, mask=mask)
+    rows = row + tl.arange(0, ROWS)
+    columns = column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    tl.store(out_ptr + offsets, values, mask=mask)
+    scale_columns = tl.cdiv(num_columns, G_COLUMNS)
+    s_rows = row // G_ROWS + tl.arange(0, ROWS // G_ROWS)
+    s_columns = column // G_COLUMNS + tl.arange(0, COLUMNS // G_COLUMNS)
+    s_offsets = s_rows.to(tl.int64)[:, None] * scale_columns + s_columns[None, :]
+    s_mask = (s_rows < tl.cdiv(num_rows, G_ROWS))[:, None] & (s_columns < scale_columns)[None, :]
+    tl.store(scales_ptr + s_offsets, scales, mask=s_mask)
 
 
 @triton.jit
-def store_blocks(
-    tile,
-    out_ptr,
-    scales_ptr,
-    row,
-    column,
-    num_rows,
-    num_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    G_ROWS: tl.constexpr,
-    G_COLUMNS: tl.constexpr,
+def load_tile(
+    matrix_ptr, row, column, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Rounds a tile in blocks and stores it, and its scales."""
-    values, scales = quantize_tile(tile, ROWS, COLUMNS, G_ROWS, G_COLUMNS)
-    store_quantized(
-        values, scales, out_ptr, scales_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS,
-        G_ROWS, G_COLUMNS,
-    )  # fmt: skip
+    """A tile of a contiguous matrix in fp32, zeros outside."""
+    rows = row + tl.arange(0, ROWS)
+    columns = column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    return tl.load(matrix_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -139,14 +132,22 @@ def quantize_kernel(
     index = tl.program_id(2).to(tl.int64)
     start = index * num_rows * num_columns
     s_start = index * tl.cdiv(num_rows, G_ROWS) * tl.cdiv(num_columns, G_COLUMNS)
-    values_ptr, scales_ptr = values_ptr + start, scales_ptr + s_start
-    tile = load_tile(
-        matrix_ptr + start, row, column, num_rows, num_columns, num_columns, ROWS, COLUMNS
-    )
-    store_blocks(
-        tile, values_ptr, scales_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS, G_ROWS,
+    tile = load_tile(matrix_ptr + start, row, column, num_rows, num_columns, ROWS, COLUMNS)
+    values, scales = quantize_tile(tile, ROWS, COLUMNS, G_ROWS, G_COLUMNS)
+    store_tile(
+        values,
+        scales,
+        values_ptr + start,
+        scales_ptr + s_start,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        ROWS,
+        COLUMNS,
+        G_ROWS,
         G_COLUMNS,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -164,15 +165,37 @@ def quantize_row_col_kernel(
 ):
     """One tile: its row copy, and the row copy of its transpose."""
     column, row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
-    tile = load_tile(matrix_ptr, row, column, num_rows, num_columns, num_columns, ROWS, COLUMNS)
-    store_blocks(
-        tile, values_ptr, scales_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS, 1, G
+    tile = load_tile(matrix_ptr, row, column, num_rows, num_columns, ROWS, COLUMNS)
+    values, scales = quantize_tile(tile, ROWS, COLUMNS, 1, G)
+    store_tile(
+        values,
+        scales,
+        values_ptr,
+        scales_ptr,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        ROWS,
+        COLUMNS,
+        1,
+        G,
     )
     values, scales = quantize_tile(tile, ROWS, COLUMNS, G, 1)
-    store_quantized(
-        tl.trans(values), tl.trans(scales), values_t_ptr, scales_t_ptr, column, row, num_columns,
-        num_rows, COLUMNS, ROWS, 1, G,
-    )  # fmt: skip
+    store_tile(
+        tl.trans(values),
+        tl.trans(scales),
+        values_t_ptr,
+        scales_t_ptr,
+        column,
+        row,
+        num_columns,
+        num_rows,
+        COLUMNS,
+        ROWS,
+        1,
+        G,
+    )
 
 
 @triton.jit
@@ -192,21 +215,20 @@ def dequantize_kernel(
     index = tl.program_id(2).to(tl.int64)
     start = index * num_rows * num_columns
     scale_columns = tl.cdiv(num_columns, G_COLUMNS)
-    scale_rows = tl.cdiv(num_rows, G_ROWS)
-    s_start = index * scale_rows * scale_columns
-    tile = load_tile(
-        values_ptr + start, row, column, num_rows, num_columns, num_columns, ROWS, COLUMNS
-    )
-    offsets, mask = place_tile(
-        row // G_ROWS, column // G_COLUMNS, scale_rows, scale_columns, scale_columns,
-        ROWS // G_ROWS, COLUMNS // G_COLUMNS,
-    )  # fmt: skip
-    byte = tl.load(scales_ptr + s_start + offsets, mask=mask, other=0).to(tl.int32)
+    s_start = index * tl.cdiv(num_rows, G_ROWS) * scale_columns
+    tile = load_tile(values_ptr + start, row, column, num_rows, num_columns, ROWS, COLUMNS)
+    s_rows = row // G_ROWS + tl.arange(0, ROWS // G_ROWS)
+    s_columns = column // G_COLUMNS + tl.arange(0, COLUMNS // G_COLUMNS)
+    s_mask = (s_rows < tl.cdiv(num_rows, G_ROWS))[:, None] & (s_columns < scale_columns)[None, :]
+    s_offsets = s_rows.to(tl.int64)[:, None] * scale_columns + s_columns[None, :]
+    byte = tl.load(scales_ptr + s_start + s_offsets, mask=s_mask, other=0).to(tl.int32)
     blocks = tl.reshape(tile, (ROWS // G_ROWS, G_ROWS, COLUMNS // G_COLUMNS, G_COLUMNS))
     numbers = tl.reshape(blocks * power(byte)[:, None, :, None], (ROWS, COLUMNS))
-    store_tile(
-        out_ptr + start, numbers, row, column, num_rows, num_columns, num_columns, ROWS, COLUMNS
-    )
+    rows = row + tl.arange(0, ROWS)
+    columns = column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    tl.store(out_ptr + start + offsets, numbers.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def tile_of(block_rows: int, block_columns: int) -> tuple[int, int]:

@@ -16,13 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ostinato.kernels.mxfp8.formats import FP8
-from ostinato.kernels.mxfp8.triton_quantize import store_blocks
+from ostinato.kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
 from ostinato.kernels.swiglu.op import (
     swiglu_backward_op,
     swiglu_op,
     swiglu_quantize_op,
 )
-from ostinato.kernels.triton_tiles import load_tile, store_tile
 
 FORWARD_TILE = (16, 128)
 BACKWARD_ELEMENTS = 2048  # of a step: one row where it is that wide, the fastest measured
@@ -37,9 +36,23 @@ def silu(gate):
 @triton.jit
 def load_halves(inner_ptr, row, column, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Gate and up tiles, in fp32. Zeros outside."""
-    gate = load_tile(inner_ptr, row, column, num_rows, width, 2 * width, ROWS, COLUMNS)
-    up = load_tile(inner_ptr + width, row, column, num_rows, width, 2 * width, ROWS, COLUMNS)
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * (2 * width) + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    gate = tl.load(inner_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(inner_ptr + width + offsets, mask=mask, other=0.0).to(tl.float32)
     return gate, up
+
+
+@triton.jit
+def store_plain(
+    out_ptr, tile, row, column, num_rows, limit, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Stores a tile into rows of `stride` elements, up to column `limit`."""
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    offsets = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < limit)[None, :]
+    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -61,10 +74,12 @@ def swiglu_kernel(
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     active = (silu(gate) * up * scale[:, None]).to(inner_ptr.dtype.element_ty)
     if G == 0:
-        store_tile(out_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+        store_plain(out_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
     else:
-        tile = active.to(tl.float32)
-        store_blocks(tile, out_ptr, scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, 1, G)
+        values, scales = quantize_tile(active.to(tl.float32), ROWS, COLUMNS, 1, G)
+        store_tile(
+            values, scales, out_ptr, scales_ptr, row, column, num_rows, width, ROWS, COLUMNS, 1, G
+        )
 
 
 @triton.jit
@@ -94,19 +109,19 @@ def swiglu_backward_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     for column in range(0, width, COLUMNS):
         gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
-        grad = load_tile(grad_ptr, row, column, num_rows, width, width, ROWS, COLUMNS)
+        grad = load_tile(grad_ptr, row, column, num_rows, width, ROWS, COLUMNS)
         plain = silu(gate) * up
         total += tl.sum(grad * plain, 1)
         active = plain * scale[:, None]
         grad_gate = gate_gradient(grad, gate, up, scale)
         grad_up = silu(gate) * (grad * scale[:, None])
-        store_tile(
+        store_plain(
             grad_inner_ptr, grad_gate, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
         )
-        store_tile(
+        store_plain(
             grad_inner_ptr + width, grad_up, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
         )
-        store_tile(active_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+        store_plain(active_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 
 
