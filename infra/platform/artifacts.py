@@ -7,6 +7,7 @@ came between the two.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -46,15 +47,18 @@ class ArtifactFile(Record):
     """One file of an artifact."""
 
     path: str = Field(description="relative to the artifact, never outside of it")
-    size_bytes: int
+    size_bytes: int = Field(ge=0)
     checksum: str
 
     @field_validator("path")
     @classmethod
     def _inside(cls, path: str) -> str:
         pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
-            raise ValueError(f"path is {path!r}, wanted a relative one without ..")
+        is_odd = (
+            "\\" in path or "\0" in path or any(len(os.fsencode(it)) > 255 for it in pure.parts)
+        )
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or is_odd:
+            raise ValueError(f"path is {path!r}, wanted a relative one without .. and backslashes")
         return path
 
 
@@ -313,12 +317,19 @@ class Artifacts:
         if not self._objects.exists(key):
             return None
         try:
-            return Manifest.model_validate_json(self._objects.get_bytes(key))
+            manifest = Manifest.model_validate_json(self._objects.get_bytes(key))
         except ValidationError as error:
             raise StorageError(
                 f"object {key} in {self._objects.url} is corrupt: {error.error_count()} wrong "
                 "fields, wanted an artifact manifest; delete it and run again to make it anew"
             ) from error
+        told = _prefix(manifest.kind, manifest.name, manifest.fingerprint)
+        if told != prefix:
+            raise StorageError(
+                f"object {key} in {self._objects.url} is that of {told}; delete it and run again to "
+                "make it anew"
+            )
+        return manifest
 
     def _index(self, manifest: Manifest) -> ArtifactRow:
         parents = [(parent.kind, parent.name, parent.fingerprint) for parent in manifest.parents]

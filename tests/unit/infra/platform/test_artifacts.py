@@ -180,8 +180,11 @@ def test_advice_for_a_damaged_artifact_works(
     assert (artifacts.fetch(again, tmp_path / "copy") / "deep" / "a").read_text() == "one"
 
 
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a//b", "", "."])
-def test_manifest_that_names_a_path_outside_is_refused(
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/x", "../x", "a/../../x", "a//b", "", ".", "a\\..\\x", "a\0b", "x" * 300, "\ud800"],
+)
+def test_manifest_that_names_no_path_inside_is_refused(
     artifacts: Artifacts, objects: ObjectStore, tmp_path: Path, path: str
 ) -> None:
     ref = _publish(artifacts, _directory(tmp_path, a="one"), {"seed": 1})
@@ -191,6 +194,20 @@ def test_manifest_that_names_a_path_outside_is_refused(
     objects.put_bytes(key, json.dumps(manifest).encode())
     with pytest.raises(StorageError, match="corrupt: 1 wrong fields"):
         artifacts.fetch(ref, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("changed", ["kind", "name", "fingerprint"])
+def test_manifest_of_another_artifact_is_refused(
+    artifacts: Artifacts, objects: ObjectStore, tmp_path: Path, changed: str
+) -> None:
+    ref = _publish(artifacts, _directory(tmp_path, a="one"), {"seed": 1})
+    other = ref.model_copy(update={changed: "0123456789abcdef"})
+    prefix = f"artifacts/{other.kind}/{other.name}/{other.fingerprint}"
+    objects.put_bytes(
+        f"{prefix}/artifact.json", objects.get_bytes(f"{ref.object_prefix}/artifact.json")
+    )
+    with pytest.raises(StorageError, match="is that of artifacts/corpus/nano/"):
+        artifacts.find(other.kind, other.name, other.fingerprint)
 
 
 def test_fetch_mends_damaged_copies_and_leaves_whole_ones(
