@@ -19,6 +19,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, pass_at_k
+from ostinato.tasks.means import mean
 from ostinato.tasks.records import Metric, Record
 
 CONFIDENCE = 0.95
@@ -72,22 +73,22 @@ def compare_with_controls(
             f"controls: start was tried on {len(before)} problems, trained on {len(after)}, "
             f"{len(before.keys() & after.keys())} of them shared, wanted the same ones"
         )
-    rates = {name: _mean(row.solved for row in rows) for name, rows in after.items()}
-    tokens = _mean(_mean(row.generated_tokens for row in rows) for rows in after.values())
+    rates = {name: mean(row.solved for row in rows) for name, rows in after.items()}
+    tokens = mean(mean(row.generated_tokens for row in rows) for rows in after.values())
     clusters = [rows[0].function or name for name, rows in sorted(after.items())]
 
     def against(values: Mapping[str, float]) -> Metric:
         differences = [rates[name] - values[name] for name in sorted(rates)]
         return cluster_bootstrap(differences, clusters, confidence=CONFIDENCE)
 
-    plain = {name: _mean(row.solved for row in rows) for name, rows in before.items()}
+    plain = {name: mean(row.solved for row in rows) for name, rows in before.items()}
     controls = [_measured("start", before, against(plain))]
     for name, policy in (("restart", restart), ("best of n", best_of)):
         values, spent, is_equal = spend(before, policy, tokens)
         controls.append(
             Control(
                 name=f"{name} at equal tokens",
-                solved=_mean(values.values()),
+                solved=mean(values.values()),
                 first_edit_solved=None,
                 generated_tokens=spent,
                 tool_calls=None,
@@ -117,7 +118,7 @@ def restart(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
     for number in range(min(most, len(failed) + 1)):
         # made when all before it failed; any of the rows that are left, the solving ones among them
         reached = 1.0 - pass_at_k(attempts, solved, number) if number else 1.0
-        left = _mean(failed) * (len(failed) - number) + solving
+        left = mean(failed) * (len(failed) - number) + solving
         spent += reached * left / (attempts - number) if attempts > number else 0.0
     return pass_at_k(attempts, solved, most), spent
 
@@ -125,7 +126,7 @@ def restart(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
 def best_of(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
     """`most` attempts, all of them made."""
     solved = sum(row.solved for row in rows)
-    tokens = _mean(row.generated_tokens for row in rows)
+    tokens = mean(row.generated_tokens for row in rows)
     return pass_at_k(len(rows), solved, most), most * tokens
 
 
@@ -140,7 +141,7 @@ def spend(
         {name: policy(rows, attempts) for name, rows in by_problem.items()}
         for attempts in range(1, most + 1)
     ]
-    costs = [_mean(cost for _, cost in step.values()) for step in steps]
+    costs = [mean(cost for _, cost in step.values()) for step in steps]
     chosen, share = steps[-1], 0.0
     other = chosen
     for (cost, step), (next_cost, next_step) in pairwise(zip(costs, steps, strict=True)):
@@ -153,7 +154,7 @@ def spend(
         return (1 - share) * chosen[name][index] + share * other[name][index]
 
     values = {name: mixed(0, name) for name in by_problem}
-    return values, _mean(mixed(1, name) for name in by_problem), tokens <= costs[-1]
+    return values, mean(mixed(1, name) for name in by_problem), tokens <= costs[-1]
 
 
 def _measured(
@@ -162,11 +163,11 @@ def _measured(
     rows = [row for some in by_problem.values() for row in some]
     return Control(
         name=name,
-        solved=_mean(_mean(row.solved for row in some) for some in by_problem.values()),
-        first_edit_solved=_mean(row.first_edit_solved for row in rows),
-        generated_tokens=_mean(row.generated_tokens for row in rows),
-        tool_calls=_mean(row.tool_calls for row in rows),
-        cut_ratio=_mean(row.is_cut or row.repeats_edit for row in rows),
+        solved=mean(mean(row.solved for row in some) for some in by_problem.values()),
+        first_edit_solved=mean(row.first_edit_solved for row in rows),
+        generated_tokens=mean(row.generated_tokens for row in rows),
+        tool_calls=mean(row.tool_calls for row in rows),
+        cut_ratio=mean(row.is_cut or row.repeats_edit for row in rows),
         has_equal_tokens=True,
         difference=difference,
     )
@@ -177,8 +178,3 @@ def _by_problem(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     for row in rows:
         found[row.problem_id].append(row)
     return dict(sorted(found.items()))
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else 0.0

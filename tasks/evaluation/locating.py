@@ -22,6 +22,7 @@ from ostinato.tasks.evaluation.statistics import (
     paired_difference,
     proportion_metric,
 )
+from ostinato.tasks.means import mean
 from ostinato.tasks.records import Metric, Problem, Record, Trajectory
 
 LOCATING_FILE = "locating.jsonl"  # rows, beside those of the attempts
@@ -186,16 +187,16 @@ def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
     rates = {name: list(_rates(rows, name).values()) for name in RATES}
     attempts = max(1, len(rows) // max(1, len(rates["solved"])))
 
-    def mean(values: list[float]) -> Metric:
+    def metric(values: list[float]) -> Metric:
         return mean_metric(values or [0.0], confidence=confidence)
 
     return ArmFigures(
         solved=proportion_metric(rates["solved"], attempts=attempts, confidence=confidence),
         located=proportion_metric(rates["located"], attempts=attempts, confidence=confidence),
         shown=proportion_metric(rates["shown"], attempts=attempts, confidence=confidence),
-        solved_when_located=sum(row.solved for row in located) / max(1, len(located)),
-        turns=mean([row.turns for row in located]),
-        searches=mean([row.searches for row in located]),
-        generated_tokens=mean([row.generated_tokens for row in located]),
-        read_tokens=mean([row.read_tokens for row in located]),
+        solved_when_located=mean(row.solved for row in located),
+        turns=metric([row.turns for row in located]),
+        searches=metric([row.searches for row in located]),
+        generated_tokens=metric([row.generated_tokens for row in located]),
+        read_tokens=metric([row.read_tokens for row in located]),
     )

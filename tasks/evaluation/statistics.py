@@ -16,9 +16,10 @@ import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field, model_validator
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
-from ostinato.infra.agent.tools.names import RUN_TERMINAL
+from ostinato.infra.agent.tools.names import PASSED, RUN_TERMINAL
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason
 from ostinato.infra.platform.errors import GradingError
+from ostinato.tasks.means import mean
 from ostinato.tasks.records import (
     Metric,
     Problem,
@@ -27,8 +28,6 @@ from ostinato.tasks.records import (
     Scorecard,
     Trajectory,
 )
-
-PASSED = "passed"  # how the result of a test run begins when all passed
 
 
 class AttemptRow(Record):
@@ -299,15 +298,10 @@ def scorecard_from(
         turns=over_problems(score.mean_turns for score in problems),
         tool_calls=over_problems(score.mean_tool_calls for score in problems),
         broken_call_ratio=broken / calls if calls else 0.0,
-        first_edit_ratio=_share(row.first_edit_solved for row in every),
-        cut_ratio=_share(row.is_cut or row.repeats_edit for row in every),
+        first_edit_ratio=mean(row.first_edit_solved for row in every),
+        cut_ratio=mean(row.is_cut or row.repeats_edit for row in every),
         problems=problems,
     )
-
-
-def _share(values: Iterable[bool]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 def solve_rates(scorecard: Scorecard) -> dict[str, float]:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.tasks.means import mean
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.records import Record
 
@@ -263,8 +264,8 @@ def _proportion(
         p_value = 1.0
     return ArmMeasure(
         name=name,
-        control=sum(control) / max(1, len(control)),
-        candidate=sum(candidate) / max(1, len(candidate)),
+        control=mean(control),
+        candidate=mean(candidate),
         control_count=len(control),
         candidate_count=len(candidate),
         p_value=float(p_value),

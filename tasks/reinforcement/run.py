@@ -28,6 +28,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.tasks.learning.actor import TrainedStep
+from ostinato.tasks.means import mean
 from ostinato.tasks.problem_sets import load_problems
 from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
@@ -212,8 +213,8 @@ class TrainingLoop:
             used_seconds=self._reporter.finish(self._orchestrator),
             trajectories=self._journal.counts(),
             outcomes=dict(self._orchestrator.table.outcomes),
-            solve_rate_first=_mean(rates[:ENDS_STEPS]),
-            solve_rate_last=_mean(rates[-ENDS_STEPS:]),
+            solve_rate_first=mean(rates[:ENDS_STEPS]),
+            solve_rate_last=mean(rates[-ENDS_STEPS:]),
             hack_rates={name.value: rate for name, rate in watch.hacks.rates().items() if rate},
             hack_any_ratio=watch.hacks.metrics()["hack_any_ratio"],
             alarms=tuple(watch.alarms()),
@@ -243,7 +244,3 @@ class TrainingLoop:
 def _note_late_update(state: RetryCallState) -> None:
     error = None if state.outcome is None else state.outcome.exception()
     logger.warning("engines do not follow yet %s", fields(error=error))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

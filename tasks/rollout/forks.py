@@ -27,12 +27,10 @@ from copy import deepcopy
 from dataclasses import replace
 
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.tools.names import RUN_TERMINAL
+from ostinato.infra.agent.tools.names import PASSED, RUN_TERMINAL
 from ostinato.infra.agent.transcript import CallStatus, Opening, Transcript, TurnRecord
 from ostinato.tasks.records import Branch, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
-
-PASSED = "passed"  # how the result of a test run begins when all passed
 
 
 class BranchWatch:

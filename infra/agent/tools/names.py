@@ -1,4 +1,4 @@
-"""Names of the built-in tools, spelled once.
+"""Names of the built-in tools, and the word for a passed test run, spelled once.
 
 The first ten are the compact dialect's, whose names are token ids (models/rendering/vocabulary.py).
 """
@@ -19,4 +19,5 @@ from ostinato.models.rendering.vocabulary import TOOL_NAMES
 ) = TOOL_NAMES
 DELETE_FILE = "delete_file"
 GLOB = "glob"
+PASSED = "passed"  # how the result of a test run begins when all passed
 SEARCH_TOOLS = frozenset({CODEBASE_SEARCH, GREP, LIST_DIR})

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ostinato.infra.agent.dialects.compact.regions import Region
 from ostinato.infra.agent.environment import RunTests
+from ostinato.infra.agent.tools.names import PASSED
 from ostinato.infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.rendering.vocabulary import line_tag
@@ -44,9 +45,9 @@ def describe_report(report: TestReport, region: Region | None = None) -> str:
     """`passed`, or `failed: Error: message` with the line of the region where it arose."""
     failure = report.first_failure
     if report.passed:
-        return "passed"
+        return PASSED
     if report.tampering or failure is None:
-        statuses = sorted({status for status in report.outcomes.values() if status != "passed"})
+        statuses = sorted({status for status in report.outcomes.values() if status != PASSED})
         return f"failed: {' '.join(statuses) or 'no tests ran'}"
     message = " ".join(failure.message.split())
     if len(message) > MESSAGE_LIMIT_CHARACTERS:

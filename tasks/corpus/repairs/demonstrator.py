@@ -5,6 +5,7 @@ from collections.abc import Generator
 import numpy as np
 
 from ostinato.infra.agent.loop.prompts import START_OVER, SUMMARY_REQUEST
+from ostinato.infra.agent.tools.names import PASSED
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import ASSISTANT, END, TOOL, USER
@@ -13,7 +14,6 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
     GAVE_UP,
     NOT_FOUND,
-    PASSED,
     Course,
     Plan,
     edit_turns,

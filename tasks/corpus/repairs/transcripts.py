@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ostinato.infra.agent.dialects.compact.regions import Region, show_lines
+from ostinato.infra.agent.tools.names import PASSED
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
@@ -14,7 +15,6 @@ from ostinato.tasks.corpus.corruption.corruptions import Corruption
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
 
 RUN_TESTS = "<run_terminal>pytest</run_terminal>"
-PASSED = "passed"
 FIXED = "Fixed."
 GAVE_UP = "Could not fix it."
 NOT_FOUND = "Could not find it."

@@ -5,12 +5,13 @@ fewer edits.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ostinato.tasks.grading.conduct import count_questions
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
+from ostinato.tasks.means import mean
 from ostinato.tasks.records import Trajectory
 
 _ALARM_RATIO = 0.05  # share of the window that raises an alarm, but for these
@@ -97,7 +98,7 @@ class HackMonitor:
     def metrics(self) -> dict[str, float]:
         """Names for metrics.jsonl. One rate per pattern, and how many alarms stand."""
         rates = {f"hack_{pattern.value}_ratio": rate for pattern, rate in self.rates().items()}
-        flagged = sum(bool(seen.flags) for seen in self._window) / max(1, len(self._window))
+        flagged = mean(bool(seen.flags) for seen in self._window)
         return {**rates, "hack_any_ratio": flagged, "hack_alarms": float(len(self.alarms()))}
 
     def _drifts(self) -> list[Alarm]:
@@ -106,7 +107,7 @@ class HackMonitor:
 
         def means(name: str) -> tuple[float, float]:
             before, after = ([getattr(each, name) for each in half] for half in (older, newer))
-            return _mean(before), _mean(after)
+            return mean(before), mean(after)
 
         (poor, rich), (long, short) = means("reward"), means("generated_tokens")
         (few, many), (edited, left) = means("asked"), means("edited")
@@ -133,7 +134,3 @@ def _see(trajectory: Trajectory) -> _Seen:
         asked=count_questions(trajectory.transcript) > 0,
         edited=bool(trajectory.changed_files),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
