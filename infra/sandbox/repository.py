@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ConfigDict, Field
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
 
 MANIFEST_NAME = "repository.json"
@@ -46,7 +47,7 @@ class PreparedRepository(Record):
         for wanted in (*package_paths, *test_paths):
             if not (directory / wanted).exists():
                 raise SandboxError(f"repository {name}: {wanted} is missing below {directory}")
-        files = _read_tree(directory)
+        files = read_folder(directory, left_out=CACHE_DIRECTORIES)
         return cls(
             name=name,
             fingerprint=fingerprint_files(files),
@@ -80,18 +81,18 @@ class PreparedRepository(Record):
     @cached_property
     def files(self) -> Mapping[str, bytes]:
         """Every file of the pristine repository by relative path."""
-        return _read_tree(self.directory)
+        return read_folder(self.directory, left_out=CACHE_DIRECTORIES)
 
     def is_test(self, path: str) -> bool:
         """Whether `path` belongs to the tests."""
-        return _is_below(path, self.test_paths)
+        return is_below(path, self.test_paths)
 
     def is_editable(self, path: str) -> bool:
         """Whether a change of `path` counts: Python product code that steers no test runner."""
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or pure.suffix != ".py":
             return False
-        is_product = _is_below(path, self.package_paths) and not self.is_test(path)
+        is_product = is_below(path, self.package_paths) and not self.is_test(path)
         return is_product and pure.name not in RUNNER_FILES
 
     def keep_editable(self, changed: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
@@ -115,20 +116,3 @@ def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
         digest.update(head.encode(errors="surrogateescape"))
         digest.update(content or b"")
     return digest.hexdigest()[:16]
-
-
-def _is_below(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
-
-
-def _read_tree(directory: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for path in sorted(directory.rglob("*")):
-        relative = path.relative_to(directory)
-        if (
-            path.is_file()
-            and not path.is_symlink()
-            and not CACHE_DIRECTORIES.intersection(relative.parts)
-        ):
-            files[relative.as_posix()] = path.read_bytes()
-    return files

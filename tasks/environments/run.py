@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import write_folder
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.environments.api import (
@@ -62,12 +63,9 @@ def write_repository(name: str, environment: Environment, directory: Path) -> Pr
     """The environment's files as a repository in which agents work."""
     if directory.exists():
         raise ProblemError(f"environment {name!r}: a repository of the problem set has that name")
-    for path, content in environment.files.items():
-        file = directory / "files" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
     if not environment.files:
         raise ProblemError(f"environment {name!r} has no files, wanted at least one")
+    write_folder(directory / "files", environment.files)
     repository = PreparedRepository.from_directory(name, directory / "files", (), ())
     repository.save()
     return repository

@@ -2,10 +2,11 @@
 
 import ast
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import is_below, write_folder
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.config import GivenSource, RepositorySource, Source
@@ -34,17 +35,11 @@ def prepare_repository(
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():
-        place = target / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        is_product = path.endswith(".py") and not is_below(path, source.test_paths)
-        place.write_bytes(strip_source(content, path) if is_product and strip_text else content)
+        if strip_text and path.endswith(".py") and not is_below(path, source.test_paths):
+            kept[path] = strip_source(content, path)
     others = {path: content for path, content in files.items() if is_below(path, source.kept_paths)}
     others |= {path: text.encode() for path, text in source.generated_files.items()}
-    for path, content in {**(beside or {}), **others}.items():
-        place = target / path
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+    write_folder(target, {**(beside or {}), **others, **kept})
     for path, content in files.items():
         if "/" not in path and path.upper().startswith(_LICENCES):
             (directory / path).write_bytes(content)
@@ -96,8 +91,3 @@ def _is_wanted(path: str, source: Source) -> bool:
     if is_below(path, source.dropped_paths):
         return False
     return is_below(path, source.package_paths) or is_below(path, source.test_paths)
-
-
-def is_below(path: str, roots: Iterable[str]) -> bool:
-    """Whether a path is one of the roots or lies in one."""
-    return any(path == root or path.startswith(f"{root}/") for root in roots)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.source_archives import (
     fetch_archive,
     fetch_wheel,
@@ -36,7 +37,6 @@ from ostinato.tasks.problems.proving.judging import Finding
 from ostinato.tasks.problems.publishing import publish
 from ostinato.tasks.problems.repositories import (
     describe_installation,
-    is_below,
     prepare_repository,
     strip_prefix,
 )

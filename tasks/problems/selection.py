@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ostinato.infra.platform.folders import is_below
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank
 from ostinato.tasks.problems.breaking.definitions import (
@@ -20,7 +21,6 @@ from ostinato.tasks.problems.breaking.deletions import DeletionMaker
 from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, mutate_function
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline
-from ostinato.tasks.problems.repositories import is_below
 from ostinato.tasks.records import LineEdit, Split
 
 _MAX_PARTS = 4

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.git import read_tree, run_git
 from ostinato.infra.platform.packages import newest_version, pin
 from ostinato.infra.platform.record import Record
@@ -32,7 +33,7 @@ from ostinato.tasks.problems.config import (
 )
 from ostinato.tasks.problems.discovery.layout import Layout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
-from ostinato.tasks.problems.repositories import is_below, strip_prefix
+from ostinato.tasks.problems.repositories import strip_prefix
 
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?")
 _URL = re.compile(r"(https?|ssh|git|file)://|[\w.-]+@[\w.-]+:")

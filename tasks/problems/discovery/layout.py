@@ -8,8 +8,9 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.problems.repositories import is_below, strip_prefix
+from ostinato.tasks.problems.repositories import strip_prefix
 
 IMPORT_ROOTS = ("src", "lib", "source", "python")
 TEST_FOLDERS = frozenset(("tests", "test", "testing", "unittests", "unit_tests"))

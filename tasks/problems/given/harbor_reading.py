@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import read_folder
 from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, Layout
 from ostinato.tasks.problems.given.patches import apply_patch
 from ostinato.tasks.problems.given.task import GivenTask
@@ -209,15 +210,8 @@ def _guess_package(files: Mapping[str, bytes]) -> str:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """Regular files below a folder. Links, caches and what is too large are passed over."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not path.is_symlink()
-        and "__pycache__" not in path.parts
-        and path.stat().st_size <= _MAX_FILE_BYTES
-    }
+    """Files of a task's folder. Caches and what is too large are passed over."""
+    return read_folder(folder, left_out=("__pycache__",), most_bytes=_MAX_FILE_BYTES)
 
 
 def _read_text(path: Path) -> str:

@@ -13,6 +13,7 @@ import tomli_w
 
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.folders import write_folder
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
 
@@ -56,6 +57,10 @@ def write_task(
     product = sorted(path for path in broken if not repository.is_test(path))
     tests = {path: content for path, content in files.items() if repository.is_test(path)}
     named = " ".join(map(shlex.quote, (*problem.fail_to_pass, *problem.pass_to_pass)))
+    if "test.sh" in tests:
+        raise ProblemError(
+            f"problem {problem.problem_id} has a test file test.sh, Harbor's own name"
+        )
     written = {
         "task.toml": _describe(problem, repository, files),
         "instruction.md": f"{problem.prompt}\n",
@@ -64,16 +69,9 @@ def write_task(
         "solution/solve.sh": _SOLVE,
         "solution/gold.patch": solution_patch({path: broken[path] for path in product}, files),
     }
-    for path, text in written.items():
-        _write(target / path, text.encode())
-    for path, content in {**files, **broken}.items():
-        _write(target / "environment/repository" / path, content)
-    if "test.sh" in tests:
-        raise ProblemError(
-            f"problem {problem.problem_id} has a test file test.sh, Harbor's own name"
-        )
-    for path, content in tests.items():
-        _write(target / "tests" / path, content)
+    write_folder(target, {path: text.encode() for path, text in written.items()})
+    write_folder(target / "environment/repository", {**files, **broken})
+    write_folder(target / "tests", tests)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (target / script).chmod(0o755)
     return target
@@ -117,8 +115,3 @@ def _describe(problem: Problem, repository: PreparedRepository, files: Mapping[s
         "environment": {"build_timeout_sec": 600.0, "network_mode": "no-network"},
     }
     return tomli_w.dumps(task)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)

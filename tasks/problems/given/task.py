@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import fetch_archive, read_archive, store_archive
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -18,7 +19,7 @@ from ostinato.tasks.problems.commits import describe_change, diff_blocks
 from ostinato.tasks.problems.config import GivenSource, Kind, Source
 from ostinato.tasks.problems.discovery.describing import Project, describe_files
 from ostinato.tasks.problems.discovery.layout import Layout
-from ostinato.tasks.problems.repositories import is_below, prepare_repository, strip_prefix
+from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
 from ostinato.tasks.records import Split
 
 _TASK, _SOLVED, _UNSOLVED = "task.json", "solved/", "unsolved/"
