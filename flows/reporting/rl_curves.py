@@ -3,7 +3,7 @@
 The report, the dashboard and the pictures in Prefect draw them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class Plot(NamedTuple):
 
     key: str
     title: str
-    names: tuple[str, ...]
+    names: Sequence[str]
     y_label: str
     expected: str
     unit: float = 1.0  # what values are divided by
@@ -90,27 +90,28 @@ _PLOTS = (
 
 
 def rl_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """The plots of RL whose metrics the rows have."""
+    return list(plotted(_PLOTS, rows))
+
+
+def plotted(plots: Iterable[Plot], rows: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
     """The plots whose metrics the rows have."""
-    curves = []
-    for plot in _PLOTS:
+    for plot in plots:
         series = {
             name: (found[0], tuple(value / plot.unit for value in found[1]))
             for name in plot.names
             if (found := series_of(rows, name))[0]
         }
         if series:
-            curves.append(
-                Curve(
-                    key=plot.key,
-                    title=plot.title,
-                    expected=plot.expected,
-                    x_label="step",
-                    y_label=plot.y_label,
-                    series=series,
-                    intervals=_solve_rate_interval(rows) if "solve_rate" in series else {},
-                )
+            yield Curve(
+                key=plot.key,
+                title=plot.title,
+                expected=plot.expected,
+                x_label="step",
+                y_label=plot.y_label,
+                series=series,
+                intervals=_solve_rate_interval(rows) if "solve_rate" in series else {},
             )
-    return curves
 
 
 def _solve_rate_interval(

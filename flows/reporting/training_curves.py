@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.flows.reporting.report import Curve, plot_png
-from ostinato.flows.reporting.rl_curves import measured_curves, rl_curves, series_of
+from ostinato.flows.reporting.rl_curves import Plot, measured_curves, plotted, rl_curves
 from ostinato.flows.stages.artifacts import optional, show_image
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.telemetry import read_metrics
@@ -33,26 +33,13 @@ def stage_curves(metrics: Path) -> list[Curve]:
 def training_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """Loss, held-out perplexity and distance of draft layers, where rows have them."""
     depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
+    perplexity = ("perplexity", "held-out perplexity", ("perplexity",), "perplexity")
     plots = (
-        ("loss", "training loss", "nats per token", ("loss",), _LOSS_EXPECTED),
-        ("perplexity", "held-out perplexity", "perplexity", ("perplexity",), _PERPLEXITY_EXPECTED),
-        ("kl", "draft layers: KL to the main head", "nats", depths, _DRAFT_EXPECTED),
+        Plot("loss", "training loss", ("loss",), "nats per token", _LOSS_EXPECTED),
+        Plot(*perplexity, _PERPLEXITY_EXPECTED),
+        Plot("kl", "draft layers: KL to the main head", depths, "nats", _DRAFT_EXPECTED),
     )
-    curves = []
-    for key, title, y_label, names, expected in plots:
-        series = {name: found for name in names if (found := series_of(rows, name))[0]}
-        if series:
-            curves.append(
-                Curve(
-                    key=key,
-                    title=title,
-                    expected=expected,
-                    x_label="step",
-                    y_label=y_label,
-                    series=series,
-                )
-            )
-    return curves
+    return list(plotted(plots, rows))
 
 
 def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:

@@ -1,7 +1,7 @@
 """A plan of training on many GPUs: the layout, and what it comes to. Refused when it does not fit."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -67,19 +67,11 @@ def plan_training(
     return plan
 
 
-def search_layout(
-    spec: ModelSpec,
-    gpus: int,
-    work: TrainingWork,
-    inputs: Inputs,
-    axes: Collection[str] = ("tensor", "context", "pipeline", "expert"),
-) -> TrainingPlan:
-    """The fastest layout of so many GPUs that fits and cuts along `axes` alone. ConfigError tells how far the
-    nearest is from it.
-    """
+def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs) -> TrainingPlan:
+    """The fastest layout of so many GPUs that fits. ConfigError tells how far the nearest is from it."""
     found: TrainingPlan | None = None
     least: TrainingPlan | None = None
-    for layout in _layouts(spec, gpus, inputs, axes):
+    for layout in _layouts(spec, gpus, inputs):
         for recompute in (False, True):
             one = work.model_copy(update={"recompute": recompute})
             if _refusal(layout, one, inputs):
@@ -173,18 +165,12 @@ def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str 
     return None
 
 
-def _layouts(
-    spec: ModelSpec, gpus: int, inputs: Inputs, axes: Collection[str]
-) -> Iterator[ParallelLayout]:
+def _layouts(spec: ModelSpec, gpus: int, inputs: Inputs) -> Iterator[ParallelLayout]:
     """Layouts of so many GPUs that divide the model."""
-    degrees = {
-        "tensor": tuple(degree for degree in DEGREES if degree <= inputs.chip.gpus_per_node),
-        "context": DEGREES[:4],
-        "pipeline": DEGREES[:6],
-        "expert": DEGREES if spec.num_experts else (1,),
-    }
+    tensors = [degree for degree in DEGREES if degree <= inputs.chip.gpus_per_node]
+    experts = DEGREES if spec.num_experts else (1,)
     for tensor, context, pipeline, expert in itertools.product(
-        *(tried if axis in axes else (1,) for axis, tried in degrees.items())
+        tensors, DEGREES[:4], DEGREES[:6], experts
     ):
         if tensor * context * pipeline > gpus:
             continue

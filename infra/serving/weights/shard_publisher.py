@@ -59,15 +59,12 @@ class ShardPublisher(Publisher):
         return manifest
 
     def _await_commit(self, version: int) -> ChainManifest:
-        deadline = self._waiting.clock() + self._waiting.patience_seconds
-        while not self._objects.exists(manifest_key(self.chain_id, version)):
-            self._check_fence(version)
-            if self._waiting.clock() >= deadline:
-                raise StorageError(
-                    f"chain {self.chain_id}: version {version} was not committed within "
-                    f"{self._waiting.patience_seconds:.0f} s after shard {self._shard} was uploaded"
-                )
-            self._waiting.pause()
+        self._waiting.until_there(
+            self._objects,
+            manifest_key(self.chain_id, version),
+            f"committed after shard {self._shard} was uploaded",
+            lambda: self._check_fence(version),
+        )
         manifest = read_manifest(self._objects, self.chain_id, version)
         if manifest.epoch != self._epoch:
             raise StorageError(

@@ -63,9 +63,23 @@ class Waiting:
     sleep: Callable[[float], None] = time.sleep
     check: Callable[[], None] = lambda: None
 
-    def pause(self) -> None:
-        self.check()
-        self.sleep(self.poll_seconds)
+    def until_there(
+        self,
+        objects: ObjectStore,
+        key: str,
+        whence: str,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Waits for an object, which comes from `whence`. `look` is called between looks and may raise."""
+        deadline = self.clock() + self.patience_seconds
+        while not objects.exists(key):
+            look()
+            if self.clock() >= deadline:
+                raise StorageError(
+                    f"{key} did not come within {self.patience_seconds:.0f} s, wanted it {whence}"
+                )
+            self.check()
+            self.sleep(self.poll_seconds)
 
 
 def plan_key(chain_id: str, version: int, epoch: int) -> str:
@@ -84,15 +98,7 @@ def await_record(
     check: Callable[[], None] = lambda: None,
 ) -> Sealed:
     """The record once it is there. `check` is called between looks and may raise."""
-    deadline = waiting.clock() + waiting.patience_seconds
-    while not objects.exists(key):
-        check()
-        if waiting.clock() >= deadline:
-            raise StorageError(
-                f"{key} did not come within {waiting.patience_seconds:.0f} s, "
-                "wanted it from the rank that writes it"
-            )
-        waiting.pause()
+    waiting.until_there(objects, key, "from the rank that writes it", check)
     return open_record(kind, key, objects.get_bytes(key))
 
 
