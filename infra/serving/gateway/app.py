@@ -335,6 +335,13 @@ def _openai_message(finished: Finished) -> dict[str, Any]:
     return body
 
 
+def _said(error: HTTPException) -> str:
+    """What the frameworks below refuse, in words that name what was wanted."""
+    if error.status_code == 400:  # a number of thousands of digits, above all
+        return "body is no JSON that can be read, wanted an object"
+    return str(error.detail)
+
+
 def _answer_errors(app: FastAPI) -> None:
     """Every failure leaves in OpenAI's error format."""
 
@@ -343,13 +350,18 @@ def _answer_errors(app: FastAPI) -> None:
         body = (
             error.detail
             if isinstance(error.detail, dict)
-            else error_body(str(error.detail), code="http_error")
+            else error_body(_said(error), code="http_error")
         )
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            at = f"{first['ctx']['error']} at character {first['loc'][-1]}"
+            return JSONResponse(
+                error_body(f"body is no JSON: {at}", code="invalid_value"), status_code=400
+            )
         where = ".".join(str(part) for part in first["loc"][1:]) or "body"
         seen = repr(first.get("input"))
         message = f"{where} is {seen if len(seen) < 200 else seen[:200] + '..'}: {first['msg']}"

@@ -21,7 +21,7 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.config import MAX_FEEDBACK
 from ostinato.infra.serving.gateway.failures import ApiError
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.signals import OWN_FEEDBACK, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Recorder:
         if interaction.is_abandoned:
             measured[Signal.ABANDONED] = 1.0
         for signal, value in measured.items():
-            self._signal(row.interaction_id, f"gateway/{signal.value}", signal, value, now)
+            self._signal(row.interaction_id, f"{OWN_FEEDBACK}{signal.value}", signal, value, now)
 
     def _signal(
         self, interaction_id: str, name: str, signal: Signal, value: float, now: float

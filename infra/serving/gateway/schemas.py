@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from ostinato.infra.serving.gateway.config import MAX_MESSAGES, MAX_UPLOAD_FILES
-from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, OWN_FEEDBACK, Signal
 
 
 def _sent_by_clients(signal: Signal) -> Signal:
@@ -32,6 +32,28 @@ ClientSignal = Annotated[
     Signal,
     AfterValidator(_sent_by_clients),
     WithJsonSchema({"type": "string", "enum": sorted(set(Signal) - GATEWAY_SIGNALS)}),
+]
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:  # no text of PostgreSQL holds one
+        raise ValueError("wanted a text without a zero byte")
+    return text
+
+
+def _of_clients(feedback_id: str) -> str:
+    if feedback_id.startswith(OWN_FEEDBACK):
+        raise ValueError(f"wanted one that does not begin with {OWN_FEEDBACK}")
+    return _storable(feedback_id)
+
+
+Name = Annotated[
+    str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\x00]*$"})
+]
+FeedbackId = Annotated[
+    str,
+    AfterValidator(_of_clients),
+    Field(max_length=200, json_schema_extra={"pattern": rf"^(?!{OWN_FEEDBACK})[^\x00]*$"}),
 ]
 
 
@@ -186,7 +208,7 @@ class AgentSessionRequest(Wire):
     """path -> text that differs in the user's copy"""
     test_ids: list[str] | None = Field(default=None, fail_fast=True)
     """what `pytest` runs in this session; None: every test of the repository"""
-    problem_kind: str = Field(default="agent", min_length=1, max_length=80)
+    problem_kind: Name = Field(default="agent", min_length=1, max_length=80)
     """feedback baselines are kept by it"""
     seed: int | None = Field(default=None, description="None: drawn from the interaction's id")
     store: bool | None = Field(default=None, description="false withdraws consent for this session")
@@ -253,10 +275,10 @@ class AgentAnswer(Wire):
 class FeedbackRequest(Wire):
     """POST /v1/feedback."""
 
-    interaction_id: str
+    interaction_id: Name
     signal: ClientSignal
     value: float = Field(default=1.0, ge=0, le=1, description="a share, or 1 for yes")
-    feedback_id: str | None = Field(default=None, max_length=200)
+    feedback_id: FeedbackId | None = None
     """a repeated id changes nothing; None: a signal counts once per interaction"""
 
 

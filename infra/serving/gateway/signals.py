@@ -22,3 +22,5 @@ class Signal(StrEnum):
 
 GATEWAY_SIGNALS = frozenset({Signal.LATENCY_SECONDS})
 """Signals a client may not send: the gateway measures them itself."""
+OWN_FEEDBACK = "gateway/"
+"""How ids of feedback begin that the gateway gives itself."""

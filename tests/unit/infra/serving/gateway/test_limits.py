@@ -63,6 +63,39 @@ async def test_bad_body_is_one_typed_refusal(toy: Toy, name: str) -> None:
     assert len(answer.text) < 600
 
 
+UNKNOWN = {"interaction_id": "x", "signal": "edit_kept"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/feedback", UNKNOWN | {"interaction_id": "a\0"}, "interaction_id"),
+        ("/v1/feedback", UNKNOWN | {"feedback_id": "\0"}, "feedback_id"),
+        ("/v1/feedback", UNKNOWN | {"feedback_id": "gateway/abandoned"}, "feedback_id"),
+        ("/v1/agent/sessions", SESSION | {"problem_kind": "a\0b"}, "problem_kind"),
+    ],
+)
+async def test_names_that_no_database_holds_are_refused(
+    toy: Toy, path: str, body: dict[str, str], field: str
+) -> None:
+    """PostgreSQL has no zero byte in a text; ids of the gateway's own signals are its own."""
+    async with toy.client() as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("body", [b'{"model": 1,}', b'{"seed": ' + b"9" * 5_000 + b"}", b"{"])
+async def test_what_is_no_json_is_told_as_that(toy: Toy, body: bytes) -> None:
+    async with toy.client() as client:
+        answer = await client.post("/v1/chat/completions", content=body, headers=HEADERS)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, None)
+    assert error["message"].startswith("body is no JSON")
+
+
 @pytest.mark.asyncio
 async def test_calls_of_a_history_are_counted_before_they_are_tokenised(toy: Toy) -> None:
     said = [*CHAT["messages"], {"role": "assistant", "tool_calls": CALLS}]
