@@ -66,4 +66,5 @@ def test_layers_work_without_rights(kind):
     assert told["repository"] == ["a", "b", "gone.txt", "kept", "pack"]
     assert told["bomb"]
     assert told["usable"] == "fine\n"
+    assert told["grown"] == "OutOfMemory"
     assert not told["left"]

@@ -9,14 +9,29 @@ import os
 import sys
 from pathlib import Path
 
+from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.host.backend import NamespaceBackend
-from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
 
 _EDITS = (
     "rm gone.txt; rm -r pack; mkdir pack; echo new > pack/b; echo x > plain; chmod 4777 plain; "
     "mkdir shut; echo in > shut/file; chmod 000 shut; echo secret > closed; chmod 000 closed"
 )
 _LOOK = "ls; ls pack; stat -c %a plain shut closed; chmod 700 shut; cat shut/file"
+# files that are open in a folder which is closed then
+_GROW_UNSEEN = (
+    'import os, time; os.mkdir("d"); all = [open(f"d/{n}", "wb", 0) for n in range(40)]; os.chmod("d", 0); '
+    "[one.write(bytes(1 << 20)) for one in all]; time.sleep(30)"
+)
+
+
+async def _end_of(sandbox: Sandbox, command: str) -> str:
+    """The error that a command ends with; empty: none."""
+    try:
+        await sandbox.exec(command, 60)
+    except SandboxError as error:
+        return type(error).__name__
+    return ""
 
 
 async def use_backend(kind: str, folder: Path) -> dict:
@@ -54,6 +69,7 @@ async def use_backend(kind: str, folder: Path) -> dict:
         "bomb": bomb.timed_out or bomb.exit_code != 0,
         "usable": usable.output.decode(),
     }
+    told["grown"] = await _end_of(grandchild, f"python3 -c '{_GROW_UNSEEN}'")
     state = backend.store.directory
     await backend.close()
     told["left"] = state.exists()

@@ -144,6 +144,22 @@ def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
     bench.run(sandbox.close())
 
 
+def test_empty_files_fill_the_disk_too(bench):
+    sandbox = bench.create()
+    make = "import os, time\nfor n in range(40_000): os.close(os.open(f'f{n}', os.O_CREAT))\ntime.sleep(30)"
+    with pytest.raises(OutOfMemory):
+        bench.run(sandbox.exec(f"python3 -c {shlex.quote(make)}", COMMAND_SECONDS))
+    bench.run(sandbox.close())
+
+
+def test_files_of_holes_are_a_typed_failure_and_not_read(bench, fresh):
+    bench.shell(fresh, "for n in 1 2 3; do truncate -s 14M hole$n; done")
+    with pytest.raises(InvalidArgument, match="bytes"):
+        bench.run(fresh.diff())
+    bench.shell(fresh, "rm hole?")
+    assert bench.run(fresh.diff()) == {}
+
+
 def test_one_file_and_scratch_space_are_limited(bench, shared):
     assert bench.run(shared.exec("head -c 40000000 /dev/zero > big", COMMAND_SECONDS)).exit_code
     fill = "for i in 1 2 3 4 5; do head -c 9000000 /dev/zero > {}/$i || exit 9; done"

@@ -29,6 +29,7 @@ from ostinato.infra.sandbox.protocol import (
     SnapshotKind,
 )
 from ostinato.infra.sandbox.snapshots.layers import (
+    BYTES_PER_ENTRY,
     Entries,
     find_writes,
     measure_folder,
@@ -70,6 +71,9 @@ class NamespaceSandbox(BoxTools):
         self._backend = backend
         self._box = box
         self._copied = copied
+        entries = (copied or {}).values()
+        given = sum(len(entry.content) + BYTES_PER_ENTRY for entry in entries)
+        self._most_bytes = spec.limits.writable_bytes + given
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
         """Freeze the files as they are now. Processes stand still meanwhile and go on after."""
@@ -83,8 +87,12 @@ class NamespaceSandbox(BoxTools):
         store, writes = self._backend.store, await self.read_writes()
         pristine = store.base(self.spec.repository)
         before = pristine if base is None else self._backend.find_snapshot(base).state
-        now = files_of(store.whole(self.state, writes))
-        return compare_files(files_of(store.whole(before)), now)
+
+        def compare() -> dict[str, bytes | None]:
+            now = files_of(store.whole(self.state, writes))
+            return compare_files(files_of(store.whole(before)), now)
+
+        return await asyncio.to_thread(compare)  # a box may have many files
 
     async def read_state(self) -> State:
         """Its files as they are now, to start other boxes from."""
@@ -93,7 +101,7 @@ class NamespaceSandbox(BoxTools):
     async def read_writes(self) -> Entries:
         """Writes of this sandbox as a layer's entries."""
         async with self.paused():
-            entries = await asyncio.to_thread(read_entries, self.folder / "up")
+            entries = await asyncio.to_thread(read_entries, self.folder / "up", self._most_bytes)
         return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
@@ -102,21 +110,20 @@ class NamespaceSandbox(BoxTools):
         self._is_closed = True
         await self._channel.close()
         self._backend.forget(self)
-        remove_folder(self.folder)
+        await asyncio.to_thread(remove_folder, self.folder)
 
-    def check_space(self) -> None:
+    async def check_space(self) -> None:
         """End a box that wrote more than it may: memory limits alone do not hold everywhere."""
         if self.is_lost:
             return
-        limit = self.spec.limits.writable_bytes
-        limit += sum(len(entry.content) for entry in (self._copied or {}).values())
+        limit = self._most_bytes
         try:
-            written = measure_folder(self.folder / "up")
+            written = await asyncio.to_thread(measure_folder, self.folder / "up", limit)
         except (InvalidArgument, OSError) as error:
             self._channel.lose(OutOfMemory(f"what box {self._box.name} wrote: {error}"))
             return
         if written > limit:
-            why = f"box {self._box.name} wrote {written} bytes, at most {limit} are allowed"
+            why = f"box {self._box.name} wrote {written} bytes or more, at most {limit} are allowed"
             self._channel.lose(OutOfMemory(why))
 
     @property
@@ -272,7 +279,7 @@ class NamespaceBackend:
             first = next(self._looks) * _IDLE_BOXES_PER_LOOK % max(len(idle), 1)
             seen = {box.sandbox_id: box.num_requests for box in boxes}
             for box in (*used, *idle[first : first + _IDLE_BOXES_PER_LOOK]):
-                box.check_space()
+                await box.check_space()
         self._watcher = None
 
 

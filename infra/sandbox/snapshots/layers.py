@@ -7,9 +7,10 @@ what an agent left there.
 
 import contextlib
 import hashlib
+import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ OPAQUE = "user.overlay.opaque"
 _MAX_LAYER_BYTES = 1 << 30
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 200
+BYTES_PER_ENTRY = 1024  # what the kernel keeps in memory for a file, be it empty
 
 
 class EntryKind(StrEnum):
@@ -46,16 +48,16 @@ Entries = Mapping[str, Entry]
 _FOLDER_MODE = 0o755
 
 
-def read_entries(folder: Path) -> dict[str, Entry]:
+def read_entries(folder: Path, most_bytes: int = _MAX_LAYER_BYTES) -> dict[str, Entry]:
     """Everything below a folder, by relative path. Pipes and sockets are left out.
 
     What disappears while it is read is left out too; a file its owner closed is opened for the
-    moment.
+    moment. InvalidArgument where files hold more than `most_bytes`; holes count, since they are read.
     """
     entries: dict[str, Entry] = {}
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _read_folder(top, "", entries, [0])
+        _read_folder(top, "", entries, [most_bytes])
     finally:
         os.close(top)
     return entries
@@ -186,45 +188,86 @@ def remove_folder(folder: Path) -> None:
         os.rmdir(current)  # noqa: PTH106
 
 
-def measure_folder(folder: Path) -> int:
-    """Bytes that files below a folder take. What disappears meanwhile counts nothing.
+def measure_folder(folder: Path, most_bytes: float = math.inf) -> int:
+    """Bytes that files below a folder take, in memory too. What disappears meanwhile counts nothing, and
+    what comes after `most_bytes` is not looked at.
 
     InvalidArgument where it is too deep to be measured.
     """
+    try:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return 0
+    try:
+        return _measure(top, 0, most_bytes)
+    finally:
+        os.close(top)
+
+
+def _measure(folder: int, depth: int, most_bytes: float) -> int:
+    if depth > _MAX_DEPTH:
+        raise InvalidArgument(f"folders nested deeper than {_MAX_DEPTH}")
     total = 0
-    folders = [os.fspath(folder)]
-    for current in folders:
-        if current.count("/") > _MAX_DEPTH:
-            raise InvalidArgument(f"folders nested deeper than {_MAX_DEPTH} in {folder}")
-        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(current) as found:
-            for entry in found:
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    with os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512 + BYTES_PER_ENTRY
+                if total > most_bytes:
+                    return total
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+                    with _looked_into(folder, entry.name) as inner:
+                        total += _measure(inner, depth + 1, most_bytes - total)
     return total
 
 
-def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], size: list[int]) -> None:
+@contextlib.contextmanager
+def _looked_into(folder: int, name: str) -> Iterator[int]:
+    """A descriptor of a folder in a folder of a box that runs: by descriptors alone, since names may become links.
+
+    What its owner closed is opened for the moment, else files that are open there would grow unseen.
+    """
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    place = f"/proc/self/fd/{found}"
+    try:
+        mode = stat.S_IMODE(os.fstat(found).st_mode)
+        is_closed = os.geteuid() != 0 and mode & 0o500 != 0o500
+        if is_closed:
+            os.chmod(place, mode | 0o500)  # noqa: PTH101 -- a descriptor's name
+        try:
+            inner = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                yield inner
+            finally:
+                os.close(inner)
+        finally:
+            if is_closed:
+                os.chmod(place, mode)  # noqa: PTH101
+    finally:
+        os.close(found)
+
+
+def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list[int]) -> None:
+    """`left`: bytes that may still be read."""
     with os.scandir(folder) as found:
         names = [entry.name for entry in found]
     for name in names:
         path = prefix + name
-        is_deep = prefix.count("/") >= _MAX_DEPTH
-        if is_deep or len(entries) >= _MAX_ENTRIES or size[0] > _MAX_LAYER_BYTES:
+        if prefix.count("/") >= _MAX_DEPTH or len(entries) >= _MAX_ENTRIES:
             raise InvalidArgument(
-                f"layer has over {_MAX_ENTRIES} entries, {_MAX_LAYER_BYTES} bytes or "
-                f"{_MAX_DEPTH} levels at {path[:200]!r}"
+                f"layer has over {_MAX_ENTRIES} entries or {_MAX_DEPTH} levels at {path[:200]!r}"
             )
         try:
             status = os.lstat(name, dir_fd=folder)
             kind = stat.S_IFMT(status.st_mode)
             if kind == stat.S_IFREG:
+                left[0] -= status.st_size
+                if left[0] < 0:
+                    raise InvalidArgument(f"layer has {-left[0]} bytes too many at {path[:200]!r}")
                 entries[path] = _read_file(folder, name, status)
-                size[0] += len(entries[path].content)
             elif kind == stat.S_IFDIR:
                 with _opened(folder, name, os.O_DIRECTORY, status) as inner:
                     entries[path] = _folder_entry(inner, status)
-                    _read_folder(inner, path + "/", entries, size)
+                    _read_folder(inner, path + "/", entries, left)
             elif kind == stat.S_IFLNK:
                 target = os.readlink(os.fsencode(name), dir_fd=folder)
                 entries[path] = Entry(EntryKind.LINK, target, 0o777, status.st_mtime_ns)

@@ -186,3 +186,17 @@ def test_measuring_counts_what_is_below(tmp_path):
     (tmp_path / "d" / "f").write_bytes(b"x" * 100_000)
     assert measure_folder(tmp_path) >= 100_000
     assert measure_folder(tmp_path / "nowhere") == 0
+
+
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InvalidArgument, match="bytes"):
+        read_entries(tmp_path)
+
+
+def test_what_is_empty_takes_room_too(tmp_path):
+    for number in range(100):
+        (tmp_path / str(number)).touch()
+    assert measure_folder(tmp_path) >= 100 * 1024
+    assert measure_folder(tmp_path, 10_000) < 20_000  # it does not look further
