@@ -128,6 +128,28 @@ def test_memory_hogs_end_and_the_box_goes_on(bench, fresh):
     assert bench.is_usable(fresh)
 
 
+def test_memory_of_sockets_counts(bench, fresh):
+    fill = (
+        "import socket\n"
+        "server, held, sent = socket.create_server(('127.0.0.1', 0)), [], 0\n"
+        "try:\n"
+        "    while len(held) < 1000 and sent < 1 << 30:\n"
+        "        held.append(socket.create_connection(server.getsockname(), timeout=5))\n"
+        "        held += [server.accept()[0]]\n"
+        "        held[-2].setblocking(False)\n"
+        "        try:\n"
+        "            while True: sent += held[-2].send(bytes(1 << 16))\n"
+        "        except BlockingIOError: pass\n"
+        "except OSError: pass\n"
+        "print(sent)\n"
+    )
+    groups = bench.shell(fresh, "cat /proc/self/cgroup")
+    result = bench.run(fresh.exec(f"python3 -c {shlex.quote(fill)}", COMMAND_SECONDS))
+    sent = int(result.output or 0)  # none where the kernel ended it
+    assert sent < 2 * LIMITS.memory_bytes or b"ostinato" not in groups  # who may make no group
+    assert bench.is_usable(fresh)
+
+
 def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
     sandbox = bench.create()
     fill = "while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n || exit 9; sleep 0.01; done"

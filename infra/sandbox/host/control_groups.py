@@ -10,6 +10,8 @@ from ostinato.infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
+# counted beside the memory, where the kernel counts them: what is swapped out, and sockets
+_VERSION_1_TOO = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
 # groups whose last processes had not quite ended when their box was closed
 _closing: set[Path] = set()
 
@@ -58,6 +60,9 @@ class ControlGroup:
             directory.mkdir(parents=True)
             for key, value in values.items():
                 (directory / key).write_text(value)
+            for key in _VERSION_1_TOO if "memory.limit_in_bytes" in values else ():
+                if (directory / key).exists():
+                    (directory / key).write_text(values["memory.limit_in_bytes"])
         except OSError:
             _drop(directory)
         else:
