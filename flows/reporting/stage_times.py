@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from ostinato.flows.reporting.report import StageTime
+from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
-from ostinato.flows.stages.stage_start import START_FILE, StageStart
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import read_record
 from ostinato.infra.platform.errors import StorageError

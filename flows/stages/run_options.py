@@ -1,4 +1,4 @@
-"""Stages by name with their child entries, and the options of a run that name them."""
+"""Stages by name with their child entries, how one under way began, and the options of a run that name them."""
 
 import time
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.forms import Described, InOnePiece, RecipeChanges
+from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
@@ -58,6 +59,18 @@ STAGES = {
         Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",), trains=True),
     )
 }
+
+
+START_FILE = "stage.json"  # of the run directory of a stage under way
+
+
+class StageStart(Record):
+    """Identity that a stage under way began with."""
+
+    identity: Identity
+    fingerprint: str
+    began_at: float
+    changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
 
 
 class Suite(StrEnum):

@@ -15,8 +15,13 @@ from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
-from ostinato.flows.stages.run_options import STAGES, RunOptions, Stage
-from ostinato.flows.stages.stage_start import START_FILE, StageStart
+from ostinato.flows.stages.run_options import (
+    STAGES,
+    START_FILE,
+    RunOptions,
+    Stage,
+    StageStart,
+)
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree

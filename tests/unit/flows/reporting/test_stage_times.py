@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.flows.reporting.stage_times import stage_times
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
-from ostinato.flows.stages.stage_start import START_FILE, StageStart
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import replace_text
 
