@@ -12,16 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from gguf import GGUFReader, Keys
-from tokenizers import Tokenizer, pre_tokenizers
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, Keys, ReaderField
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.tasks.conversion.gguf_splits import SPLITS, with_split
 
-PRETOKENIZER = "tokenizer.ggml.pre"
+KNOWN = ("llama", "qwen2", "qwen3", "qwen3moe")
 # Fields of the configuration that transformers does not read for all families, each with a pattern of the
 # architecture's name.
 WIDTHS = {
@@ -48,13 +50,17 @@ def read_gguf(path: Path) -> GgufModel:
         raise ConfigError(f"{path} begins with {magic!r}, wanted {MAGIC!r}: it is no GGUF file")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with boundary(ConfigError, f"GGUF file {path} cannot be read; wanted a whole file"):
-        reader = GGUFReader(path)
-        pretokenizer = reader.get_field(PRETOKENIZER)
+        reader = _WholeReader(path)
+        said = {name: _text(reader, name) for name in (Keys.Tokenizer.MODEL, Keys.Tokenizer.PRE)}
+        architecture = _text(reader, Keys.General.ARCHITECTURE)
+        if architecture not in KNOWN:
+            raise ConfigError(
+                f"{path}: {Keys.General.ARCHITECTURE} = {architecture!r}, wanted one of "
+                f"{', '.join(KNOWN)}"
+            )
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        architecture = reader.get_field(Keys.General.ARCHITECTURE)
-        assert architecture is not None  # transformers has read it
         for name, pattern in WIDTHS.items():
-            width = reader.get_field(pattern.format(arch=architecture.contents()))
+            width = reader.get_field(pattern.format(arch=architecture))
             if width is not None:
                 setattr(config, name, int(width.contents()))
         with torch.device("meta"):
@@ -64,16 +70,7 @@ def read_gguf(path: Path) -> GgufModel:
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
-    if pretokenizer is not None and pretokenizer.contents() == "smollm":
-        # digits stand alone, which transformers does not read from the file
-        split = Tokenizer.from_str(files["tokenizer.json"].decode())
-        split.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-        files["tokenizer.json"] = split.to_str().encode()
+    files["tokenizer.json"] = _split_as_said(files["tokenizer.json"], said, path)
     fields = config.to_dict()
     files["generation_config.json"] = json.dumps(
         {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -81,6 +78,46 @@ def read_gguf(path: Path) -> GgufModel:
     # without what transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
     return GgufModel(plain, dict(_single_experts(read["tensors"])), files)
+
+
+class _WholeReader(GGUFReader):
+    """Reader that names the tensor at which a file was cut."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path)
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        for field in fields:
+            _, name, _, dims, kind, offset = field.parts
+            of_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
+            size = int(np.prod(dims)) * bytes_of_block // of_block
+            end = int(start_offs + offset[0]) + size
+            if end > len(self.data):
+                raise ConfigError(
+                    f"GGUF file {self._path} cannot be read; wanted a whole file: it has {len(self.data)} "
+                    f"bytes, wanted {end} for the end of tensor {bytes(name).decode()}"
+                )
+        super()._build_tensors(start_offs, fields)
+
+
+def _text(reader: GGUFReader, name: str) -> Any:
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+def _split_as_said(tokenizer: bytes, said: dict[str, Any], path: Path) -> bytes:
+    """A byte-level tokenizer with the splitting that the file names, which transformers does not read."""
+    if said[Keys.Tokenizer.MODEL] != "gpt2":
+        return tokenizer
+    name = said[Keys.Tokenizer.PRE]
+    if name not in SPLITS:
+        raise ConfigError(
+            f"{path}: {Keys.Tokenizer.PRE} = {name!r}, wanted one of {', '.join(SPLITS)}: how texts "
+            "are split is not guessed"
+        )
+    described = json.dumps(with_split(json.loads(tokenizer), name))
+    return Tokenizer.from_str(described).to_str().encode()
 
 
 def _single_experts(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -33,6 +33,7 @@ from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.store import TOKENIZER
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.rendering.chat_template import find_template
+from ostinato.tasks.conversion.gguf_splits import split_name
 
 GGUF_FILE = "model.gguf"
 ARCHITECTURES = {
@@ -57,15 +58,6 @@ TYPES = {
 _SUFFIXES = (".weight", ".bias")
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(.*)")
 _ROUTER = ".mlp.gate.weight"  # llama.cpp reads it in fp32
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of how a text is split before byte pairs are merged, and whether what stands in the
-# vocabulary needs no merges
-_SPLITS = {
-    (_WORDS + r"\p{N}" + _REST, False): "qwen2",
-    (_WORDS + r"\p{N}{1,3}" + _REST, False): "glm4",
-    (_WORDS + r"\p{N}{1,3}" + _REST, True): "llama-bpe",
-}
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
         raise ConfigError(
             f"{tokenizer_file.name} is a {model['type']}, wanted byte-level BPE for GGUF"
         )
-    _split_name(described)
+    split_name(described)
 
 
 def write_gguf(directory: Path) -> Path:
@@ -219,7 +211,7 @@ def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> 
         tokens[added["id"]] = added["content"]
         types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_split_name(described))
+    writer.add_tokenizer_pre(split_name(described))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -238,22 +230,3 @@ def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> 
 
 def _first(ids: int | list[int] | None) -> int | None:
     return ids[0] if isinstance(ids, list) else ids
-
-
-def _split_name(tokenizer: dict[str, Any]) -> str:
-    """The splitting of a tokenizer by llama.cpp's name. ConfigError for one it has no name for."""
-    described, is_whole = tokenizer["pre_tokenizer"], bool(tokenizer["model"].get("ignore_merges"))
-    parts = described.get("pretokenizers", [described])
-    kinds = [part["type"] for part in parts]
-    if kinds == ["ByteLevel"] and not is_whole:
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and not is_whole:
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"]:
-        name = _SPLITS.get((parts[0]["pattern"].get("Regex", ""), is_whole))
-        if name is not None:
-            return name
-    raise ConfigError(
-        f"the tokenizer splits texts by {' and '.join(kinds)} (ignore_merges {is_whole}) in a way that "
-        f"llama.cpp may not know, wanted that of gpt-2, smollm, {', '.join(_SPLITS.values())}"
-    )

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from gguf import GGUFWriter, Keys
+from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.checkpoint import load_checkpoint
@@ -15,7 +16,12 @@ from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.gguf_writing import GGUF_FILE, write_gguf
 from ostinato.tasks.conversion.importing import import_model
 from tests.fakes.llama_cpp import read_with_llama_cpp
-from tests.fakes.published_model import TEMPLATE, small_tokenizer, write_published_model
+from tests.fakes.published_model import (
+    SPECIAL,
+    TEMPLATE,
+    small_tokenizer,
+    write_published_model,
+)
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -170,6 +176,100 @@ def test_whole_words_are_tokens_where_the_tokenizer_says_so(
         ids, _ = read_with_llama_cpp(out / GGUF_FILE, text)
         assert ids == tokenizer(text)["input_ids"], text
     assert (len(tokenizer(WHOLE)["input_ids"]) == 1) == ignores_merges
+
+
+SPLIT_APART = "12345 a12 \r\n\n  x's'LL \n\n 99 ..\n"
+
+
+def train_unsplit(directory: Path) -> None:
+    """A tokenizer of the same size whose merges reach over every place where some splitting cuts."""
+    tokenizer = small_tokenizer()
+    size = tokenizer.get_vocab_size()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(
+        [SPLIT_APART, "12345", "a12", "\r\n\n", "..\n", "x's"] * 9, trainer
+    )
+    assert tokenizer.get_vocab_size() == size
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("pattern", [None, QWEN_SPLIT, THREE_DIGITS])
+def test_an_imported_file_splits_texts_as_the_directory_beside_it(
+    model_type: str, pattern: str | None, tmp_path: Path
+) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write_published_model(published, model_type=model_type)
+    train_unsplit(published)
+    if pattern is not None:
+        split_as_qwen(published, pattern)
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None, with_gguf=True)
+    import_model(str(out / GGUF_FILE), tmp_path / "again", tmp_path / "cache")
+    first, again = (
+        Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (out, tmp_path / "again")
+    )
+    assert again.encode(SPLIT_APART).ids == first.encode(SPLIT_APART).ids
+    assert read_with_llama_cpp(out / GGUF_FILE, SPLIT_APART)[0] == first.encode(SPLIT_APART).ids
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        (
+            Keys.Tokenizer.PRE,
+            "deepseek-coder",
+            r"tokenizer\.ggml\.pre = 'deepseek-coder', wanted one of",
+        ),
+        (
+            Keys.General.ARCHITECTURE,
+            "mamba",
+            r"general\.architecture = 'mamba', wanted one of llama",
+        ),
+    ],
+)
+def test_a_file_of_what_nobody_knows_is_refused_by_field(
+    field: str, value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write_published_model(published)
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    add = GGUFWriter.add_string
+    monkeypatch.setattr(
+        GGUFWriter,
+        "add_string",
+        lambda self, key, text: add(self, key, value if key == field else text),
+    )
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None, with_gguf=True)
+    with pytest.raises(ConfigError, match=says):
+        import_model(str(out / GGUF_FILE), tmp_path / "work" / "again", tmp_path / "cache")
+    assert not list(tmp_path.glob("work/*"))
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.05, 0.5, 0.9999])
+def test_a_file_that_was_cut_names_the_tensor(share: float, tmp_path: Path) -> None:
+    published, out = tmp_path / "published", tmp_path / "out"
+    published.mkdir()
+    write_published_model(published)
+    import_model(str(published), tmp_path / "checkpoint", tmp_path / "cache")
+    export_model(tmp_path / "checkpoint", out, name="x", lineage=[], dtype=None, with_gguf=True)
+    whole = (out / GGUF_FILE).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    is_header = share < 0.01
+    says = (
+        "wanted a whole file" if is_header else rf"{cut.name} .* wanted \d+ for the end of tensor"
+    )
+    with pytest.raises(ConfigError, match=says):
+        import_model(str(cut), tmp_path / "work" / "again", tmp_path / "cache")
+    assert not list(tmp_path.glob("work/*"))
 
 
 def test_model_without_a_gguf_form_is_named(tmp_path: Path) -> None:
