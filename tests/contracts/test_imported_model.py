@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -35,6 +36,7 @@ from ostinato.tasks.records import Split
 from tests.fakes.miniature import make_problem_set
 from tests.fakes.published_model import TOOL_TEMPLATE, write_published_model
 from tests.fakes.toy_gateway import toy_uploads
+from tests.unit.infra.serving.gateway.uploads.test_bad_archives import files_tar
 
 KEY = "TEST_GATEWAY_KEY"
 MODEL = "ostinato"
@@ -140,6 +142,29 @@ async def test_tokens_and_logprobs_are_those_of_transformers(
     assert last.model_extra["prompt_token_ids"] == prompt
     assert plain.choices[0].logprobs is None
     assert not plain.choices[0].model_extra
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("imported")
+async def test_its_agents_work_on_a_repository_that_the_client_sent(tmp_path: Path) -> None:
+    sources = {
+        "pkg/__init__.py": b"",
+        "tests/test_pkg.py": b"import pkg\n\n\ndef test():\n    assert pkg\n",
+    }
+    async with (
+        served(tmp_path) as (url, key),
+        httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=120) as client,
+    ):
+        sent = await client.post(f"{url}/repositories", content=files_tar(sources))
+        session = {"repository": sent.json()["id"], "message": "Repair it.", "seed": 1}
+        answer = await client.post(f"{url}/agent/sessions", json=session)
+        unknown = await client.post(
+            f"{url}/agent/sessions", json=session | {"repository": "repo-" + "0" * 32}
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] in {"finished", "token_limit", "turn_limit", "broken_calls"}
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    assert unknown.status_code == 404
 
 
 @pytest.mark.usefixtures("imported")
