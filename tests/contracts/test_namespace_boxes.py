@@ -1,5 +1,6 @@
 """What boxes of bubblewrap must do beyond the protocol: end with their host, and say what is missing."""
 
+import asyncio
 import errno
 import json
 import platform
@@ -11,9 +12,13 @@ from pathlib import Path
 import psutil
 
 from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.host import system
 from ostinato.infra.sandbox.host.system_calls import MACHINES, REFUSED
+from ostinato.infra.sandbox.protocol import TestReport
+from ostinato.infra.sandbox.test_server import TestServer
 from tests.contracts.sandbox_backends import running_bench
 from tests.fakes.processes import is_running, wait_for_child, wait_for_end
+from tests.fakes.repositories import WORDKIT, open_repository
 
 
 def test_host_files_and_installed_packages_are_absent_and_pytest_runs():
@@ -94,6 +99,27 @@ def test_a_box_cannot_make_others_wait_for_files_that_all_have():
     with running_bench(open_backend) as bench:
         seen = bench.shell(bench.create(), f"python -c {shlex.quote(program)}")
     assert seen == b"refused\nrefused\n"
+
+
+def test_kernel_without_overlays_of_read_only_folders_still_has_boxes(monkeypatch):
+    for kept in (system._host_mounts, system._prepared_mounts):
+        monkeypatch.setattr(system, kept.__name__, kept.__wrapped__)
+    monkeypatch.setattr(system, "can_stack", lambda folder: False)
+
+    async def run_tests() -> TestReport:
+        server = TestServer(open_repository(WORDKIT))
+        try:
+            await server.start()
+            return await server.run({}, server.tests[:1])
+        finally:
+            await server.close()
+
+    assert asyncio.run(run_tests()).passed
+    with running_bench(open_backend) as bench:
+        seen = bench.shell(
+            bench.create(), "python -c 'print(1)'; grep -c 'overlay ro' /proc/mounts"
+        )
+    assert seen == b"1\n0\n"
 
 
 def test_killed_host_takes_its_boxes_along(tmp_path):
