@@ -29,7 +29,7 @@ from ostinato.models.network.parallel.shards import (
     mark_heads,
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
-from ostinato.models.network.prefixes import PrefixTree, rotating_nodes
+from ostinato.models.network.attention.prefixes import PrefixTree, rotating_nodes
 from ostinato.models.network.routing import RankRouters, replaying
 from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.network.trunk import block_modules, megatron_config
@@ -39,7 +39,7 @@ from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 
 class RowOptions(TypedDict, total=False):
-    """How rows are read, see `TrainerModel.run_chunk`."""
+    """Options of `TrainerModel.run_chunk` for rows."""
 
     padding_BT: Tensor | None
     plausibility_ratio: float

@@ -13,7 +13,7 @@ from megatron.core.extensions.transformer_engine_spec_provider import TESpecProv
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
 
-from ostinato.models.network.attention import BlockCoreAttention
+from ostinato.models.network.attention.core import BlockCoreAttention
 from ostinato.models.network.mixed import ColumnLinear
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.spec import ModelSpec

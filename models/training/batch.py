@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from ostinato.models.device import current_device
-from ostinato.models.network.prefixes import PrefixTree
+from ostinato.models.network.attention.prefixes import PrefixTree
 from ostinato.models.training.config import TRANSCRIPT_ROW_MULTIPLE
 
 SHORTEST_BUCKETS = (

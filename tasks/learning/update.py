@@ -83,22 +83,17 @@ class PolicyUpdate:
         is_skipping = objective.skip_zero_advantage and not has_other_gradient
         is_computed = is_live if is_skipping else has_tokens
         chosen = [index for index, wanted in enumerate(is_computed) if wanted]
+        packing = self._config.row_packing
         microbatches = pack(
-            [samples[index] for index in chosen],
-            [advantages[index] for index in chosen],
-            self._config.row_packing,
+            [samples[index] for index in chosen], [advantages[index] for index in chosen], packing
         )
         without_replay = self._mismatch_without_replay(microbatches, weight_version)
         parity = StepParity(self._config, step, weight_version)
         parity.score_earlier(self._model, samples, earlier_weights or {})  # before weights move
-        hinted = (
-            pack_hinted(samples, self._config.row_packing) if objective.hint_coefficient else []
-        )
+        hinted = pack_hinted(samples, packing) if objective.hint_coefficient else []
         is_updated = any(is_live) or bool(hinted) or has_other_gradient
         plan = StepShare(tuple(microbatches), is_updated, tuple(hinted), entropy_coefficient)
         results, loss, scores = self._compute(plan, step)
-        places = sum(batch.places for batch in microbatches)
-        distinct_tokens = sum(batch.distinct_tokens for batch in microbatches)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
         weights_N = scores.importance_weights_N
         wall_seconds = time.perf_counter() - started_at
@@ -110,8 +105,7 @@ class PolicyUpdate:
             samples_zero_advantage=sum(not advantage for advantage in advantages),
             samples_without_tokens=has_tokens.count(False),
             computed_tokens=computed_tokens,
-            shared_ratio=1 - distinct_tokens / max(1, computed_tokens),
-            padding_ratio=1 - distinct_tokens / max(1, places),
+            **_token_shares(microbatches),
             sampled_tokens=len(scores.trainer_logprobs_N),
             sample_reward_mean=_mean([sample.reward for sample in samples]),
             advantage_absolute_mean=_mean(np.abs(advantages)),
@@ -231,6 +225,17 @@ def _hint_kl(results: Sequence[ShareResult], hinted: Sequence[HintedRows]) -> fl
     if not tokens:
         return None
     return sum(nats for result in results for nats in result.hint_kl_nats) / tokens
+
+
+def _token_shares(microbatches: Sequence[Microbatch]) -> dict[str, float]:
+    """Shares of the samples' tokens that are computed once for several, and of places that are padding."""
+    distinct_tokens = sum(batch.distinct_tokens for batch in microbatches)
+    real_tokens = sum(batch.real_tokens for batch in microbatches)
+    places = sum(batch.places for batch in microbatches)
+    return {
+        "shared_ratio": 1 - distinct_tokens / max(1, real_tokens),
+        "padding_ratio": 1 - distinct_tokens / max(1, places),
+    }
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

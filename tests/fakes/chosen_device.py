@@ -31,7 +31,7 @@ ON_THE_CPU = (
     ("models/checkpoint/store.py", ("load_checkpoint", "save_checkpoint", "load_optimizer_state")),
     ("models/checkpoint/resume.py", ("save", "load_parts")),
     ("models/network/build.py", ("export_weights", "import_weights", "set_rope_scaling")),
-    ("models/network/latent.py", ("_frequencies",)),
+    ("models/network/attention/latent.py", ("_frequencies",)),
     ("models/network/parallel/shards.py", ("sharded_parts",)),
     ("kernels/fp32_products.py", ("choose_fp32_products",)),
     ("rotary_pos_embedding.py", ("__init__",)),

@@ -1,7 +1,7 @@
 """From samples of any length to microbatches of few fixed shapes.
 
 Samples that begin alike, tokens and routes, lie in one microbatch, and the trainer computes what they share once
-(models/network/prefixes.py).
+(models/network/attention/prefixes.py).
 
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, Segment
 from ostinato.infra.platform.errors import TrainingError
-from ostinato.models.network.prefixes import (
+from ostinato.models.network.attention.prefixes import (
     PrefixTree,
     build_tree,
     find_prefixes,

@@ -21,7 +21,7 @@ from ostinato.models.network.parallel.context import (
     in_order,
     my_chunks,
 )
-from ostinato.models.network.prefixes import PrefixTree
+from ostinato.models.network.attention.prefixes import PrefixTree
 
 
 class BlockCoreAttention(torch.nn.Module):

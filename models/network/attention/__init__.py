@@ -1,0 +1,1 @@
+"""Attention: of causal rows, latent heads, rows with common beginnings."""
