@@ -17,6 +17,7 @@ from torch import Tensor
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
+from ostinato.models.network.attention.prefixes import PrefixTree, rotating_nodes
 from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.head import my_targets, score_rows, score_tokens
 from ostinato.models.network.mixed import is_mixed, mixed_context
@@ -29,7 +30,6 @@ from ostinato.models.network.parallel.shards import (
     mark_heads,
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
-from ostinato.models.network.attention.prefixes import PrefixTree, rotating_nodes
 from ostinato.models.network.routing import RankRouters, replaying
 from ostinato.models.network.transformer_engine import EngineRecipe
 from ostinato.models.network.trunk import block_modules, megatron_config

@@ -15,8 +15,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device, token_dispatcher
-from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.attention.latent import LatentSelfAttention
+from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.parallel.context import context_ranks
 from ostinato.models.network.recompute import RecomputableLayer
 from ostinato.models.network.transformer_engine import (

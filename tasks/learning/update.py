@@ -95,6 +95,7 @@ class PolicyUpdate:
         plan = StepShare(tuple(microbatches), is_updated, tuple(hinted), entropy_coefficient)
         results, loss, scores = self._compute(plan, step)
         computed_tokens = sum(batch.real_tokens for batch in microbatches)
+        shared_ratio, padding_ratio = _token_shares(microbatches)
         weights_N = scores.importance_weights_N
         wall_seconds = time.perf_counter() - started_at
         return StepReport(
@@ -105,7 +106,8 @@ class PolicyUpdate:
             samples_zero_advantage=sum(not advantage for advantage in advantages),
             samples_without_tokens=has_tokens.count(False),
             computed_tokens=computed_tokens,
-            **_token_shares(microbatches),
+            shared_ratio=shared_ratio,
+            padding_ratio=padding_ratio,
             sampled_tokens=len(scores.trainer_logprobs_N),
             sample_reward_mean=_mean([sample.reward for sample in samples]),
             advantage_absolute_mean=_mean(np.abs(advantages)),
@@ -227,15 +229,12 @@ def _hint_kl(results: Sequence[ShareResult], hinted: Sequence[HintedRows]) -> fl
     return sum(nats for result in results for nats in result.hint_kl_nats) / tokens
 
 
-def _token_shares(microbatches: Sequence[Microbatch]) -> dict[str, float]:
+def _token_shares(microbatches: Sequence[Microbatch]) -> tuple[float, float]:
     """Shares of the samples' tokens that are computed once for several, and of places that are padding."""
     distinct_tokens = sum(batch.distinct_tokens for batch in microbatches)
     real_tokens = sum(batch.real_tokens for batch in microbatches)
     places = sum(batch.places for batch in microbatches)
-    return {
-        "shared_ratio": 1 - distinct_tokens / max(1, real_tokens),
-        "padding_ratio": 1 - distinct_tokens / max(1, places),
-    }
+    return 1 - distinct_tokens / max(1, real_tokens), 1 - distinct_tokens / max(1, places)
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ostinato.kernels.attention.op import causal_attention
+from ostinato.models.network.attention.prefixes import PrefixTree
 from ostinato.models.network.mixed import to_product_dtype
 from ostinato.models.network.parallel.context import (
     context_ranks,
@@ -21,7 +22,6 @@ from ostinato.models.network.parallel.context import (
     in_order,
     my_chunks,
 )
-from ostinato.models.network.attention.prefixes import PrefixTree
 
 
 class BlockCoreAttention(torch.nn.Module):
