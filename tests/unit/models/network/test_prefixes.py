@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.attention.prefixes import (
     PrefixTree,
     build_tree,
     find_prefixes,
     number_nodes,
 )
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.spec import LatentAttention, ModelSpec
 from tests.fakes.small_spec import make_spec
 
