@@ -16,7 +16,8 @@ import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field, model_validator
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
-from ostinato.infra.agent.tools.names import PASSED, RUN_TERMINAL
+from ostinato.infra.agent.tools.names import RUN_TERMINAL
+from ostinato.infra.agent.tools.testing import did_tests_pass
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.means import mean
@@ -96,7 +97,8 @@ def _edits_of(trajectory: Trajectory) -> dict[str, Any]:
                 written.append(f"{call.tool} {sorted(call.arguments.items())}")
                 edits += call.status is CallStatus.OK
             elif call.tool == RUN_TERMINAL and edits == 1 and index < len(turn.results):
-                passed_after_first |= turn.results[index].startswith(PASSED)
+                command = call.arguments.get("command", "")
+                passed_after_first |= bool(did_tests_pass(command, turn.results[index]))
     is_solved = trajectory.verdict is not None and trajectory.verdict.passed
     return {
         "edits": edits,

@@ -27,7 +27,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.tools.names import PASSED, RUN_TERMINAL
+from ostinato.infra.agent.tools.names import RUN_TERMINAL
+from ostinato.infra.agent.tools.testing import did_tests_pass
 from ostinato.infra.agent.transcript import CallStatus, Opening, Transcript, TurnRecord
 from ostinato.tasks.records import Branch, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
@@ -108,6 +109,8 @@ class ForkedGroups:
 
 def _fails_tests(turn: TurnRecord) -> bool:
     return any(
-        call.tool == RUN_TERMINAL and call.status is CallStatus.OK and not result.startswith(PASSED)
+        call.tool == RUN_TERMINAL
+        and call.status is CallStatus.OK
+        and did_tests_pass(call.arguments.get("command", ""), result) is False
         for call, result in zip(turn.calls, turn.results, strict=True)
     )

@@ -1,5 +1,6 @@
 """Tests as an agent meets them: `pytest` as a command, the test server behind it, the report."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.agent.dialects.compact.regions import Region
@@ -11,6 +12,7 @@ from ostinato.models.rendering.vocabulary import line_tag
 
 MESSAGE_LIMIT_CHARACTERS = 80
 MAX_NAMED_TESTS = 20
+TAMPERED = "the test run was tampered with"
 PYTEST_PREFIXES = (["pytest"], ["python", "-m", "pytest"], ["python3", "-m", "pytest"])
 
 
@@ -63,12 +65,25 @@ def describe_report(report: TestReport, region: Region | None = None) -> str:
     return text
 
 
+def did_tests_pass(command: str, result: str) -> bool | None:
+    """Whether tests passed, by what an agent was told of a command. None: it ran none through the test server."""
+    if not is_pytest(command):
+        return None
+    head, _, rest = result.partition("\n")
+    if head == PASSED or head.startswith("failed: "):
+        return head == PASSED
+    counts = re.fullmatch(r"(\d+) passed, (\d+) not", head)
+    if counts is None:
+        return None
+    return counts[2] == "0" and not rest.startswith(TAMPERED)
+
+
 def report_tests(report: TestReport) -> str:
     """Counts, the tests that did not pass, and the first failure with its place."""
     failed = [test for test, value in report.outcomes.items() if value is not TestOutcome.PASSED]
     lines = [f"{len(report.outcomes) - len(failed)} passed, {len(failed)} not"]
     if report.tampering:
-        lines.append(f"the test run was tampered with: {report.tampering}")
+        lines.append(f"{TAMPERED}: {report.tampering}")
     lines += [f"{report.outcomes[test].value} {test}" for test in failed[:MAX_NAMED_TESTS]]
     if len(failed) > MAX_NAMED_TESTS:
         lines.append(f"[{len(failed) - MAX_NAMED_TESTS} more]")

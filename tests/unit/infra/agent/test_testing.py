@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.infra.agent.dialects.compact.regions import Region
-from ostinato.infra.agent.tools.testing import describe_report
+from ostinato.infra.agent.tools.testing import describe_report, did_tests_pass, report_tests
 from ostinato.infra.sandbox.protocol import Frame, TestFailure, TestOutcome, TestReport
 
 
@@ -59,3 +59,18 @@ def test_passed_missing_and_tampered_texts():
     assert describe_report(missing) == "failed: missing"
     tampered = passed.model_copy(update={"tampering": "canary"})
     assert describe_report(tampered) == "failed: no tests ran"
+
+
+@pytest.mark.parametrize("describe", [describe_report, report_tests])
+def test_what_an_agent_is_told_of_a_test_run_says_whether_it_passed(describe):
+    passed = TestReport(outcomes={"t.py::a": TestOutcome.PASSED}, route="hot", seconds=0.0)
+    missing = TestReport(outcomes={"t.py::a": TestOutcome.MISSING}, route="hot", seconds=0.0)
+    none = TestReport(outcomes={}, route="hot", seconds=0.0)
+    tampered = passed.model_copy(update={"tampering": "canary"})
+    for report in (passed, missing, none, tampered, failing()):
+        assert did_tests_pass("pytest -q t.py", describe(report)) is report.passed
+        assert did_tests_pass("cat report.txt", describe(report)) is None
+
+
+def test_an_output_of_pytest_itself_says_nothing_certain():
+    assert did_tests_pass("python -m pytest", "exit code 1\nE assert 1 == 2") is None

@@ -122,7 +122,7 @@ def played(*results: str, solved: bool) -> Trajectory:
             text="",
             calls=(
                 make_call("edit_file", content=f"line {index // 2}"),
-                make_call("run_terminal", content="pytest"),
+                make_call("run_terminal", command="pytest"),
             ),
             results=("edited", result),
         )

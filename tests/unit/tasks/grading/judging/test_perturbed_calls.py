@@ -130,7 +130,7 @@ def test_varied_values_keep_their_type_and_the_same_chance_gives_the_same(
 
 KNOWN = (
     datetime(2012, 12, 25, 13, 30, tzinfo=UTC), datetime.max, date(2012, 10, 12), date.min,
-    time(8, 29), timedelta(days=3), Decimal("1.5"), Fraction(1, 3), 2j, b"text", {"a", "b"}, frozenset({3}),
+    time(8, 29), timedelta(days=3), Decimal("1.5"), Fraction(1, 3), 2j, b"text", {"a"}, frozenset({3}),
     [None, datetime(2012, 12, 25)], re.match("[a-z]+", "word"),
 )  # fmt: skip
 
