@@ -234,7 +234,10 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
 
 def _require_bytes(ledger: Ledger, checkpoint: str) -> None:
     artifacts = open_artifacts(load_settings(), ledger)
-    artifacts.manifest(artifacts.get(checkpoint))  # StorageError says that `ostinato gc` removed it
+    for row in ledger.artifacts.list(checkpoint.partition("/")[0]):
+        ref = ArtifactRef.model_validate(row, from_attributes=True)
+        if str(ref) == checkpoint:
+            artifacts.manifest(ref)  # StorageError says that `ostinato gc` removed it
 
 
 def first_cycle(

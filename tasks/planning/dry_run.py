@@ -240,9 +240,9 @@ def _walk(
             layer.mlp.experts.forward = functools.partial(_pass_experts, layer.mlp.experts)
     run_chunk: Any = model.run_chunk
 
-    def forward(*arguments: Any) -> Tensor:
+    def forward(*arguments: Any, **options: Any) -> Tensor:
         with walk.phase("forward"):
-            return run_chunk(*arguments)
+            return run_chunk(*arguments, **options)
 
     def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
         with walk.phase("forward"):

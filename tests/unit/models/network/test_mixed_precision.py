@@ -8,8 +8,8 @@ import torch
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
-from ostinato.models.network import attention
 from ostinato.models.network.adapters import attach_adapters
+from ostinato.models.network.attention import core
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.head import score_tokens
 from ostinato.models.network.mixed import ColumnLinear, is_mixed
@@ -129,14 +129,14 @@ def test_attention_takes_outputs_of_any_layout(monkeypatch: pytest.MonkeyPatch) 
     query, key, value = (
         torch.randn(6, 2, heads, 8, generator=generator) for heads in (4, 2, 2)
     )  # tokens, rows, heads, width
-    wanted = attention._attend(query, key, value)
-    compute = attention.causal_attention
+    wanted = core._attend(query, key, value)
+    compute = core.causal_attention
 
     def by_token(*parts: torch.Tensor) -> torch.Tensor:
         return compute(*parts).transpose(1, 2).contiguous().transpose(1, 2)
 
-    monkeypatch.setattr(attention, "causal_attention", by_token)
-    torch.testing.assert_close(attention._attend(query, key, value), wanted)
+    monkeypatch.setattr(core, "causal_attention", by_token)
+    torch.testing.assert_close(core._attend(query, key, value), wanted)
 
 
 @pytest.mark.gpu
