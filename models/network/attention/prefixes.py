@@ -83,8 +83,9 @@ def find_prefixes(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     shared = [0] * min(1, len(rows))
     for before, after in pairwise(order):
         most = min(len(rows[before]), len(rows[after]))
-        is_equal = (rows[before][:most] == rows[after][:most]).reshape(most, -1).all(-1)
-        shared.append(most if is_equal.all() else int(is_equal.argmin()))
+        differs = rows[before][:most] != rows[after][:most]
+        differs = differs.any(axis=tuple(range(1, differs.ndim)))
+        shared.append(int(differs.argmax()) if differs.any() else most)
     return order, shared
 
 

@@ -6,6 +6,7 @@ Samples that begin alike, tokens and routes, lie in one microbatch, and the trai
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -143,7 +144,8 @@ def _cut_tree(
 
 def _items(segment: Segment, length: int) -> np.ndarray:
     """What decides, with all before it, a place's state: token and routes."""
-    routes = segment.routed_experts_TLK[:length].reshape(length, -1)
+    routes_TLK = segment.routed_experts_TLK[:length]
+    routes = routes_TLK.reshape(length, math.prod(routes_TLK.shape[1:]))
     return np.column_stack((segment.token_ids_T[:length], routes)).astype(np.int32)
 
 

@@ -85,6 +85,12 @@ LATENT = make_spec(40, 32, heads=(4, 4, 12), max_sequence_tokens=512).model_copy
 )
 
 
+def test_rows_of_nothing_share_nothing() -> None:
+    rows = [np.zeros((length, 2), dtype=np.int32) for length in (3, 0, 0, 2)]
+    assert find_prefixes(rows) == ([1, 2, 3, 0], [0, 0, 0, 2])
+    assert find_prefixes([]) == ([], [])
+
+
 def run(model: TrainerModel, score: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
     logprobs_BT = score()
