@@ -54,8 +54,12 @@ def batches(start: Path) -> list[list[Sample]]:
 @pytest.fixture(scope="module")
 def alone(
     start: Path, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    return train(tmp_path_factory.mktemp("alone"), start, batches, 1, {})
+) -> dict[bool, Trained]:
+    """By whether common beginnings are computed once, as under all layouts but those that share rows."""
+    return {
+        shares: train(tmp_path_factory.mktemp("alone"), start, batches, 1, {}, shares=shares)
+        for shares in (False, True)
+    }
 
 
 def train(
@@ -64,6 +68,8 @@ def train(
     batches: list[list[Sample]],
     world_size: int,
     degrees: dict[str, int],
+    *,
+    shares: bool = True,
 ) -> Trained:
     """Reports of the steps, and the weights that the chain then serves."""
     request = make_request(directory, start, world_size)
@@ -73,10 +79,14 @@ def train(
             "layout": degrees,
             "parity": ParityConfig(earlier_versions=0),
             "router_replay": RouterReplayConfig(),
+            "packing": request.config.packing.model_copy(update={"shares_prefixes": shares}),
         }
     )
     with open_trainer(request.model_copy(update={"config": config})) as trainer:
         reports = [trainer.train_step(samples) for samples in batches]
+        is_sharing = shares and "context" not in degrees
+        has_several = any(len(samples) > 1 for samples in batches)
+        assert any(report.shared_ratio > 0 for report in reports) == (is_sharing and has_several)
         version = trainer.publish().version
         trainer.save()
         store = ObjectStore.from_url(f"file://{directory}/objects")
@@ -88,28 +98,32 @@ def train(
 def check(
     reports: list[StepReport],
     weights: Weights,
-    alone: Trained,
+    alone: dict[bool, Trained],
     start: Path,
 ) -> None:
-    for seen, wanted in zip(reports, alone[0][-len(reports) :], strict=True):
+    by_row, once = (alone[shares][0][-len(reports) :] for shares in (False, True))
+    for seen, wanted, counted_once in zip(reports, by_row, once, strict=True):
         for name in ("loss", "gradient_norm", "reference_k1_nats", "entropy_nats"):
             assert getattr(seen, name) == pytest.approx(getattr(wanted, name), rel=1e-3, abs=1e-5)
         assert seen.sampled_tokens == wanted.sampled_tokens
-        assert seen.replaced_routes_ratio == pytest.approx(wanted.replaced_routes_ratio, abs=1e-2)
+        counted = counted_once if seen.shared_ratio > 0 else wanted
+        assert seen.replaced_routes_ratio == pytest.approx(counted.replaced_routes_ratio, abs=1e-2)
         assert seen.mismatch_all.k3_nats == pytest.approx(wanted.mismatch_all.k3_nats, rel=1e-3)
-    assert distance(weights, alone[1]) <= 2e-3 * distance(alone[1], load_checkpoint(start).weights)
+    wanted_weights = alone[False][1]
+    moved = distance(wanted_weights, load_checkpoint(start).weights)
+    assert distance(weights, wanted_weights) <= 2e-3 * moved
 
 
 @pytest.mark.parametrize("axis", ["tensor", "context"])
 def test_ranks_that_share_matrices_or_rows_take_the_steps_of_one(
-    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained, axis: str
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained], axis: str
 ) -> None:
     reports, weights = train(tmp_path, start, batches, 2, {axis: 2})
     check(reports, weights, alone, start)
 
 
 def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
-    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained]
 ) -> None:
     train(tmp_path, start, batches[:2], 2, {"expert": 2})
     reports, weights = train(tmp_path, start, batches[2:], 2, {})
@@ -118,11 +132,11 @@ def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
 
 
 def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
-    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: Trained
+    tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained]
 ) -> None:
     reports, _ = train(tmp_path, start, batches[:2], 2, {"pipeline": 2})
     reports += train(tmp_path, start, batches[2:3], 2, {"pipeline": 2})[0]
-    for seen, wanted in zip(reports, alone[0], strict=False):
+    for seen, wanted in zip(reports, alone[False][0], strict=False):
         assert seen.loss == pytest.approx(wanted.loss, rel=1e-3, abs=1e-5)
         assert seen.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
     reports, weights = train(tmp_path, start, batches[3:], 2, {"context": 2})
@@ -141,7 +155,7 @@ def test_run_that_changes_its_layout_takes_the_same_steps(
     tmp_path: Path,
     start: Path,
     batches: list[list[Sample]],
-    alone: Trained,
+    alone: dict[bool, Trained],
     layouts: list[tuple[int, dict[str, int]]],
 ) -> None:
     """Each trainer takes up the checkpoint of the one before, and the next sample."""
@@ -160,11 +174,13 @@ def test_evened_microbatches_hold_the_same_tokens_in_shapes_that_turns_share(
     request = make_request(Path("unused"), Path("unused"), 1)
     samples = batch(5, count=13)
     plain = pack(samples, [1.0] * len(samples), request.config.packing)
+    assert sum(one.distinct_tokens for one in plain) < sum(one.real_tokens for one in plain)
     evened = even_out(plain, num_ranks)
     assert len(evened) % num_ranks == 0
     for first in range(0, len(evened), num_ranks):
         turn = evened[first : first + num_ranks]
         assert len({one.tokens_BT.shape for one in turn}) == 1
+        assert len({one.places for one in turn}) == 1
     for before, after in zip(plain, evened, strict=False):
         assert np.array_equal(before.sample_indices_B, after.sample_indices_B)
         for name in ("tokens_BT", "rollout_logprobs_BT", "routes_BTLK"):

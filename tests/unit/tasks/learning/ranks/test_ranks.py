@@ -87,19 +87,23 @@ def open_trainer(request: TrainerRequest) -> Iterator[RLTrainer]:
         release_ranks(room)
 
 
-def with_routes(sample: Sample, generator: np.random.Generator) -> Sample:
-    """Routes of some other router, two experts a token; the plausibility filter will replace some."""
-    tokens = len(sample.segment.token_ids_T)
-    choices = [generator.permutation(SPEC.num_experts)[:2] for _ in range(tokens * SPEC.num_layers)]
-    routes_TLK = np.array(choices, dtype=np.int16).reshape(tokens, SPEC.num_layers, 2)
+def with_routes(sample: Sample, seed: int) -> Sample:
+    """Routes of some other router, two experts a token; the plausibility filter will replace some. Where samples
+    begin alike their routes do.
+    """
+    tokens_T = sample.segment.token_ids_T
+    drawn = []
+    for end in range(1, 1 + len(tokens_T)):
+        generator = np.random.default_rng([seed, *tokens_T[:end]])
+        drawn.append([generator.permutation(SPEC.num_experts)[:2] for _ in range(SPEC.num_layers)])
+    routes_TLK = np.array(drawn, dtype=np.int16)
     segment = sample.segment.model_copy(update={"routed_experts_TLK": routes_TLK})
     return sample.model_copy(update={"segment": segment})
 
 
 def batch(seed: int, count: int = 9) -> list[Sample]:
     samples = random_samples(build_trainer_model(SPEC, seed=3), count, seed=seed)
-    generator = np.random.default_rng(seed)
-    return [with_routes(sample, generator) for sample in samples]
+    return [with_routes(sample, seed) for sample in samples]
 
 
 @dataclass(frozen=True)
