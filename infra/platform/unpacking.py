@@ -69,19 +69,21 @@ def stream_members(
     archive: Path, max_bytes: int, *, max_entries: int | None = None, title: str | None = None
 ) -> Iterator[Member]:
     """Entries of a tar or zip archive in its order. `title`: what errors call it; None: its path."""
-    said = title or str(archive)
-    with _readable(said):
+    label = title or str(archive)
+    with _readable(label):
         if zipfile.is_zipfile(archive):
             with archive.open("rb") as file:
                 most = None if max_entries is None else _DIRECTORY_BYTES * max_entries
-                yield from _zip_members(_FewAtOnce(file, most, said), max_bytes, max_entries, said)
+                yield from _zip_members(
+                    _FewAtOnce(file, most, label), max_bytes, max_entries, label
+                )
             return
-        with _open_tar(archive, max_bytes, said) as opened:
-            for number, member in enumerate(_count_tar(opened, said, max_bytes)):
-                _check_entries(number + 1, max_entries, said)
+        with _open_tar(archive, max_bytes, label) as opened:
+            for number, member in enumerate(_count_tar(opened, label, max_bytes)):
+                _check_entries(number + 1, max_entries, label)
                 content = opened.extractfile(member) if member.isreg() else None
                 executable = bool(member.mode & stat.S_IXUSR)
-                yield Member(member.name, _tar_kind(member), executable, said, content)
+                yield Member(member.name, _tar_kind(member), executable, label, content)
 
 
 def read_members(archive: Path, max_bytes: int) -> Iterator[tuple[str, bytes]]:
@@ -93,25 +95,25 @@ def read_members(archive: Path, max_bytes: int) -> Iterator[tuple[str, bytes]]:
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
     """Writes an archive's files below a folder, never outside of it."""
-    said = str(archive)
-    with _readable(said):
+    label = str(archive)
+    with _readable(label):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                _check_zip(opened, said, max_bytes)
+                _check_zip(opened, label, max_bytes)
                 opened.extractall(folder)
             return
-        with _open_tar(archive, max_bytes, said) as opened:
-            opened.extractall(folder, _count_tar(opened, said, max_bytes), filter="data")  # type: ignore[arg-type]
+        with _open_tar(archive, max_bytes, label) as opened:
+            opened.extractall(folder, _count_tar(opened, label, max_bytes), filter="data")  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
-def _open_tar(archive: Path, max_bytes: int, said: str) -> Iterator[tarfile.TarFile]:
+def _open_tar(archive: Path, max_bytes: int, label: str) -> Iterator[tarfile.TarFile]:
     with archive.open("rb") as file:
         start = file.read(8)
     opener = next((known for magic, known in _BY_MAGIC if start.startswith(magic)), open)
     with opener(archive, "rb") as stream:
         # what stands between the files counts double at most
-        counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, said)
+        counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, label)
         with tarfile.open(fileobj=counted, mode="r|") as opened:  # type: ignore[call-overload]
             yield opened
 
@@ -123,15 +125,15 @@ class _Readable(Protocol):
 class _Counted(io.RawIOBase):
     """A stream that ends with ArchiveTooLarge after so many bytes."""
 
-    def __init__(self, stream: _Readable, left: int, max_bytes: int, said: str) -> None:
+    def __init__(self, stream: _Readable, left: int, max_bytes: int, label: str) -> None:
         self._stream, self._left = stream, left
-        self._max_bytes, self._said = max_bytes, said
+        self._max_bytes, self._label = max_bytes, label
 
     def read(self, size: int = -1) -> bytes:
         content = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         self._left -= len(content)
         if self._left < 0:
-            raise _too_large(self._said, self._max_bytes)
+            raise _too_large(self._label, self._max_bytes)
         return content
 
 
@@ -140,13 +142,13 @@ class _FewAtOnce(io.RawIOBase):
     each entry of it becomes an object.
     """
 
-    def __init__(self, file: IO[bytes], most: int | None, said: str) -> None:
-        self._file, self._most, self._said = file, most, said
+    def __init__(self, file: IO[bytes], most: int | None, label: str) -> None:
+        self._file, self._most, self._label = file, most, label
 
     def read(self, size: int = -1) -> bytes:
         if self._most is not None and size > max(self._most, _PIECE_BYTES):
             raise ArchiveTooLarge(
-                f"archive {self._said} has a directory of {size} bytes, wanted less"
+                f"archive {self._label} has a directory of {size} bytes, wanted less"
             )
         return self._file.read(size)
 
@@ -158,16 +160,16 @@ class _FewAtOnce(io.RawIOBase):
 
 
 def _zip_members(
-    file: _FewAtOnce, max_bytes: int, max_entries: int | None, said: str
+    file: _FewAtOnce, max_bytes: int, max_entries: int | None, label: str
 ) -> Iterator[Member]:
     with zipfile.ZipFile(file) as opened:  # type: ignore[arg-type]
-        _check_entries(len(opened.infolist()), max_entries, said)
-        _check_zip(opened, said, max_bytes)
+        _check_entries(len(opened.infolist()), max_entries, label)
+        _check_zip(opened, label, max_bytes)
         for info in opened.infolist():
             kind, mode = _zip_kind(info), info.external_attr >> 16
             content = opened.open(info) if kind is MemberKind.FILE else None
             with content or contextlib.nullcontext():
-                yield Member(info.filename, kind, bool(mode & stat.S_IXUSR), said, content)
+                yield Member(info.filename, kind, bool(mode & stat.S_IXUSR), label, content)
 
 
 def _zip_kind(info: zipfile.ZipInfo) -> MemberKind:
@@ -187,35 +189,35 @@ def _tar_kind(member: tarfile.TarInfo) -> MemberKind:
     return MemberKind.LINK if member.issym() or member.islnk() else MemberKind.OTHER
 
 
-def _count_tar(opened: tarfile.TarFile, said: str, max_bytes: int) -> Iterator[tarfile.TarInfo]:
+def _count_tar(opened: tarfile.TarFile, label: str, max_bytes: int) -> Iterator[tarfile.TarInfo]:
     total = 0
     for member in opened:
         total += member.size  # of a sparse file: with its holes
         if total > max_bytes:
-            raise _too_large(said, max_bytes)
+            raise _too_large(label, max_bytes)
         yield member
 
 
-def _check_zip(opened: zipfile.ZipFile, said: str, max_bytes: int) -> None:
+def _check_zip(opened: zipfile.ZipFile, label: str, max_bytes: int) -> None:
     # reading a member ends at the size that is declared for it
     if sum(info.file_size for info in opened.infolist()) > max_bytes:
-        raise _too_large(said, max_bytes)
+        raise _too_large(label, max_bytes)
 
 
-def _check_entries(number: int, max_entries: int | None, said: str) -> None:
+def _check_entries(number: int, max_entries: int | None, label: str) -> None:
     if max_entries is not None and number > max_entries:
-        raise ArchiveTooLarge(f"archive {said} has more than {max_entries} entries, wanted fewer")
+        raise ArchiveTooLarge(f"archive {label} has more than {max_entries} entries, wanted fewer")
 
 
-def _too_large(said: str, max_bytes: int) -> ArchiveTooLarge:
-    return ArchiveTooLarge(f"archive {said} unpacks to more than {max_bytes} bytes")
+def _too_large(label: str, max_bytes: int) -> ArchiveTooLarge:
+    return ArchiveTooLarge(f"archive {label} unpacks to more than {max_bytes} bytes")
 
 
 @contextlib.contextmanager
-def _readable(said: str) -> Iterator[None]:
+def _readable(label: str) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
         raise ConfigError(
-            f"archive {said} cannot be read: {error}; delete it, or get a whole one"
+            f"archive {label} cannot be read: {error}; delete it, or get a whole one"
         ) from error

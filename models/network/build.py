@@ -170,6 +170,7 @@ class TrainerModel(torch.nn.Module):
             rotating_nodes(chunk, tree),
             mixed_context(self.is_mixed),
         ):
+            # as the attention mask, which Megatron hands on to attention unread
             hidden_TBD = chunk(take_mine(tokens_BT, 1), None, tree, padding_mask=padding_BT)
         hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:

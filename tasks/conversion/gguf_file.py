@@ -51,7 +51,7 @@ def read_gguf(path: Path) -> GgufModel:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with boundary(ConfigError, f"GGUF file {path} cannot be read; wanted a whole file"):
         reader = _WholeReader(path)
-        said = {name: _text(reader, name) for name in (Keys.Tokenizer.MODEL, Keys.Tokenizer.PRE)}
+        named = {name: _text(reader, name) for name in (Keys.Tokenizer.MODEL, Keys.Tokenizer.PRE)}
         architecture = _text(reader, Keys.General.ARCHITECTURE)
         if architecture not in KNOWN:
             raise ConfigError(
@@ -70,7 +70,7 @@ def read_gguf(path: Path) -> GgufModel:
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
-    files["tokenizer.json"] = _split_as_said(files["tokenizer.json"], said, path)
+    files["tokenizer.json"] = _with_named_split(files["tokenizer.json"], named, path)
     fields = config.to_dict()
     files["generation_config.json"] = json.dumps(
         {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -106,11 +106,11 @@ def _text(reader: GGUFReader, name: str) -> Any:
     return None if field is None else field.contents()
 
 
-def _split_as_said(tokenizer: bytes, said: dict[str, Any], path: Path) -> bytes:
+def _with_named_split(tokenizer: bytes, named: dict[str, Any], path: Path) -> bytes:
     """A byte-level tokenizer with the splitting that the file names, which transformers does not read."""
-    if said[Keys.Tokenizer.MODEL] != "gpt2":
+    if named[Keys.Tokenizer.MODEL] != "gpt2":
         return tokenizer
-    name = said[Keys.Tokenizer.PRE]
+    name = named[Keys.Tokenizer.PRE]
     if name not in SPLITS:
         raise ConfigError(
             f"{path}: {Keys.Tokenizer.PRE} = {name!r}, wanted one of {', '.join(SPLITS)}: how texts "

@@ -100,7 +100,7 @@ class StepReport(Record):
     )
     importance_weight_mean: float
     replaced_routes_ratio: float = Field(
-        description="share of replayed routes the plausibility filter replaced"
+        description="share of replayed routes the plausibility filter replaced; a token that is computed once counts once"
     )
     hinted_samples: int = Field(default=0, description="whose turn was distilled from a hint")
     hint_kl_nats: float | None = Field(

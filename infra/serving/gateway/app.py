@@ -335,7 +335,7 @@ def _openai_message(finished: Finished) -> dict[str, Any]:
     return body
 
 
-def _said(error: HTTPException) -> str:
+def _http_message(error: HTTPException) -> str:
     """What the frameworks below refuse, in words that name what was wanted."""
     if error.status_code == 400:  # a number of thousands of digits, above all
         return "body is no JSON that can be read, wanted an object"
@@ -350,7 +350,7 @@ def _answer_errors(app: FastAPI) -> None:
         body = (
             error.detail
             if isinstance(error.detail, dict)
-            else error_body(_said(error), code="http_error")
+            else error_body(_http_message(error), code="http_error")
         )
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 

@@ -20,6 +20,15 @@ CHECK = """from pkg.code import twice
 def check(number, wanted):
     assert twice(number) == wanted
 """
+CHECKS = """from unittest import TestCase
+
+from pkg.code import twice
+
+
+class Checks(TestCase):
+    def check(self, number, wanted):
+        self.assertEqual(twice(number), wanted)
+"""
 SWEEP = """from pkg.code import twice
 
 CASES = ((17, 34), (40, 80))
@@ -63,17 +72,7 @@ LAYOUTS = {
         "def test_twice(asked):\n    asked(17, 34)\n    asked(40, 80)\n",
     ),
     "a class of another file": (
-        {
-            "tests/helpers.py": """from unittest import TestCase
-
-from pkg.code import twice
-
-
-class Checks(TestCase):
-    def check(self, number, wanted):
-        self.assertEqual(twice(number), wanted)
-"""
-        },
+        {"tests/helpers.py": CHECKS},
         """from helpers import Checks
 
 
@@ -84,17 +83,7 @@ class TestTwice(Checks):
 """,
     ),
     "an assertion of another file that does the work": (
-        {
-            "tests/helpers.py": """from unittest import TestCase
-
-from pkg.code import twice
-
-
-class Checks(TestCase):
-    def assert_twice(self, number, wanted):
-        self.assertEqual(twice(number), wanted)
-"""
-        },
+        {"tests/helpers.py": CHECKS.replace("def check", "def assert_twice")},
         """from helpers import Checks
 
 
