@@ -18,6 +18,36 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 
+def open_model(directory):
+    """Tokenizer and model of an exported checkpoint."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.pad_token_id = 0
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.lm_head.weight = model.model.embed_tokens.weight  # the format has no word for one matrix
+    return tokenizer, model
+
+
+def dr_grpo(directory, steps, count, microbatch, **more):
+    """Settings of a run of Dr. GRPO with `count` attempts a step."""
+    return GRPOConfig(
+        output_dir=directory,
+        max_steps=steps,
+        per_device_train_batch_size=microbatch,
+        gradient_accumulation_steps=count // microbatch,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        lr_scheduler_type="constant",
+        gradient_checkpointing=False,
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        **more,
+    )
+
+
 def main():
     """Trains as many steps as lines are written."""
     model_directory, attempts_file, steps, microbatch = sys.argv[1:]
@@ -45,33 +75,20 @@ def main():
             "logprobs": given["logprobs"],
         }
 
-    tokenizer = AutoTokenizer.from_pretrained(model_directory)
-    tokenizer.pad_token_id = 0
-    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
-    model.lm_head.weight = model.model.embed_tokens.weight  # the format has no word for one matrix
+    tokenizer, model = open_model(model_directory)
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(
             model,
             reward_funcs=lambda completions, **_: given["rewards"],
-            args=GRPOConfig(
-                output_dir=directory,
-                max_steps=int(steps),
-                per_device_train_batch_size=int(microbatch),
-                gradient_accumulation_steps=count // int(microbatch),
+            args=dr_grpo(
+                directory,
+                int(steps),
+                count,
+                int(microbatch),
                 num_generations=group_size,
                 max_completion_length=given["most_completion_tokens"],
-                loss_type="dr_grpo",
-                scale_rewards="none",
                 learning_rate=3e-4,
-                lr_scheduler_type="constant",
                 max_grad_norm=1.0,
-                gradient_checkpointing=False,
-                use_cpu=True,
-                bf16=False,
-                logging_steps=1,
-                save_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
             ),
             train_dataset=Dataset.from_dict({"prompt": ["-"] * count}),
             processing_class=tokenizer,
@@ -83,4 +100,5 @@ def main():
     sys.stdout.write(f"@{json.dumps(norms)}\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
