@@ -1,13 +1,14 @@
 """A GGUF file as tensors in fp32, fields of `config.json`, tokenizer and chat template.
 
-Names, row orders and block formats of GGUF are known to transformers and gguf (extra `models`). All
-tensors are in memory at once.
+Names, row orders and block formats of GGUF are known to transformers and gguf (extra `models`). A tensor is
+read and made fp32 when it is asked for, of stacked experts one.
 """
 
 import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,13 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, Keys, ReaderField
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFEndian,
+    GGUFReader,
+    Keys,
+    ReaderField,
+    dequantize,
+)
+from gguf.quants import quant_shape_to_byte_shape
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 
 from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.models.checkpoint.streaming import TensorHeader
 from ostinato.tasks.conversion.gguf_splits import SPLITS, with_split
+from ostinato.tasks.conversion.sources import PublishedModel
 
 KNOWN = ("llama", "qwen2", "qwen3", "qwen3moe")
 # Fields of the configuration that transformers does not read for all families, each with a pattern of the
@@ -31,26 +47,20 @@ WIDTHS = {
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
 }
 MAGIC = b"GGUF"
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
-@dataclass(frozen=True)
-class GgufModel:
-    """Content of one file."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    files: dict[str, bytes]
-
-
-def read_gguf(path: Path) -> GgufModel:
-    """Reads the file. ConfigError when it is cut, damaged or of an architecture nobody knows."""
+def read_gguf(path: Path, place: str) -> PublishedModel:
+    """Reads the file's header. ConfigError when it is cut, damaged or of an architecture nobody knows."""
     with path.open("rb") as stream:
         magic = stream.read(len(MAGIC))
     if magic != MAGIC:
         raise ConfigError(f"{path} begins with {magic!r}, wanted {MAGIC!r}: it is no GGUF file")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with boundary(ConfigError, f"GGUF file {path} cannot be read; wanted a whole file"):
-        reader = _WholeReader(path)
+        reader = _NamingReader(path)
+        if reader.endianess is not GGUFEndian.LITTLE:
+            raise ConfigError(f"{path} is a big-endian GGUF file, wanted a little-endian one")
         named = {name: _text(reader, name) for name in (Keys.Tokenizer.MODEL, Keys.Tokenizer.PRE)}
         architecture = _text(reader, Keys.General.ARCHITECTURE)
         if architecture not in KNOWN:
@@ -63,9 +73,7 @@ def read_gguf(path: Path) -> GgufModel:
             width = reader.get_field(pattern.format(arch=architecture))
             if width is not None:
                 setattr(config, name, int(width.contents()))
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+        tensors = _Tensors(path, reader, architecture, config)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
@@ -77,11 +85,11 @@ def read_gguf(path: Path) -> GgufModel:
     ).encode()
     # without what transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
-    return GgufModel(plain, dict(_single_experts(read["tensors"])), files)
+    return PublishedModel(place, plain, tensors.headers, tensors.fetch, files)
 
 
-class _WholeReader(GGUFReader):
-    """Reader that names the tensor at which a file was cut."""
+class _NamingReader(GGUFReader):
+    """Reader that names the tensor at which a file was cut, or whose form nobody can read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,15 +98,109 @@ class _WholeReader(GGUFReader):
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         for field in fields:
             _, name, _, dims, kind, offset = field.parts
-            of_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
-            size = int(np.prod(dims)) * bytes_of_block // of_block
-            end = int(start_offs + offset[0]) + size
+            what = f"tensor {bytes(name).decode()}"
+            if kind[0] not in _READABLE:
+                known = GGMLQuantizationType
+                seen = known(kind[0]).name if kind[0] in set(known) else kind[0]
+                wanted = ", ".join(kind.name for kind in _READABLE)
+                raise ConfigError(
+                    f"{self._path}: {what} is stored as {seen}, wanted one of {wanted}"
+                )
+            form = GGMLQuantizationType(kind[0])
+            of_block, bytes_of_block = GGML_QUANT_SIZES[form]
+            shape = dims.tolist()
+            if shape[0] % of_block:
+                raise ConfigError(
+                    f"{self._path}: {what} has rows of {shape[0]} values, wanted a multiple of "
+                    f"{of_block}, the block of {form.name}"
+                )
+            end = start_offs + int(offset[0]) + prod(shape) // of_block * bytes_of_block
             if end > len(self.data):
                 raise ConfigError(
                     f"GGUF file {self._path} cannot be read; wanted a whole file: it has {len(self.data)} "
-                    f"bytes, wanted {end} for the end of tensor {bytes(name).decode()}"
+                    f"bytes, wanted {end} for the end of {what}"
                 )
         super()._build_tensors(start_offs, fields)
+
+
+def _is_readable(kind: GGMLQuantizationType) -> bool:
+    """Whether gguf makes numbers of blocks of this form."""
+    try:
+        dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+_READABLE = tuple(kind for kind in GGMLQuantizationType if _is_readable(kind))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Place and form of a tensor's blocks in the file."""
+
+    name: str  # in GGUF
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    start: int
+
+    def experts(self) -> Iterator["_Stored"]:
+        """The tensors that are stacked in this one."""
+        size = prod(self.byte_shape[1:])
+        for index in range(self.shape[0]):
+            yield _Stored(self.name, self.kind, self.shape[1:], self.start + index * size)
+
+    @property
+    def byte_shape(self) -> tuple[int, ...]:
+        return quant_shape_to_byte_shape(self.shape, self.kind)
+
+
+class _Tensors:
+    """Tensors of a file by their published names."""
+
+    def __init__(
+        self,
+        path: Path,
+        reader: GGUFReader,
+        architecture: str,
+        config: transformers.PreTrainedConfig,
+    ) -> None:
+        self._path = path
+        self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config.to_dict())
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        names = get_gguf_hf_weights_map(model, self._processor)
+        self._stored: dict[str, _Stored] = {}
+        for tensor in reader.tensors:
+            stem = tensor.name.removesuffix(".weight")  # so the map calls stacked experts
+            name = names.get(tensor.name) or names.get(stem) or tensor.name
+            shape = tuple(reversed(tensor.shape.tolist()))
+            stored = _Stored(tensor.name, tensor.tensor_type, shape, tensor.data_offset)
+            self._stored.update(_published(name, stored))
+        self.headers = {
+            name: TensorHeader(stored.shape, torch.float32, path)
+            for name, stored in self._stored.items()
+        }
+
+    def fetch(self, name: str) -> Tensor:
+        """One tensor. KeyError when there is none of that name."""
+        stored = self._stored[name]
+        with boundary(ConfigError, f"{self._path}: tensor {stored.name} cannot be read"):
+            shape = stored.byte_shape
+            blocks = np.fromfile(self._path, np.uint8, prod(shape), offset=stored.start)
+            rows = dequantize(blocks.reshape(shape), stored.kind)
+            return torch.from_numpy(self._processor.process(rows, stored.name).weights)
+
+
+def _published(name: str, stored: _Stored) -> Iterator[tuple[str, _Stored]]:
+    """A tensor as safetensors files name it, where each expert of a layer stands alone."""
+    layer, found, _ = name.partition(".experts.")
+    if not found:
+        yield name, stored
+        return
+    part = _EXPERTS[stored.name.split(".")[-2]]
+    for index, expert in enumerate(stored.experts()):
+        yield f"{layer}.experts.{index}.{part}.weight", expert
 
 
 def _text(reader: GGUFReader, name: str) -> Any:
@@ -118,19 +220,3 @@ def _with_named_split(tokenizer: bytes, named: dict[str, Any], path: Path) -> by
         )
     described = json.dumps(with_split(json.loads(tokenizer), name))
     return Tokenizer.from_str(described).to_str().encode()
-
-
-def _single_experts(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as safetensors files name them: transformers holds the experts of a layer as one."""
-    for name, tensor in tensors.items():
-        layer, found, part = name.partition(".experts.")
-        if not found:
-            yield name, tensor
-            continue
-        for index, expert in enumerate(tensor):
-            pieces = {part: expert}
-            if part == "gate_up_proj":
-                gate, up = expert.chunk(2)
-                pieces = {"gate_proj": gate, "up_proj": up}
-            for piece, values in pieces.items():
-                yield f"{layer}.experts.{index}.{piece}.weight", values

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
@@ -76,12 +75,7 @@ def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedMod
 def _open(path: Path, place: str) -> PublishedModel:
     if path.suffix == ".gguf":
         module = load_extra_module("ostinato.tasks.conversion.gguf_file", "GGUF files")
-        read = module.read_gguf(path)
-        headers = {
-            name: TensorHeader(tuple(tensor.shape), torch.float32, path)
-            for name, tensor in read.tensors.items()
-        }
-        return PublishedModel(place, read.config, headers, read.tensors.__getitem__, read.files)
+        return module.read_gguf(path, place)
     config = _read_json(path / CONFIG)
     try:
         tensors = TensorFiles.of(_weight_files(path))
