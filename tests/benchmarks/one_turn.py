@@ -9,7 +9,7 @@ somebody else sampled are judged by the same harness, boxes and grader as those 
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,10 +45,38 @@ class Sizes(Record):
     steps: int
     groups_per_step: int = 16
     group_size: int = 8
+    visits: int = 1
+    """groups of each problem; all problems come in their order, so often"""
     completion_tokens: int = 96
     """sampled tokens of an attempt, at most"""
-    boxes: int = 32
+    boxes: int = 64
     """attempts that are judged at a time"""
+
+    @property
+    def problems(self) -> int:
+        """How many are drawn. ValueError where they do not make whole steps."""
+        steps, rest = divmod(self.steps, self.visits)
+        if rest or not steps:
+            raise ValueError(f"steps is {self.steps}, wanted a multiple of visits, {self.visits}")
+        return steps * self.groups_per_step
+
+
+class Passes(Curriculum):
+    """All problems in their order, several times."""
+
+    def __init__(self, problems: Sequence[Problem], sizes: Sizes) -> None:
+        super().__init__(problems, CurriculumConfig(), group_size=sizes.group_size, seed=0)
+        self._in_order, self._visits = list(problems), sizes.visits
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the last one was drawn."""
+        return self.draws >= len(self._in_order) * self._visits
+
+    def draw(self, in_flight: Collection[str]) -> Problem:
+        """The next problem."""
+        self.draws += 1
+        return self._in_order[(self.draws - 1) % len(self._in_order)]
 
 
 class GivenAnswers:
@@ -87,7 +115,7 @@ class GivenAnswers:
 
 
 class OneTurn:
-    """Problems of one seed, in the order that all trainers take them in, each with its first turn."""
+    """Problems of one seed, in the order in which all trainers take them, each with its first turn."""
 
     def __init__(self, home: Path, work: Path, sizes: Sizes, seed: int) -> None:
         """`home`: where a demo has made problems and the checkpoint from which RL begins. Nothing is written there."""
@@ -105,7 +133,7 @@ class OneTurn:
 
     async def prepare(self) -> None:
         """Draws problems and takes their first turn, once for all trainers."""
-        wanted = self.sizes.steps * self.sizes.groups_per_step
+        wanted = self.sizes.problems
         waiting = load_problems(self._problems, Split.TRAIN)
         random.Random(f"one turn:{self.seed}").shuffle(waiting)
         answers = GivenAnswers(self.renderer)
@@ -128,14 +156,6 @@ class OneTurn:
         finally:
             await worker.close()
         self.problems = chosen
-        curriculum = self.make_curriculum()  # each is drawn once, so results change no draw
-        self.problems = [curriculum.draw(()) for _ in chosen]
-
-    def make_curriculum(self) -> Curriculum:
-        """The curriculum of our trainer. The order of its problems is everybody's."""
-        return Curriculum(
-            self.problems, CurriculumConfig(), group_size=self.sizes.group_size, seed=self.seed
-        )
 
     def prompt(self, problem: Problem) -> list[int]:
         """Tokens up to the header of the answer."""

@@ -4,7 +4,8 @@ Intervals are of 95 %, by group. What differs from one run to another as a whole
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import scipy.stats
@@ -18,6 +19,11 @@ from ostinato.tasks.records import Metric, Trajectory
 
 CONFIDENCE = 0.95
 OURS, PEER = "ostinato", "trl"
+# that have to hold 0, those of the figures that there are
+DIFFERENCES = ("difference_last_third", "difference_of_gains", "difference_of_problem_gains")
+
+
+Key = tuple[int, int, str]  # seed, step, problem
 
 
 class GroupRow(Record):
@@ -98,11 +104,27 @@ def compare(curves: Sequence[Curve]) -> dict[str, Any]:
     grading = [seconds for curve in curves for seconds in curve.grading_seconds]
     figures[PEER]["grading_seconds"] = statistics.median(grading)
     apart = {key: by_side[OURS][key].reward - by_side[PEER][key].reward for key in by_side[OURS]}
-    return figures | {
+    figures |= {
         "difference": _metric(apart.values()),
         "difference_last_third": _metric(apart[key] for key in last),
         "difference_of_gains": gain([apart[key] for key in first], [apart[key] for key in last]),
     }
+    gains = {side: problem_gains(rows) for side, rows in by_side.items()}
+    if gains[OURS]:
+        for side, values in gains.items():
+            figures[side]["problem_gain"] = _metric(values.values())
+        figures["difference_of_problem_gains"] = _metric(
+            gains[OURS][key] - gains[PEER][key] for key in gains[OURS]
+        )
+    return figures
+
+
+def problem_gains(rows: Mapping[Key, GroupRow]) -> dict[tuple[int, str], float]:
+    """Reward of the last group of each problem less that of its first, by seed and problem. Empty where none came twice."""
+    visits: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for seed, step, name in sorted(rows):
+        visits[seed, name].append(rows[seed, step, name].reward)
+    return {key: seen[-1] - seen[0] for key, seen in visits.items() if len(seen) > 1}
 
 
 def gain(first: Sequence[float], last: Sequence[float]) -> dict[str, float]:
@@ -130,10 +152,17 @@ def show(curves: Sequence[Curve], figures: dict[str, Any]) -> None:
         table.add_row(str(step), *(f"{mean:.3f}" for mean in means))
     console.print(table)
     totals = Table("", OURS, PEER, "difference, paired")
-    apart = {"last_third": "difference_last_third", "gain": "difference_of_gains"}
-    for name in ("first_third", "last_third", "gain"):
+    apart = {
+        "first_third": "",
+        "last_third": "difference_last_third",
+        "gain": "difference_of_gains",
+        "problem_gain": "difference_of_problem_gains",
+    }
+    for name, difference in apart.items():
+        if name not in figures[OURS]:
+            continue
         cells = [figures[side][name] for side in (OURS, PEER)]
-        cells += [figures[apart[name]]] if name in apart else []
+        cells += [figures[difference]] if difference else []
         totals.add_row(name, *(f"{c['mean']:.3f} [{c['low']:.3f}, {c['high']:.3f}]" for c in cells))
     totals.add_row("s a step", *(f"{figures[side]['step_seconds']:.1f}" for side in (OURS, PEER)))
     console.print(totals)

@@ -5,11 +5,13 @@ import pytest
 from tests.benchmarks.reward_curves import OURS, PEER, Curve, GroupRow, compare
 
 
-def make_curve(side: str, rewards_by_step: list[list[float]], name: str = "p") -> Curve:
+def make_curve(
+    side: str, rewards_by_step: list[list[float]], name: str = "p", period: int = 99
+) -> Curve:
     rows = [
         GroupRow(
             step=step,
-            problem_id=f"{name}{step}.{number}",
+            problem_id=f"{name}{(step - 1) % period}.{number}",
             rewards=(reward - 0.1, reward + 0.1),
             solved=1,
             tokens=20,
@@ -36,3 +38,12 @@ def test_sides_with_other_problems_are_not_compared() -> None:
     ours, other = make_curve(OURS, [[0.1, 0.2]]), make_curve(PEER, [[0.1, 0.2]], name="q")
     with pytest.raises(ValueError, match="other problems"):
         compare([ours, other])
+
+
+def test_problems_that_come_again_gain_on_themselves() -> None:
+    ours = make_curve(OURS, [[0.1, 0.3], [0.2, 0.5], [0.5, 0.8], [0.3, 0.7]], period=2)
+    peer = make_curve(PEER, [[0.1, 0.3], [0.2, 0.5], [0.4, 0.5], [0.3, 0.7]], period=2)
+    figures = compare([ours, peer])
+    assert figures[OURS]["problem_gain"]["mean"] == pytest.approx((0.4 + 0.5 + 0.1 + 0.2) / 4)
+    assert figures["difference_of_problem_gains"]["mean"] == pytest.approx((0.1 + 0.3) / 4)
+    assert "problem_gain" not in compare([make_curve(s, [[0.1, 0.2]]) for s in (OURS, PEER)])[OURS]
