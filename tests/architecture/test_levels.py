@@ -1,0 +1,32 @@
+"""Each mark of a test is run by some script of `.ci/`, or says why none can."""
+
+import re
+import tomllib
+
+from tests.architecture.source import ROOT, list_files
+
+# `python -m tests.benchmarks.gpu_day` runs them where there is one
+NEED_A_DEVICE = {"gpu"}
+SELECTION = re.compile(r"""-m ['"]?([^'"\n]*)""")
+SELECTED = re.compile(r"(?<!not )\b[a-z]+\b")
+
+
+def test_every_mark_is_run_by_a_script() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    marks = {line.partition(":")[0] for line in settings["markers"]}
+    scripts = [name for name in list_files() if re.fullmatch(r"\.ci/\w+", name)]
+    chosen = {
+        word
+        for name in scripts
+        for expression in SELECTION.findall((ROOT / name).read_text())
+        for word in SELECTED.findall(expression)
+    }
+    assert marks - chosen == NEED_A_DEVICE
+
+
+def test_every_script_is_called() -> None:
+    names = [name for name in list_files() if re.fullmatch(r"\.ci/\w+|\.github/.*\.yml", name)]
+    texts = {name: (ROOT / name).read_text() for name in names}
+    for script in set(names) - {".ci/nightly"}:  # people start it
+        callers = [name for name, text in texts.items() if name != script and script in text]
+        assert callers or script.startswith(".github/"), script
