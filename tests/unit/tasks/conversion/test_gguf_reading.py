@@ -21,6 +21,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.gguf_writing import GGUF_FILE
 from ostinato.tasks.conversion.importing import import_model
+from ostinato.tasks.conversion.sources import open_source
 from tests.fakes.gguf_files import Change, rewrite_gguf
 from tests.fakes.published_model import write_published_model
 
@@ -209,3 +210,13 @@ def test_a_file_of_the_other_byte_order_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ConfigError, match=r"x\.gguf is a big-endian GGUF file, wanted a little"):
         import_model(str(tmp_path / "x.gguf"), tmp_path / "work" / "again", tmp_path / "cache")
+
+
+def test_a_file_that_is_cut_meanwhile_names_the_tensor(tmp_path: Path) -> None:
+    path = write_files(tmp_path, "llama") / GGUF_FILE
+    with open_source(str(path), tmp_path / "cache", tmp_path) as source:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(
+            ConfigError, match=r"model\.gguf: tensor output_norm\.weight cannot be read"
+        ):
+            source.fetch("model.norm.weight")
