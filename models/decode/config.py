@@ -19,7 +19,7 @@ class CachePolicy(StrEnum):
 
 
 class Precision(StrEnum):
-    """Number format of stored and multiplied weights and caches."""
+    """Number format of an engine's weights."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -33,7 +33,8 @@ class DecodingConfig(Record):
     numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read
     as local"""
     precision: Precision = Precision.FP32
-    """of vLLM's weights and caches; our engine is fp32 only"""
+    """of stored matrices: bf16 takes half the memory. Ours computes and caches in fp32 either way,
+    vLLM in this"""
     gpus_per_replica: NonNegativeInt = 0
     """GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0:
     none"""
@@ -62,11 +63,6 @@ class DecodingConfig(Record):
         if self.engine == "local" and self.gpus_per_replica:
             raise ValueError(
                 f"gpus_per_replica is {self.gpus_per_replica} with engine 'local', wanted 0: it computes on processors"
-            )
-        if self.engine == "local" and self.precision is not Precision.FP32:
-            raise ValueError(
-                f"precision is {self.precision.value!r} with engine 'local', wanted 'fp32': "
-                "its compiled loops are fp32 only"
             )
         return self
 

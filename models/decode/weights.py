@@ -2,13 +2,15 @@
 
 Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
 that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
-interleaved so that a rotation works on neighbours.
+interleaved so that a rotation works on neighbours. In bf16 matrices are rounded once, to the nearest,
+and those that arrive so are taken as they are: norms then stay apart, for a product with one would
+be rounded again.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
 expert width, M draft width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,23 +19,34 @@ import torch
 from torch import Tensor
 
 from ostinato.models.decode.compiled.packed import join_flat, join_packed, pack_matrix
+from ostinato.models.decode.config import Precision
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
 
+_LAYER_NORMS = "input_layernorm", "post_attention_layernorm"
+
+
 class DraftArrays(NamedTuple):
-    """One multi-token-prediction layer, in the order that the compiled draft takes it."""
+    """One multi-token-prediction layer, in the order that the compiled draft takes it. Norms are
+    float32, matrices what the engine's precision says.
+    """
 
     hidden_in: np.ndarray  # packed [D, D]: half of in_proj for the hidden state
     embed_in: np.ndarray  # packed [D, D]: half of in_proj for the next token's embedding
     gate_up: np.ndarray  # packed [D, 2M]
     down: np.ndarray  # packed [M, D]
     norm_D: np.ndarray
+    norms: np.ndarray  # [3, D] of hidden state, embedding and MLP; empty where folded in
 
 
 class TrunkArrays(NamedTuple):
-    """All matrices of the trunk, in the order that the compiled trunk takes them."""
+    """All weights of the trunk, in the order that the compiled trunk takes them. Norms, biases and
+    the router are float32, all other matrices what the engine's precision says. The router is small,
+    and where two experts' scores are close its rounding alone would send a token to another one
+    than the trainer's.
+    """
 
     embedding_VD: np.ndarray
     head: np.ndarray  # the embedding again, packed as [D, V]
@@ -46,6 +59,7 @@ class TrunkArrays(NamedTuple):
     down: np.ndarray  # packed [F, D] an expert of a layer
     final_norm_D: np.ndarray
     qkv_bias: np.ndarray  # [(H + 2G) * d] a layer; one zero where the model has none
+    norms: np.ndarray  # [2, D] a layer, before attention and experts; empty where folded in
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +71,54 @@ class DecodeWeights:
     drafts: tuple[DraftArrays, ...]
 
 
-def prepare_weights(spec: ModelSpec, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Canonical weights in the number formats that are stored."""
+
+    tensors: Mapping[str, Tensor]
+    folds_norms: bool
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def behind_norm(self, matrix: Tensor, norm: str) -> Tensor:
+        """A matrix whose input has passed a norm, which is folded in where norms are."""
+        return matrix * self[norm] if self.folds_norms else matrix
+
+    def norms(self, names: Sequence[str]) -> np.ndarray:
+        """Scales of the norms that stand before matrices, none where they are folded in."""
+        return join_flat([torch.zeros(0), *([] if self.folds_norms else map(self.__getitem__, names))])
+
+
+def prepare_weights(
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    version: int,
+    precision: Precision = Precision.FP32,
+) -> DecodeWeights:
     """Checks, fuses and packs a copy. The input may be changed afterwards.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
     check_weights(spec, weights)
     check_vectors(spec)
-    source = {name: weights[name].detach().to(torch.float32) for name in weight_shapes(spec)}
+    source = _Source(
+        {
+            name: weights[name].detach().to(_stored_as(name, shape, precision))
+            for name, shape in weight_shapes(spec).items()
+        },
+        folds_norms=precision is Precision.FP32,
+    )
     return DecodeWeights(
         version=version,
         trunk=_pack_trunk(spec, source),
         drafts=tuple(_pack_draft(spec, source, depth) for depth in range(spec.mtp_depth)),
     )
+
+
+def _stored_as(name: str, shape: tuple[int, ...], precision: Precision) -> torch.dtype:
+    is_matrix = len(shape) > 1 and not name.endswith(".mlp.gate.weight")
+    return torch.bfloat16 if is_matrix and precision is Precision.BF16 else torch.float32
 
 
 def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
@@ -89,7 +138,7 @@ def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
     return 1, 1, spec.dense_hidden_size
 
 
-def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
+def _pack_trunk(spec: ModelSpec, source: _Source) -> TrunkArrays:
     head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
     layers = [f"model.layers.{layer}" for layer in range(spec.num_layers)]
     mixes = [_expert_matrices(spec, source, layer) for layer in layers]
@@ -111,11 +160,12 @@ def _pack_trunk(spec: ModelSpec, source: Mapping[str, Tensor]) -> TrunkArrays:
             if spec.qkv_bias
             else [torch.zeros(1)]
         ),
+        norms=source.norms([f"{layer}.{norm}.weight" for layer in layers for norm in _LAYER_NORMS]),
     )
 
 
 class _Experts(NamedTuple):
-    """Matrices of one layer, the norm before them folded in. F counts gate and up rows."""
+    """Matrices of one layer. F counts gate and up rows."""
 
     gate_ED: Tensor
     bias_E: Tensor
@@ -123,32 +173,34 @@ class _Experts(NamedTuple):
     down_EDF: Tensor
 
 
-def _expert_matrices(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> _Experts:
-    norm_D = source[f"{layer}.post_attention_layernorm.weight"]
+def _expert_matrices(spec: ModelSpec, source: _Source, layer: str) -> _Experts:
+    norm = f"{layer}.post_attention_layernorm.weight"
     if not spec.num_moe_layers:
-        up_FD = source[f"{layer}.mlp.gate_up_proj.weight"] * norm_D
+        up_FD = source.behind_norm(source[f"{layer}.mlp.gate_up_proj.weight"], norm)
         down_DF = source[f"{layer}.mlp.down_proj.weight"]
         nothing = torch.zeros(1, spec.hidden_size), torch.zeros(1)
         return _Experts(*nothing, up_FD[None], down_DF[None])
     return _Experts(
-        source[f"{layer}.mlp.gate.weight"] * norm_D,
+        source.behind_norm(source[f"{layer}.mlp.gate.weight"], norm),
         # a softmax router has no bias
-        source.get(f"{layer}.mlp.gate.e_score_correction_bias", torch.zeros(spec.num_experts)),
-        source[f"{layer}.mlp.experts.gate_up_proj"] * norm_D,
+        source.tensors.get(
+            f"{layer}.mlp.gate.e_score_correction_bias", torch.zeros(spec.num_experts)
+        ),
+        source.behind_norm(source[f"{layer}.mlp.experts.gate_up_proj"], norm),
         source[f"{layer}.mlp.experts.down_proj"],
     )
 
 
-def _fuse_qkv(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
-    """[(H + 2G) * d, D], input norm folded in, query and key rows interleaved for RoPE."""
+def _fuse_qkv(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
+    """[(H + 2G) * d, D], query and key rows interleaved for RoPE."""
     query_OD, key_OD, value_OD = (
         source[f"{layer}.self_attn.{part}_proj.weight"] for part in ("q", "k", "v")
     )
     rows = [_interleave(query_OD, spec.head_dim), _interleave(key_OD, spec.head_dim), value_OD]
-    return torch.cat(rows) * source[f"{layer}.input_layernorm.weight"]
+    return source.behind_norm(torch.cat(rows), f"{layer}.input_layernorm.weight")
 
 
-def _fuse_biases(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
+def _fuse_biases(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
     """[(H + 2G) * d], in the order of `_fuse_qkv`'s rows."""
     query_O, key_O, value_O = (
         source[f"{layer}.self_attn.{part}_proj.bias"] for part in ("q", "k", "v")
@@ -158,7 +210,7 @@ def _fuse_biases(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> T
     )
 
 
-def _fuse_scales(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> Tensor:
+def _fuse_scales(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
     """Norm weights of query and key heads [H + G, d], ones where there is no norm."""
     query_d = key_d = torch.ones(spec.head_dim)
     if spec.qk_norm:
@@ -169,16 +221,18 @@ def _fuse_scales(spec: ModelSpec, source: Mapping[str, Tensor], layer: str) -> T
     return torch.cat([query_d.expand(heads[0], -1), key_d.expand(heads[1], -1)])
 
 
-def _pack_draft(spec: ModelSpec, source: Mapping[str, Tensor], depth: int) -> DraftArrays:
+def _pack_draft(spec: ModelSpec, source: _Source, depth: int) -> DraftArrays:
     prefix = f"model.mtp.{depth}"
     hidden_in_DD, embed_in_DD = source[f"{prefix}.in_proj.weight"].split(spec.hidden_size, dim=1)
-    gate_up_MD = source[f"{prefix}.gate_up_proj.weight"] * source[f"{prefix}.mlp_norm.weight"]
+    gate_up_MD = source[f"{prefix}.gate_up_proj.weight"]
+    norms = [f"{prefix}.{norm}.weight" for norm in ("hidden_norm", "embed_norm", "mlp_norm")]
     return DraftArrays(
-        hidden_in=pack_matrix((hidden_in_DD * source[f"{prefix}.hidden_norm.weight"]).t()),
-        embed_in=pack_matrix((embed_in_DD * source[f"{prefix}.embed_norm.weight"]).t()),
-        gate_up=pack_matrix(gate_up_MD.t()),
+        hidden_in=pack_matrix(source.behind_norm(hidden_in_DD, norms[0]).t()),
+        embed_in=pack_matrix(source.behind_norm(embed_in_DD, norms[1]).t()),
+        gate_up=pack_matrix(source.behind_norm(gate_up_MD, norms[2]).t()),
         down=pack_matrix(source[f"{prefix}.down_proj.weight"].t()),
         norm_D=join_flat([source[f"{prefix}.norm.weight"]]),
+        norms=source.norms(norms),
     )
 
 

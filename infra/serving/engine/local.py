@@ -113,7 +113,7 @@ class LocalEngine:
         self._end("is closed")
 
     def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:
-        return prepare_weights(self.spec, weights, version)
+        return prepare_weights(self.spec, weights, version, self._config.precision)
 
     def _submit(self, request: GenerateRequest) -> None:
         self._check_open()

@@ -1,4 +1,4 @@
-"""The pieces of a decode step as compiled loops over flat float32 arrays.
+"""The pieces of a decode step as compiled loops over flat float32 arrays; matrices may be bf16.
 
 Products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of experts.
 The formulae are those of models/decode/forward.py; only the order of roundings differs. A row's
@@ -18,8 +18,10 @@ from ostinato.models.decode.compiled.tiles import accumulate
 from ostinato.models.decode.compiled.vectors import (
     BARE,
     address_of,
+    as_float,
     float_of_bits,
     largest_of,
+    pointer_at,
     rotate_pairs,
     squares_at,
     sum_at,
@@ -32,6 +34,7 @@ _LIMIT = np.float32(87.0)
 _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
+_NEW = np.int64(1)
 
 
 @numba.njit(**BARE)
@@ -40,8 +43,10 @@ def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, colu
     source, target = address_of(x, x_at), address_of(y, y_at)
     for first in range(0, columns, PANEL):
         width = min(PANEL, columns - first)
-        panel, result = address_of(w, w_at + first * depth), target + 4 * first
-        accumulate(source, x_step, panel, width, result, y_step, rows, depth, width, is_new)
+        panel, result = pointer_at(w, w_at + first * depth), target + 4 * first
+        # a number, or each constant would be a type and have its own copy of all tiles
+        begins = np.int64(is_new)
+        accumulate(source, x_step, panel, width, result, y_step, rows, depth, width, begins)
 
 
 @numba.njit(**BARE)
@@ -73,6 +78,13 @@ def normalize_row(x, x_at, y, y_at, width, epsilon):
     divisor = norm_divisor(x, x_at, width, epsilon)
     for place in range(width):
         target[place] = source[place] / divisor
+
+
+@numba.njit(**BARE)
+def scale_row(row, scale):
+    """row *= scale, slices of one width: of a norm that is not folded into the matrix behind it."""
+    for place in range(len(row)):
+        row[place] *= scale[place]
 
 
 @numba.njit(**BARE)
@@ -142,14 +154,14 @@ def attend_rows(
     accumulate(
         source,
         step,
-        address_of(keys, memory),
+        pointer_at(keys, memory),
         positions,
         weights,
         positions,
         lines,
         width,
         padded,
-        1,
+        _NEW,
     )
     for line in range(lines):
         own = length + line // heads
@@ -161,7 +173,16 @@ def attend_rows(
     if rows > 1:
         result = address_of(gathered, 0)
     accumulate(
-        weights, positions, address_of(values, memory), width, result, width, lines, most, width, 1
+        weights,
+        positions,
+        pointer_at(values, memory),
+        width,
+        result,
+        width,
+        lines,
+        most,
+        width,
+        _NEW,
     )
     if rows > 1:
         for row in range(rows):
@@ -170,10 +191,10 @@ def attend_rows(
 
 @numba.njit(**BARE)
 def copy_floats(x, x_at, y, y_at, count):
-    """y = x."""
+    """y = x, which may be of bf16."""
     source, target = x[x_at : x_at + count], y[y_at : y_at + count]
     for place in range(count):
-        target[place] = source[place]
+        target[place] = as_float(source[place])
 
 
 @numba.njit(**BARE)

@@ -19,6 +19,7 @@ from ostinato.models.network.attention.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec
 
 _LOGITS = 19  # place among the buffers
+_Opened = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class NativeTrunk:
@@ -73,7 +74,7 @@ class NativeTrunk:
             self._raced_V,
         )
         self._buffers = _addresses(self._arrays)
-        self._opened: tuple[DecodeWeights, np.ndarray] | None = None
+        self._opened: tuple[DecodeWeights, _Opened] | None = None
 
     def forward(
         self,
@@ -172,10 +173,14 @@ class NativeTrunk:
             self._logits = aligned_floats(rows * self._step)
             self._buffers[_LOGITS] = self._logits.ctypes.data
 
-    def _open(self, weights: DecodeWeights) -> np.ndarray:
-        """Addresses of the packed weights, which are held as long as they are remembered."""
+    def _open(self, weights: DecodeWeights) -> _Opened:
+        """Addresses of the packed weights, which are held as long as they are remembered, and two as
+        arrays: the embedding, whose type is that of the matrices and chooses the loops compiled for
+        it, and the norms, which may be none.
+        """
         if self._opened is None or self._opened[0] is not weights:
-            self._opened = weights, _addresses(weights.trunk)
+            trunk = weights.trunk
+            self._opened = weights, (_addresses(trunk), trunk.embedding_VD, trunk.norms)
         return self._opened[1]
 
     def _logits_view(self, rows: int) -> np.ndarray:

@@ -11,10 +11,12 @@ import numba
 import numpy as np
 
 from ostinato.models.decode.compiled.kernels import (
+    copy_floats,
     exponential,
     gate_row,
     multiply_packed,
     normalize_row,
+    scale_row,
 )
 from ostinato.models.decode.compiled.vectors import (
     BARE,
@@ -156,17 +158,24 @@ def race_drafts(
 @numba.njit(**BARE)
 def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, buffers):
     """One draft layer: logits of the token after `tokens_B`. `hidden` becomes the next depth's."""
-    hidden_in, embed_in, gate_up, down, norm_D = draft
+    hidden_in, embed_in, gate_up, down, norm_D, norms = draft
     normal, mixed, inner, logits = buffers
     rows, inner_width = len(tokens_B), len(down) // width
     for row in range(rows):
         normalize_row(hidden, row * width, normal, row * width, width, epsilon)
+        if len(norms):
+            scale_row(normal[row * width : (row + 1) * width], norms[:width])
     multiply_packed(normal, 0, width, hidden_in, 0, mixed, 0, width, rows, width, width, 1)
     for row in range(rows):
-        normalize_row(embedding, tokens_B[row] * width, normal, row * width, width, epsilon)
+        copy_floats(embedding, tokens_B[row] * width, normal, row * width, width)
+        normalize_row(normal, row * width, normal, row * width, width, epsilon)
+        if len(norms):
+            scale_row(normal[row * width : (row + 1) * width], norms[width : 2 * width])
     multiply_packed(normal, 0, width, embed_in, 0, mixed, 0, width, rows, width, width)
     for row in range(rows):
         normalize_row(mixed, row * width, normal, row * width, width, epsilon)
+        if len(norms):
+            scale_row(normal[row * width : (row + 1) * width], norms[2 * width :])
     double = 2 * inner_width
     multiply_packed(normal, 0, width, gate_up, 0, inner, 0, double, rows, width, double, 1)
     for row in range(rows):
@@ -174,7 +183,6 @@ def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, b
     multiply_packed(inner, 0, double, down, 0, mixed, 0, width, rows, inner_width, width)
     for row in range(rows):
         normalize_row(mixed, row * width, normal, row * width, width, epsilon)
-        for column in range(width):
-            normal[row * width + column] *= norm_D[column]
-            hidden[row * width + column] = mixed[row * width + column]
+        scale_row(normal[row * width : (row + 1) * width], norm_D)
+        copy_floats(mixed, row * width, hidden, row * width, width)
     multiply_packed(normal, 0, width, head, 0, logits, 0, vocab, rows, width, vocab, 1)

@@ -1,6 +1,7 @@
 """Register tiles of matrix products, written as LLVM for this processor.
 
-`accumulate`, a matrix product that adds to its result or overwrites it, on float32 memory. A tile
+`accumulate`, a matrix product in float32 that adds to its result or overwrites it. Its matrix is
+float32 or bf16, whose numbers become float32 in registers. A tile
 keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24 sums,
 4 vectors of weights and a factor of the 32 registers. Each element is one chain of fused
 multiply-adds over the depth in order, whatever tile it falls in: a row's result does not depend on
@@ -27,6 +28,8 @@ from ostinato.models.decode.compiled.vectors import (
     VECTOR,
     fused_multiply_add,
     index_of,
+    load_items,
+    moved,
     spread,
     vector_at,
 )
@@ -36,22 +39,30 @@ __all__ = ["JIT", "accumulate"]
 
 # Of the 32 long registers of AVX-512; where registers are shorter and fewer, sums spill from more.
 _MOST_ROWS = 6 if get_host_cpu_features().get("avx512f") else 4
-_AHEAD_FLOATS = 512  # of a packed panel are asked for before they are read
+_AHEAD_BYTES = 2048  # of a packed panel are asked for before they are read
+_LINE_BYTES = 64
 
 
-def _ask_for(builder: ir.IRBuilder, address: Any, offset: Any, vectors: int) -> None:
-    """Has the processor read what lies at an address into its nearest cache. It need not exist."""
+def _ask_for(
+    builder: ir.IRBuilder, pointer: Any, offset: Any, items: int, item: types.Type
+) -> None:
+    """Has the processor read what lies at a pointer into its nearest cache. It need not exist."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     reading, nearest, data = (ir.Constant(number, value) for value in (0, 3, 1))
-    for part in range(vectors):
-        place = vector_at(builder, address, builder.add(offset, index_of(LANES * part)))
+    kind, line = (FLOAT, 16) if item == types.float32 else (ir.IntType(16), 32)
+    for first in range(0, items, line):
+        place = builder.gep(pointer, [builder.add(offset, index_of(first))], source_etype=kind)
         builder.call(prefetch, [builder.bitcast(place, byte), reading, nearest, data])
 
 
-def _write_tile(builder: ir.IRBuilder, rows: int, vectors: int, arguments: list[ir.Value]) -> None:
-    """y[rows, 16 * vectors] += x[rows, depth] @ w[depth, 16 * vectors], from zero where `is_new`."""
+def _write_tile(
+    builder: ir.IRBuilder, rows: int, vectors: int, item: types.Type, arguments: list[ir.Value]
+) -> None:
+    """y[rows, 16 * vectors] += x[rows, depth] @ w[depth, 16 * vectors], from zero where `is_new`.
+    `item`: of w.
+    """
     x, x_step, w, w_step, y, y_step, depth, is_new = arguments
     fused = fused_multiply_add(builder)
     sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(vectors)] for _ in range(rows)]
@@ -83,17 +94,14 @@ def _write_tile(builder: ir.IRBuilder, rows: int, vectors: int, arguments: list[
         for row in range(rows)
     ]
     is_panel = builder.icmp_signed("==", w_step, index_of(PANEL))
-    ahead = builder.select(is_panel, index_of(_AHEAD_FLOATS), index_of(PANEL))
+    ahead_items = _AHEAD_BYTES * 8 // item.bitwidth
+    ahead = builder.select(is_panel, index_of(ahead_items), index_of(PANEL))
     with cgutils.for_range(builder, depth) as loop:
         w_row = builder.mul(w_step, loop.index)
         if vectors * LANES == PANEL:
-            _ask_for(builder, w, builder.add(w_row, ahead), vectors)
+            _ask_for(builder, w, builder.add(w_row, ahead), PANEL, item)
         columns = [
-            builder.load(
-                vector_at(builder, w, builder.add(w_row, index_of(LANES * part))),
-                align=4,
-                typ=VECTOR,
-            )
+            load_items(builder, w, builder.add(w_row, index_of(LANES * part)), item)
             for part in range(vectors)
         ]
         for row in range(rows):
@@ -112,7 +120,8 @@ def _tiles(vectors: int) -> Callable[..., Any]:
 
     @intrinsic
     def tiles(typing_context, rows, x, x_step, w, w_step, y, y_step, depth, is_new):
-        return types.void(*[types.int64] * 9), _generate
+        numbers = [types.int64] * 5
+        return types.void(*[types.int64] * 3, w, *numbers), _generate
 
     def _generate(context, builder, signature, arguments):
         end = builder.append_basic_block("tiles.end")
@@ -121,7 +130,7 @@ def _tiles(vectors: int) -> Callable[..., Any]:
             block = builder.append_basic_block(f"tiles.{rows}")
             choice.add_case(index_of(rows), block)
             builder.position_at_end(block)
-            _write_tile(builder, rows, vectors, arguments[1:])
+            _write_tile(builder, rows, vectors, signature.args[3].dtype, arguments[1:])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -132,16 +141,16 @@ def _tiles(vectors: int) -> Callable[..., Any]:
 _tiles_64, _tiles_32, _tiles_16 = _tiles(4), _tiles(2), _tiles(1)
 
 
-@numba.njit(types.void(*[types.int64] * 10), **BARE)
+@numba.njit(**BARE)
 def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
-    """y[N, O] += x[N, K] @ w[K, O], each an address and a step of elements a row. `is_new`: what y
-    held is not added. O is a multiple of 16.
+    """y[N, O] += x[N, K] @ w[K, O], each an address and a step of elements a row, w a pointer, whose
+    type chooses the tiles. `is_new`: what y held is not added. O is a multiple of 16.
     """
     at = 0
     while at < columns:
         left = columns - at
         width = 64 if left >= 64 else 32 if left >= 32 else 16
-        w_block, y_block, x_block, row = w + 4 * at, y + 4 * at, x, 0
+        w_block, y_block, x_block, row = moved(w, at), y + 4 * at, x, 0
         while row < rows:
             blocks = (
                 rows - row + _MOST_ROWS - 1

@@ -1,5 +1,7 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
+Its matrices may be stored as bf16. Norms are folded into them, or else a scale of their own.
+
 Eager torch would spend some 170 operations on a step.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
@@ -16,8 +18,9 @@ from ostinato.models.decode.compiled.kernels import (
     multiply_packed,
     normalize_row,
     rotate_heads,
+    scale_row,
 )
-from ostinato.models.decode.compiled.vectors import BARE, floats_at, integers_at
+from ostinato.models.decode.compiled.vectors import BARE, floats_at, integers_at, items_at
 
 MOST_LINES = 16  # query heads of one group, over rows, that attend together
 
@@ -145,17 +148,23 @@ def _mix_experts(rows, sizes, routing, layer, normal, logits_E, experts, hidden,
 
 
 @numba.njit(**BARE)
-def _open_weights(addresses):
-    """In the order of `TrunkArrays`."""
-    embedding, scale = floats_at(addresses[0]), floats_at(addresses[3])
-    qkv = floats_at(addresses[2]), floats_at(addresses[10])
-    output, gate, final_norm = (
-        floats_at(addresses[4]),
+def _open_weights(addresses, like):
+    """In the order of `TrunkArrays`. `like`: an array of the type of the matrices."""
+    scale, gate, final_norm = (
+        floats_at(addresses[3]),
         floats_at(addresses[5]),
         floats_at(addresses[9]),
     )
-    experts = floats_at(addresses[6]), floats_at(addresses[7]), floats_at(addresses[8])
-    return embedding, qkv, scale, output, gate, experts, final_norm
+    qkv, output = (
+        (items_at(addresses[2], like), floats_at(addresses[10])),
+        items_at(addresses[4], like),
+    )
+    experts = (
+        floats_at(addresses[6]),
+        items_at(addresses[7], like),
+        items_at(addresses[8], like),
+    )
+    return qkv, scale, output, gate, experts, final_norm
 
 
 @numba.njit(**BARE)
@@ -178,11 +187,25 @@ def _open_buffers(addresses):
 
 
 @numba.njit(**BARE)
+def _normalize(rows, hidden, normal, width, epsilon, norms, norm):
+    """RMSNorm of all rows, scaled where norms are not folded into the matrices."""
+    for row in range(rows):
+        normalize_row(hidden, row * width, normal, row * width, width, epsilon)
+        if len(norms):
+            scale_row(
+                normal[row * width : (row + 1) * width], norms[norm * width : (norm + 1) * width]
+            )
+
+
+@numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
-    """All layers for N rows. `weights` and `buffers` are addresses. See the module."""
+    """All layers for N rows. `weights` as `NativeTrunk` opens them, `buffers` are addresses. See the
+    module.
+    """
     shape, sizes, epsilon, _, _, (has_norm, has_bias), routing = constants
-    embedding, (qkv_w, qkv_bias), qk_scale, output_w, gate_w, experts, final_norm = _open_weights(
-        weights
+    addresses, embedding, norms = weights
+    (qkv_w, qkv_bias), qk_scale, output_w, gate_w, experts, final_norm = _open_weights(
+        addresses, embedding
     )
     arrays, logits_E, attention, chosen, scratch, memory = _open_buffers(buffers)
     (hidden, normal, qkv), (attended, scores), (keys, values, rotation) = arrays, attention, memory
@@ -192,8 +215,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     for row in range(rows):
         copy_floats(embedding, tokens_N[row] * width, hidden, row * width, width)
     for layer in range(layers):
-        for row in range(rows):
-            normalize_row(hidden, row * width, normal, row * width, width, epsilon)
+        _normalize(rows, hidden, normal, width, epsilon, norms, 2 * layer)
         at = layer * width * qkv_width
         if has_bias:
             for row in range(rows):
@@ -222,8 +244,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
         multiply_packed(
             attended, 0, query_width, output_w, at, hidden, 0, width, rows, query_width, width
         )
-        for row in range(rows):
-            normalize_row(hidden, row * width, normal, row * width, width, epsilon)
+        _normalize(rows, hidden, normal, width, epsilon, norms, 2 * layer + 1)
         at, padded = layer * width * padded_experts, padded_experts
         multiply_packed(normal, 0, width, gate_w, at, logits_E, 0, padded, rows, width, padded, 1)
         _mix_experts(
@@ -231,16 +252,16 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
         )
     for row in range(rows):
         normalize_row(hidden, row * width, hidden, row * width, width, epsilon)
-        final = hidden[row * width : (row + 1) * width]
-        for column in range(width):
-            final[column] *= final_norm[column]
+        scale_row(hidden[row * width : (row + 1) * width], final_norm[:width])
 
 
 @numba.njit(**BARE)
 def run_head(weights, constants, buffers, rows_R):
     """Gathers the hidden states of some rows and computes their logits."""
     _, sizes, _, _, step, _, _ = constants
-    head, hidden, width, rows = floats_at(weights[1]), floats_at(buffers[0]), sizes[0], len(rows_R)
+    addresses, embedding, _ = weights
+    head, hidden = items_at(addresses[1], embedding), floats_at(buffers[0])
+    width, rows = sizes[0], len(rows_R)
     chosen, logits = floats_at(buffers[18]), floats_at(buffers[19])
     for index in range(rows):
         copy_floats(hidden, rows_R[index] * width, chosen, index * width, width)

@@ -1,7 +1,9 @@
 """Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
 
 How functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
-`squares_at`, `address_of`, `floats_at`, `integers_at`, and what tiles.py writes LLVM with.
+`squares_at`, `address_of`, `floats_at`, `integers_at`, and what tiles.py writes LLVM with. Of bf16,
+which numba lacks, a number is the uint16 of its bits, the upper half of a float32's: `items_at`,
+`pointer_at`, `moved` and `as_float` work on both, chosen by type when a function is compiled.
 Memory is named by address where calls are many: numba passes an array as seven arguments, and needs
 0.15 us to accept one from Python. A sum of floats is never left to a plain loop: LLVM orders its
 terms anew each time it optimises the function, and the process that compiles runs another copy of
@@ -31,7 +33,7 @@ BARE: dict[str, Any] = {**JIT, "_nrt": False}
 FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 INDEX = ir.IntType(64)
-_INT32 = ir.IntType(32)
+_INT16, _INT32 = ir.IntType(16), ir.IntType(32)
 _ENDLESS = 1 << 40  # items
 
 
@@ -50,6 +52,25 @@ def vector_at(builder: ir.IRBuilder, address: Any, offset: Any) -> Any:
 def load_vector(builder: ir.IRBuilder, place: ir.Value) -> ir.Value:
     """Sixteen floats that need not be aligned."""
     return builder.load(place, align=4, typ=VECTOR)
+
+
+def load_items(builder: ir.IRBuilder, pointer: Any, offset: Any, item: types.Type) -> ir.Value:
+    """Sixteen numbers from element `offset` on as floats, exactly."""
+    if item == types.float32:
+        place = builder.gep(pointer, [offset], source_etype=FLOAT)
+        return load_vector(builder, builder.bitcast(place, VECTOR.as_pointer()))
+    halves = ir.VectorType(_INT16, LANES)
+    place = builder.gep(pointer, [offset], source_etype=_INT16)
+    bits = builder.load(builder.bitcast(place, halves.as_pointer()), align=2, typ=halves)
+    return _widened(builder, bits, ir.VectorType(_INT32, LANES), VECTOR)
+
+
+def _widened(builder: ir.IRBuilder, bits: Any, words: ir.Type, floats: ir.Type) -> Any:
+    """Floats of bf16: their bits with 16 zeros behind."""
+    sixteen = ir.Constant(_INT32, 16)
+    if isinstance(words, ir.VectorType):
+        sixteen = ir.Constant(words, [16] * words.count)
+    return builder.bitcast(builder.shl(builder.zext(bits, words), sixteen), floats)
 
 
 def shuffled(builder: ir.IRBuilder, vector: ir.Value, lanes: list[int]) -> Any:
@@ -227,29 +248,76 @@ def _address_of(typing_context, array, at):
     return types.int64(array, types.int64), generate
 
 
+def _write_array(context: Any, builder: ir.IRBuilder, kind: types.Array, address: Any) -> Any:
+    """The array that begins at an address. It has no end, and nobody counts who holds it."""
+    data_kind = context.get_data_type(kind.dtype)
+    item_bytes = index_of(context.get_abi_sizeof(data_kind))
+    array = make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=builder.inttoptr(address, data_kind.as_pointer()),
+        shape=cgutils.pack_array(builder, [index_of(_ENDLESS)]),
+        strides=cgutils.pack_array(builder, [item_bytes]),
+        itemsize=item_bytes,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
 def _array_at(element: types.Type) -> Any:
     kind = types.Array(element, 1, "C")
 
     def array_at(typing_context, address):
-        """The array that begins at an address. It has no end, and nobody counts who holds it."""
+        """The array that begins at an address."""
 
         def generate(context, builder, signature, arguments):
-            data_kind = context.get_data_type(element)
-            item_bytes = index_of(context.get_abi_sizeof(data_kind))
-            array = make_array(kind)(context, builder)
-            populate_array(
-                array,
-                data=builder.inttoptr(arguments[0], data_kind.as_pointer()),
-                shape=cgutils.pack_array(builder, [index_of(_ENDLESS)]),
-                strides=cgutils.pack_array(builder, [item_bytes]),
-                itemsize=item_bytes,
-                meminfo=None,
-            )
-            return array._getvalue()
+            return _write_array(context, builder, kind, arguments[0])
 
         return kind(types.int64), generate
 
     return intrinsic(array_at)
+
+
+def _items_at(typing_context, address, like):
+    """The array that begins at an address, of the items of `like`."""
+    kind = types.Array(like.dtype, 1, "C")
+
+    def generate(context, builder, signature, arguments):
+        return _write_array(context, builder, kind, arguments[0])
+
+    return kind(types.int64, like), generate
+
+
+def _pointer_at(typing_context, array, at):
+    """A pointer to an element of an array, which knows the type of its items."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        item = context.get_data_type(signature.args[0].dtype)
+        return builder.gep(data, [arguments[1]], source_etype=item)
+
+    return types.CPointer(array.dtype)(array, types.int64), generate
+
+
+def _moved(typing_context, pointer, items):
+    """A pointer so many items on."""
+
+    def generate(context, builder, signature, arguments):
+        item = context.get_data_type(signature.args[0].dtype)
+        return builder.gep(arguments[0], [arguments[1]], source_etype=item)
+
+    return pointer(pointer, types.int64), generate
+
+
+def _as_float(typing_context, item):
+    """A number of an array as float32, exactly."""
+
+    def generate(context, builder, signature, arguments):
+        if signature.args[0] == types.float32:
+            return arguments[0]
+        return _widened(builder, arguments[0], _INT32, FLOAT)
+
+    return types.float32(item), generate
 
 
 def _float_of_bits(typing_context, bits):
@@ -272,6 +340,10 @@ def _bits_of_float(typing_context, value):
 
 address_of: Any = intrinsic(_address_of)
 floats_at, integers_at = _array_at(types.float32), _array_at(types.int64)
+items_at: Any = intrinsic(_items_at)
+pointer_at: Any = intrinsic(_pointer_at)
+moved: Any = intrinsic(_moved)
+as_float: Any = intrinsic(_as_float)
 float_of_bits: Any = intrinsic(_float_of_bits)
 bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)
