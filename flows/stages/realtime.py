@@ -35,6 +35,7 @@ from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.feedback.collect import choose_watermark
 from ostinato.tasks.feedback.interactions import Source, Window, source_of
 from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
+from ostinato.tasks.learning.config import trainer_config
 from ostinato.tasks.promotion.guard import Advice
 from ostinato.tasks.promotion.serving_line import (
     PromotionOutcome,
@@ -339,7 +340,7 @@ def train_candidate(
             window=_window(context, cycle),
             checkpoint_directory=str(context.directory_of(served)),
             feedback=recipe.feedback,
-            learning=recipe.learning,
+            learning=trainer_config(recipe.learning, context.recipe.decoding),
             train_until=recipe.train_until(cycle.opened_at),
         )
         entry = "ostinato.tasks.realtime.cycle_training:main"

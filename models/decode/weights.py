@@ -24,7 +24,6 @@ from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
-
 _LAYER_NORMS = "input_layernorm", "post_attention_layernorm"
 
 
@@ -87,7 +86,9 @@ class _Source:
 
     def norms(self, names: Sequence[str]) -> np.ndarray:
         """Scales of the norms that stand before matrices, none where they are folded in."""
-        return join_flat([torch.zeros(0), *([] if self.folds_norms else map(self.__getitem__, names))])
+        return join_flat(
+            [torch.zeros(0), *([] if self.folds_norms else map(self.__getitem__, names))]
+        )
 
 
 def prepare_weights(

@@ -20,7 +20,7 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.models.checkpoint import load_checkpoint, load_spec
 from ostinato.tasks.learning.actor import train_in_room
-from ostinato.tasks.learning.config import TrainerRequest
+from ostinato.tasks.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.learning.ranks.step_checkpoints import (
     StepState,
     describe_machine,
@@ -37,7 +37,6 @@ from ostinato.tasks.reinforcement.records import (
     ReplayReport,
     ReplayRequest,
 )
-from ostinato.tasks.reinforcement.services import trainer_config
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.training_device import training_device

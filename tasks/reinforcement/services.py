@@ -26,17 +26,12 @@ from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.mailbox_replica import start_replicas
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.decode.config import DecodingConfig, EngineConfig, configure_engine
+from ostinato.models.decode.config import EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.fleet_worker import build_fleet_worker
 from ostinato.tasks.graded_worker import WorkerSetup
 from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
-from ostinato.tasks.learning.config import (
-    PARITY_ALARM_K3,
-    TRAINER_ALARM_K3,
-    LearningConfig,
-    TrainerRequest,
-)
+from ostinato.tasks.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.problem_sets import load_repositories
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
@@ -125,15 +120,6 @@ async def open_services(
             end_actor(actor)
         if room is not None:
             release_ranks(room)
-
-
-def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
-    """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
-    parity, rounding = learning.parity, TRAINER_ALARM_K3[learning.precision]
-    limits = {"alarm_kept_cache_k3": max(parity.alarm_kept_cache_k3, rounding)}
-    if parity.alarm_k3 is None:
-        limits["alarm_k3"] = max(PARITY_ALARM_K3[decoding.engine, decoding.precision], rounding)
-    return learning.model_copy(update={"parity": parity.model_copy(update=limits)})
 
 
 def trainer_room(

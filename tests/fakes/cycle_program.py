@@ -72,6 +72,7 @@ def _train(
     with (log / "trainings.txt").open("a") as file:
         file.write(f"{request.window.from_watermark}..{request.window.to_watermark}\n")
     (log / "train-until.txt").write_text(str(request.train_until))
+    (log / "parity-limit.txt").write_text(str(request.learning.parity.alarm_k3))
     is_empty = (log / "nothing-to-learn").exists()
     checkpoint = place / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)

@@ -138,6 +138,14 @@ def test_cycle_opens_for_interactions_of_its_own_source_alone(tmp_path: Path, ho
     assert realtime.open_cycle(simulated, served) is not None
 
 
+def test_cycles_trainer_is_told_what_the_engine_that_served_may_differ_by(
+    tmp_path: Path, home: Path
+) -> None:
+    begin(tmp_path)
+    cycle_program.run(tmp_path, "", LINE + '[decoding]\nprecision = "bf16"\n')
+    assert (tmp_path / "parity-limit.txt").read_text() == "0.0005"
+
+
 def test_late_cycle_trims_its_training_and_never_the_gate(tmp_path: Path, home: Path) -> None:
     context = begin(tmp_path)
     served = context.artifacts.get("reinforced/mine@1")

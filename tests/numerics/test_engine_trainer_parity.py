@@ -8,10 +8,12 @@ import torch
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.transcript import SamplingDistribution, Segment
+from ostinato.models.decode.config import Precision
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.tasks.learning.config import PARITY_ALARM_K3
 from ostinato.tasks.learning.report import measure_mismatch
 from tests.fakes.engine_runs import run
 from tests.fakes.nano_spec import NANO
@@ -110,6 +112,14 @@ def test_tempered_samples_have_the_trainers_tempered_logprobs(
     mismatch = measure_mismatch(*compare(segments, trainer, with_routes=True))
     assert mismatch.tokens > 150
     assert mismatch.k3_nats <= LIMIT_K3
+
+
+def test_engine_in_bf16_stays_within_its_own_limit(trainer: TrainerModel) -> None:
+    weights = prepare_weights(SPEC, trainer.export_weights(), 0, Precision.BF16)
+    engine = DecodeEngine(SPEC, weights, EngineConfig(slots=8))
+    segments = sample_segments(engine, attempts=12, turns=3)
+    mismatch = measure_mismatch(*compare(segments, trainer, with_routes=True))
+    assert LIMIT_K3 < mismatch.k3_nats < PARITY_ALARM_K3["local", Precision.BF16]
 
 
 def test_routes_are_recorded_for_every_fed_position(trainer: TrainerModel) -> None:

@@ -171,7 +171,15 @@ def test_matrices_take_half_the_memory(spec: ModelSpec) -> None:
     for coarse, fine in zip((bf16.trunk, *bf16.drafts), (fp32.trunk, *fp32.drafts), strict=True):
         for name in coarse._fields:
             one, other = getattr(coarse, name), getattr(fine, name)
-            if name in ("norms", "norm_D", "final_norm_D", "gate", "gate_bias", "qk_scale", "qkv_bias"):
+            if name in (
+                "norms",
+                "norm_D",
+                "final_norm_D",
+                "gate",
+                "gate_bias",
+                "qk_scale",
+                "qkv_bias",
+            ):
                 assert one.dtype == np.float32
             else:
                 assert 2 * one.nbytes == other.nbytes

@@ -8,6 +8,7 @@ import pytest
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.decode.config import DecodingConfig, Precision
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.network.build import build_trainer_model
@@ -19,6 +20,7 @@ from ostinato.tasks.learning.config import (
     PackingConfig,
     RouterReplayConfig,
     TrainerRequest,
+    trainer_config,
 )
 from ostinato.tasks.learning.report import StepReport
 from ostinato.tasks.learning.trainer import RLTrainer
@@ -42,28 +44,35 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[RLTrainer]:
-    weights = build_trainer_model(TINY, seed=SERVED_SEED).export_weights()
-    request = TrainerRequest(
-        config=LearningConfig(
-            objective=ObjectiveConfig(loss_divisor_tokens=64),
-            packing=PackingConfig(bucket_tokens=(16, 40), microbatch_tokens=160),
-            router_replay=RouterReplayConfig(compared_tokens=1),
-        ),
-        checkpoint_directory=str(save_checkpoint(tmp_path / "start", TINY, weights)),
-        work_directory=str(tmp_path / "work"),
-        chain_id="run",
-    )
-    trainer = RLTrainer(
-        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    )
+    trainer = open_trainer(tmp_path, DecodingConfig())
     yield trainer
     trainer.close()
 
 
-def engine_samples(seed: int) -> list[Sample]:
+def open_trainer(tmp_path: Path, decoding: DecodingConfig) -> RLTrainer:
+    """A trainer beside such engines."""
+    weights = build_trainer_model(TINY, seed=SERVED_SEED).export_weights()
+    learning = LearningConfig(
+        objective=ObjectiveConfig(loss_divisor_tokens=64),
+        packing=PackingConfig(bucket_tokens=(16, 40), microbatch_tokens=160),
+        router_replay=RouterReplayConfig(compared_tokens=1),
+    )
+    request = TrainerRequest(
+        config=trainer_config(learning, decoding),
+        checkpoint_directory=str(save_checkpoint(tmp_path / "start", TINY, weights)),
+        work_directory=str(tmp_path / "work"),
+        chain_id="run",
+    )
+    return RLTrainer(
+        request, ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    )
+
+
+def engine_samples(seed: int, precision: Precision = Precision.FP32) -> list[Sample]:
     """Answers of a real engine that says its weights, those of `seed`, are version 0."""
     weights = build_trainer_model(TINY, seed=seed).export_weights()
-    engine = DecodeEngine(TINY, prepare_weights(TINY, weights, 0), EngineConfig(slots=8))
+    prepared = prepare_weights(TINY, weights, 0, precision)
+    engine = DecodeEngine(TINY, prepared, EngineConfig(slots=8))
     return sample_answers(engine, [[1, 2, 3 + index] for index in range(8)], new_tokens=16)
 
 
@@ -109,6 +118,23 @@ def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
         "k3_without_replay": told.k3_nats,
     }
     assert watch.alarms()[0].startswith(f"parity k3 {replayed.k3_nats:.3g} (limit 1e-06) of ")
+
+
+def test_engine_in_bf16_is_no_alarm_but_one_with_other_weights_is(
+    ledger: Ledger, tmp_path: Path, watch: StepMonitor
+) -> None:
+    decoding = DecodingConfig(precision=Precision.BF16)
+    trainer = open_trainer(tmp_path, decoding)
+    honest = trainer.train_step(engine_samples(SERVED_SEED, Precision.BF16))
+    watch.observe([], honest)
+    assert honest.parity.one_cache is not None
+    # rounding of the weights is seen, and alone is no alarm
+    assert 1e-8 < honest.parity.one_cache.k3_nats < honest.parity.alarm_k3
+    assert watch.alarms() == []
+    watch.observe([], trainer.train_step(engine_samples(OTHER_SEED, Precision.BF16)))
+    (event,) = ledger.events.recent("run")
+    assert event.payload["alarm_k3"] == honest.parity.alarm_k3
+    trainer.close()
 
 
 def test_an_engine_that_stays_wrong_alarms_also_when_all_its_tokens_are_old(

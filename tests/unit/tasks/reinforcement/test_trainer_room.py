@@ -7,8 +7,13 @@ import pytest
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.decode.config import DecodingConfig, Precision
-from ostinato.tasks.learning.config import LearningConfig, ParityConfig
-from ostinato.tasks.reinforcement.services import trainer_config, trainer_room
+from ostinato.tasks.learning.config import (
+    LearningConfig,
+    ParityConfig,
+    RouterReplayConfig,
+    trainer_config,
+)
+from ostinato.tasks.reinforcement.services import trainer_room
 
 
 def test_a_single_rank_on_cpus_takes_no_core_for_itself(tmp_path: Path) -> None:
@@ -32,3 +37,13 @@ def test_parity_limit_is_that_of_the_coarser_of_trainer_and_engine() -> None:
     assert [one.alarm_kept_cache_k3 for one in limits] == [1e-3, 1e-3, 5e-3, 5e-3, 5e-2, 5e-2]
     named = LearningConfig(precision="bf16", parity=ParityConfig(alarm_k3=0.5))
     assert trainer_config(named, fine).parity.alarm_k3 == 0.5
+
+
+def test_our_engine_in_bf16_has_a_limit_of_its_own_and_another_where_routers_are_free() -> None:
+    decoding = DecodingConfig(precision=Precision.BF16)
+    replayed = trainer_config(LearningConfig(), decoding).parity
+    assert (replayed.alarm_k3, replayed.alarm_kept_cache_k3) == (5e-4, 1e-3)
+    free = LearningConfig(router_replay=RouterReplayConfig(enabled=False))
+    limits = trainer_config(free, decoding).parity
+    assert (limits.alarm_k3, limits.alarm_kept_cache_k3) == (2e-2, 2e-2)
+    assert trainer_config(free, DecodingConfig()).parity.alarm_k3 == 1e-6
