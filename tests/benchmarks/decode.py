@@ -4,7 +4,7 @@ Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
-left out. With `--model smollm2` that comparison alone is made, on SmolLM2-135M in float32, and with
+left out. Speed-ups are ours in float32 over the peer. With `--model smollm2` that comparison alone is made, on SmolLM2-135M in float32, and with
 transformers and llama.cpp of this environment. The rest has random weights of nano's shape: tokens a second
 of the decode thread's own CPU time (equal to wall time on an idle machine, steady on a busy one);
 the wall column shows what this run saw. The floor is the time of the matrix products alone, same
@@ -230,7 +230,8 @@ def measure_peers(peers: dict[str, Path], name: str, is_quick: bool) -> dict[str
         print("peers: not run (no --vllm-python)")
         return {}
     figures: dict[str, float] = {}
-    print(f"{'peer':13s} {'batch':>5} {'ours/s':>8} {'peer/s':>8} {'speed-up':>9}")
+    columns = ("ours/s", "bf16/s", "peer/s", "speed-up")
+    print(f"{'peer':13s} {'batch':>5} " + " ".join(f"{column:>8}" for column in columns))
     with tempfile.TemporaryDirectory() as directory:
         for row in compare_with_peers(
             peers,
@@ -241,12 +242,16 @@ def measure_peers(peers: dict[str, Path], name: str, is_quick: bool) -> dict[str
         ):
             print(
                 f"{row.peer:13s} {row.batch:5d} {row.our_tokens_per_second:8.0f} "
-                f"{row.peer_tokens_per_second:8.0f} {row.ratio:8.2f}x",
+                f"{row.our_bf16_tokens_per_second:8.0f} {row.peer_tokens_per_second:8.0f} "
+                f"{row.ratio:7.2f}x",
                 flush=True,
             )
             figures[f"{row.peer}_b{row.batch}_speedup"] = row.ratio
             figures[f"{row.peer}_b{row.batch}_tokens_per_second"] = row.peer_tokens_per_second
             figures[f"beside_{row.peer}_b{row.batch}_tokens_per_second"] = row.our_tokens_per_second
+            figures[f"beside_{row.peer}_b{row.batch}_bf16_tokens_per_second"] = (
+                row.our_bf16_tokens_per_second
+            )
     return figures
 
 

@@ -6,7 +6,8 @@ alternate between the sides, so that a slow moment of the machine hits all; figu
 Everyone decodes greedily and never stops early. Of the reference shape the peers run Qwen3-MoE with
 the weights rounded to bfloat16 and multiply in it; ours runs the same rounded weights in float32 and
 its own router (sigmoid instead of softmax: same cost, other tokens). SmolLM2 is float32 on all sides,
-llama.cpp's KV cache apart, which is its default of half precision.
+llama.cpp's KV cache apart, which is its default of half precision. Ours runs once more with matrices
+stored in bfloat16 (`[decoding] precision = "bf16"`).
 """
 
 import json
@@ -28,6 +29,7 @@ import torch
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.decode.config import Precision
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
@@ -62,6 +64,7 @@ class Comparison:
     peer: str
     batch: int
     our_tokens_per_second: float
+    our_bf16_tokens_per_second: float
     peer_tokens_per_second: float
 
     @property
@@ -125,11 +128,11 @@ def generate(engine: DecodeEngine, prompts: list[list[int]], new_tokens: int) ->
     return made
 
 
-def serve_engine(connection: Connection, name: str, new_tokens: int) -> None:
+def serve_engine(connection: Connection, name: str, new_tokens: int, precision: Precision) -> None:
     """One engine process: prompts in, tokens made out; None ends it."""
     torch.set_num_threads(1)
     model = MODELS[name]()
-    weights = prepare_weights(model.spec, model.weights, 0)
+    weights = prepare_weights(model.spec, model.weights, 0, precision)
     engine = DecodeEngine(model.spec, weights, EngineConfig(slots=64, share_prefixes=False))
     generate(engine, make_prompts(model.spec.vocab_size)[:2], 4)
     connection.send("ready")
@@ -138,12 +141,15 @@ def serve_engine(connection: Connection, name: str, new_tokens: int) -> None:
 
 
 @contextmanager
-def our_engines(processes: int, name: str, new_tokens: int) -> Iterator[list[Connection]]:
+def our_engines(
+    processes: int, name: str, new_tokens: int, precision: Precision
+) -> Iterator[list[Connection]]:
     """Engine processes, ended with the block."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(processes)]
     workers = [
-        context.Process(target=serve_engine, args=(theirs, name, new_tokens)) for _, theirs in pairs
+        context.Process(target=serve_engine, args=(theirs, name, new_tokens, precision))
+        for _, theirs in pairs
     ]
     for worker in workers:
         worker.start()
@@ -242,15 +248,19 @@ def compare_with_peers(
     (directory / "prompts.json").write_text(json.dumps(prompts))
     for kind, python in peers.items():
         with (
-            our_engines(2, name, new_tokens) as engines,
+            our_engines(2, name, new_tokens, Precision.FP32) as engines,
+            our_engines(2, name, new_tokens, Precision.BF16) as coarse_engines,
             peer_process(python, kind, model.dtype, directory, new_tokens) as peer,
         ):
             for batch in BATCHES:
                 time_peer(peer, batch)  # its graphs of this size are compiled now
                 time_ours(engines, prompts[:batch], new_tokens)
-                ours, theirs = [], []
+                time_ours(coarse_engines, prompts[:batch], new_tokens)
+                ours, coarse, theirs = [], [], []
                 for _ in range(rounds):
                     ours.append(time_ours(engines, prompts[:batch], new_tokens))
+                    coarse.append(time_ours(coarse_engines, prompts[:batch], new_tokens))
                     theirs.append(time_peer(peer, batch))
                 made = batch * new_tokens
-                yield Comparison(kind, batch, made / median(ours), made / median(theirs))
+                rates = [made / median(seconds) for seconds in (ours, coarse, theirs)]
+                yield Comparison(kind, batch, *rates)

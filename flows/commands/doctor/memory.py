@@ -4,13 +4,14 @@ For `miniature` on two cores it says 2.2 GiB; its processes held 1.7 GiB in pret
 """
 
 from ostinato.flows.recipe import Recipe
+from ostinato.models.decode.config import Precision
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.shapes import stage_activation_bytes
 
 _RANK_BYTES = 450 << 20  # of Python with torch and Megatron
 _TRAINED_BYTES = 16  # of a parameter: fp32 weights, gradients, moments
-_SERVED_BYTES = 4
+_SERVED_BYTES = {Precision.FP32: 4, Precision.BF16: 2}
 _WIDER = 2  # activations are counted in bf16 and kept in fp32
 _SERVICES_BYTES = 1 << 30  # Prefect's server, the flow, Ray's own processes, boxes
 
@@ -24,7 +25,8 @@ def estimate_memory(recipe: Recipe) -> dict[str, int]:
     trained = learning.world_size * _rank_bytes(
         recipe, parameters, learning.packing.microbatch_tokens
     )
-    served = recipe.reinforcement.engine_replicas * (_RANK_BYTES + _SERVED_BYTES * parameters)
+    weights = _SERVED_BYTES[recipe.decoding.precision] * parameters
+    served = recipe.reinforcement.engine_replicas * (_RANK_BYTES + weights)
     stages = (
         {"ranks of pretraining": pretraining},
         {"ranks of RL": trained, "engines": served},
