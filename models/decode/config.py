@@ -33,8 +33,8 @@ class DecodingConfig(Record):
     numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read
     as local"""
     precision: Precision = Precision.FP32
-    """of stored matrices: bf16 takes half the memory. Ours computes and caches in fp32 either way,
-    vLLM in this"""
+    """of stored matrices: bf16 takes half the memory. Our engine computes and caches in fp32 either
+    way, vLLM in what this says"""
     gpus_per_replica: NonNegativeInt = 0
     """GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0:
     none"""

@@ -43,8 +43,7 @@ class DraftArrays(NamedTuple):
 class TrunkArrays(NamedTuple):
     """All weights of the trunk, in the order that the compiled trunk takes them. Norms, biases and
     the router are float32, all other matrices what the engine's precision says. The router is small,
-    and where two experts' scores are close its rounding alone would send a token to another one
-    than the trainer's.
+    and its rounding would move close choices of experts away from the trainer's, which is float32.
     """
 
     embedding_VD: np.ndarray

@@ -31,9 +31,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = load_renderer(Path(request.checkpoint_directory))
     ways = configure_ways(request)
-    weights = prepare_weights(
-        checkpoint.spec, checkpoint.weights, 0, request.decoding.precision
-    )
+    weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0, request.decoding.precision)
     plain, drafted, looking = (DecodeEngine(checkpoint.spec, weights, way) for way in ways)
     prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
     for engine in (plain, drafted, looking):  # code is compiled and loaded before anything is timed

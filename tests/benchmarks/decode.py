@@ -4,9 +4,10 @@ Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
-left out. Speed-ups are ours in float32 over the peer. With `--model smollm2` that comparison alone is made, on SmolLM2-135M in float32, and with
-transformers and llama.cpp of this environment. The rest has random weights of nano's shape: tokens a second
-of the decode thread's own CPU time (equal to wall time on an idle machine, steady on a busy one);
+left out. Speed-ups are ours in float32 over the peer. With `--model smollm2` that comparison alone
+is made, on SmolLM2-135M in float32, and with transformers and llama.cpp of this environment. The
+rest has random weights of nano's shape: tokens a second of the decode thread's own CPU time (equal
+to wall time on an idle machine, steady on a busy one);
 the wall column shows what this run saw. The floor is the time of the matrix products alone, same
 shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as
 rollouts do.

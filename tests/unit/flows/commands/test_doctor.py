@@ -14,12 +14,15 @@ from typer.testing import CliRunner
 from ostinato.flows.cli import app
 from ostinato.flows.commands.doctor import boxes, machine, programs, run, services
 from ostinato.flows.commands.doctor.check import Check
+from ostinato.flows.commands.doctor.memory import estimate_memory
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.resuming import open_api
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
+from ostinato.models.decode.config import DecodingConfig, Precision
+from ostinato.models.weight_shapes import num_parameters
 from tests.fakes.prefect_here import wait_until
 
 _GIGABYTE = 2**30
@@ -113,6 +116,15 @@ def test_memory_is_compared_with_what_the_recipe_needs() -> None:
     assert "8.0 GiB free for recipe qwen3_30b_a3b, wanted" in short.detail
     assert "GiB of it ranks of" in short.detail
     assert machine.check_memory(large, 8 * _GIGABYTE, has_gpu=True).ok
+
+
+def test_engines_of_bf16_need_half_the_memory_for_weights() -> None:
+    nano = load_recipe("nano")
+    many = nano.reinforcement.model_copy(update={"engine_replicas": 100})  # engines take most
+    recipe = nano.model_copy(update={"reinforcement": many})
+    halved = recipe.model_copy(update={"decoding": DecodingConfig(precision=Precision.BF16)})
+    saved = estimate_memory(recipe)["engines"] - estimate_memory(halved)["engines"]
+    assert saved == 2 * num_parameters(recipe.model) * recipe.reinforcement.engine_replicas
 
 
 def test_disk_is_measured_above_a_home_that_is_not_there(tmp_path: Path) -> None:
