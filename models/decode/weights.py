@@ -85,9 +85,8 @@ class _Source:
 
     def norms(self, names: Sequence[str]) -> np.ndarray:
         """Scales of the norms that stand before matrices, none where they are folded in."""
-        return join_flat(
-            [torch.zeros(0), *([] if self.folds_norms else map(self.__getitem__, names))]
-        )
+        kept = [] if self.folds_norms else [self[name] for name in names]
+        return join_flat([torch.zeros(0), *kept])
 
 
 def prepare_weights(

@@ -28,6 +28,7 @@ from ostinato.models.decode.compiled.vectors import (
     VECTOR,
     fused_multiply_add,
     index_of,
+    layout_of,
     load_items,
     moved,
     spread,
@@ -51,9 +52,9 @@ def _ask_for(
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     reading, nearest, data = (ir.Constant(number, value) for value in (0, 3, 1))
-    kind, line = (FLOAT, 16) if item == types.float32 else (ir.IntType(16), 32)
-    for first in range(0, items, line):
-        place = builder.gep(pointer, [builder.add(offset, index_of(first))], source_etype=kind)
+    llvm_item, item_bytes = layout_of(item)
+    for first in range(0, items, _LINE_BYTES // item_bytes):
+        place = builder.gep(pointer, [builder.add(offset, index_of(first))], source_etype=llvm_item)
         builder.call(prefetch, [builder.bitcast(place, byte), reading, nearest, data])
 
 
@@ -94,8 +95,8 @@ def _write_tile(
         for row in range(rows)
     ]
     is_panel = builder.icmp_signed("==", w_step, index_of(PANEL))
-    ahead_items = _AHEAD_BYTES * 8 // item.bitwidth
-    ahead = builder.select(is_panel, index_of(ahead_items), index_of(PANEL))
+    ahead_items = index_of(_AHEAD_BYTES // layout_of(item)[1])
+    ahead = builder.select(is_panel, ahead_items, index_of(PANEL))
     with cgutils.for_range(builder, depth) as loop:
         w_row = builder.mul(w_step, loop.index)
         if vectors * LANES == PANEL:
@@ -120,8 +121,7 @@ def _tiles(vectors: int) -> Callable[..., Any]:
 
     @intrinsic
     def tiles(typing_context, rows, x, x_step, w, w_step, y, y_step, depth, is_new):
-        numbers = [types.int64] * 5
-        return types.void(*[types.int64] * 3, w, *numbers), _generate
+        return types.void(*[types.int64] * 3, w, *[types.int64] * 5), _generate
 
     def _generate(context, builder, signature, arguments):
         end = builder.append_basic_block("tiles.end")

@@ -155,10 +155,8 @@ def _open_weights(addresses, like):
         floats_at(addresses[5]),
         floats_at(addresses[9]),
     )
-    qkv, output = (
-        (items_at(addresses[2], like), floats_at(addresses[10])),
-        items_at(addresses[4], like),
-    )
+    qkv = items_at(addresses[2], like), floats_at(addresses[10])
+    output = items_at(addresses[4], like)
     experts = (
         floats_at(addresses[6]),
         items_at(addresses[7], like),

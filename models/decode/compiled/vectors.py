@@ -56,13 +56,18 @@ def load_vector(builder: ir.IRBuilder, place: ir.Value) -> ir.Value:
 
 def load_items(builder: ir.IRBuilder, pointer: Any, offset: Any, item: types.Type) -> ir.Value:
     """Sixteen numbers from element `offset` on as floats, exactly."""
+    llvm_item, item_bytes = layout_of(item)
+    kind = ir.VectorType(llvm_item, LANES)
+    place = builder.gep(pointer, [offset], source_etype=llvm_item)
+    items = builder.load(builder.bitcast(place, kind.as_pointer()), align=item_bytes, typ=kind)
     if item == types.float32:
-        place = builder.gep(pointer, [offset], source_etype=FLOAT)
-        return load_vector(builder, builder.bitcast(place, VECTOR.as_pointer()))
-    halves = ir.VectorType(_INT16, LANES)
-    place = builder.gep(pointer, [offset], source_etype=_INT16)
-    bits = builder.load(builder.bitcast(place, halves.as_pointer()), align=2, typ=halves)
-    return _widened(builder, bits, ir.VectorType(_INT32, LANES), VECTOR)
+        return items
+    return _widened(builder, items, ir.VectorType(_INT32, LANES), VECTOR)
+
+
+def layout_of(item: types.Type) -> tuple[ir.Type, int]:
+    """How LLVM names a matrix's item, and its bytes."""
+    return (FLOAT, 4) if item == types.float32 else (_INT16, 2)
 
 
 def _widened(builder: ir.IRBuilder, bits: Any, words: ir.Type, floats: ir.Type) -> Any:

@@ -107,7 +107,7 @@ def test_a_product_that_is_new_overwrites_what_stood_there() -> None:
 
 def test_packed_arrays_begin_at_cache_lines() -> None:
     arrays = [array for part in (WEIGHTS.trunk, *WEIGHTS.drafts) for array in part]
-    assert all(array.ctypes.data % 64 == 0 for array in arrays)
+    assert all(array.ctypes.data % 64 == 0 for array in arrays if len(array))
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 16, 17, 63, 64, 77, 300])
