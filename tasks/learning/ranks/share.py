@@ -16,6 +16,7 @@ import xxhash
 from ostinato.infra.serving.weights.codec import tensor_bits
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.allocator import return_free_memory
 from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.gradients import LayoutGradients
@@ -78,6 +79,7 @@ class ShareWork:
         hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
         num_replayed, num_replaced = self._model.routers.take_replay_counts()
+        return_free_memory()
         return ShareResult(
             losses=tuple(loss for loss, _ in parts),
             scores=tuple(scores for _, scores in parts),
