@@ -33,7 +33,7 @@ def agent_training(
     options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
     if not context.runs_directory.exists():
-        refuse_small_disk(context.recipe, context.settings.home)
+        refuse_small_disk(context.recipe, context.settings.home, context.runs_directory)
     problems = problems_for(context, problems, recipe, seed)
     pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
     drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)

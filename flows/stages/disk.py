@@ -45,15 +45,23 @@ def _kept_versions(learning: LearningConfig, steps: int) -> int:
     return min(learning.keep_chain_versions + learning.anchor_every_versions, steps + 1)
 
 
-def refuse_small_disk(recipe: Recipe, home: Path) -> None:
-    """ConfigError when a disk has less room than the recipe's chain may fill."""
+def refuse_small_disk(recipe: Recipe, home: Path, run_directory: Path) -> None:
+    """ConfigError when a disk has less room than the recipe's chain may fill beyond what the run has filled."""
     parts = estimate_disk(recipe)
     place = next(path for path in (home, *home.parents) if path.exists())
     free, needed = shutil.disk_usage(place).free, sum(parts.values())
-    if free < needed:
+    if free + _filled_bytes(home, run_directory) < needed:
         most = max(parts, key=lambda name: parts[name])
         raise ConfigError(
             f"recipe {recipe.name!r} may fill {needed / 1e9:.1f} GB of {place}, "
             f"{parts[most] / 1e9:.1f} GB of it {most}; {free / 1e9:.1f} GB are free. Free space, or "
             "set OSTINATO_HOME to a larger disk"
         )
+
+
+def _filled_bytes(home: Path, run_directory: Path) -> int:
+    """Of the run's stages, finished or not, and of their weight chains."""
+    stages = [path for path in run_directory.glob("*") if path.is_dir()]
+    chains = [home / "objects" / "chains" / f"chain-{stage.name}" for stage in stages]
+    files = (path for top in (*stages, *chains) for path in top.rglob("*"))
+    return sum(path.lstat().st_size for path in files if path.is_file() and not path.is_symlink())

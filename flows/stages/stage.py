@@ -133,7 +133,7 @@ class StageContext:
         start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
         if start is None:
             if stage.trains:
-                refuse_small_disk(self.recipe, self.settings.home)
+                refuse_small_disk(self.recipe, self.settings.home, self.runs_directory)
             _tell_why(stage, identity, known)
             start = _begin(identity, known)
         else:

@@ -1,5 +1,6 @@
 """Disk is estimated from the recipe and refused before a stage that trains begins."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,30 @@ def test_more_of_what_is_kept_takes_more() -> None:
 
 def test_a_recipe_larger_than_the_disk_is_refused_with_its_largest_part(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'kimi_k2' may fill \d+.* GB of it .* are free"):
-        refuse_small_disk(load_recipe("kimi_k2"), tmp_path / "not" / "there")
+        refuse_small_disk(load_recipe("kimi_k2"), tmp_path / "not" / "there", tmp_path / "run")
+
+
+def test_what_a_run_has_filled_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = load_recipe("nano"), tmp_path / "runs" / "nano-seed0"
+    chain = tmp_path / "objects" / "chains" / "chain-reinforced-1"
+    for directory in (run / "reinforced-1" / "steps", chain):
+        directory.mkdir(parents=True)
+        (directory / "weights").write_bytes(bytes(1_000))
+
+    def leave(free_bytes: int) -> None:
+        usage = shutil.disk_usage(tmp_path)._replace(free=free_bytes)
+        monkeypatch.setattr("ostinato.flows.stages.disk.shutil.disk_usage", lambda _: usage)
+
+    leave(total() - 2_000)
+    refuse_small_disk(recipe, tmp_path, run)
+    with pytest.raises(ConfigError, match="may fill"):
+        refuse_small_disk(recipe, tmp_path, tmp_path / "runs" / "nano-seed1")
+    monkeypatch.undo()
+    leave(total() - 2_001)
+    with pytest.raises(ConfigError, match="may fill"):
+        refuse_small_disk(recipe, tmp_path, run)
 
 
 def test_no_stage_of_such_a_recipe_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
