@@ -37,7 +37,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def free_memory_bytes() -> int:
-    """Memory of this process that holds nothing; 0 where the C library does not tell."""
+    """Resident memory that no block uses, code of libraries included; 0 where the C library does not tell."""
     library = _glibc()
     if library is None:
         return 0
@@ -46,7 +46,7 @@ def free_memory_bytes() -> int:
 
 
 def return_free_memory(kept_bytes: int | None = None) -> None:
-    """Gives it back to the kernel when it is more than `kept_bytes`, by default a quarter of the machine's memory."""
+    """Returns memory that no block uses to the kernel when it exceeds `kept_bytes`, by default a quarter of the machine's."""
     if kept_bytes is None:
         kept_bytes = int(psutil.virtual_memory().total * _KEPT_SHARE)
     library = _glibc()

@@ -1,7 +1,7 @@
 """Memory that a recipe needs on a machine without GPUs, estimated from its numbers.
 
 For `miniature` on two cores it says 2.5 GiB; its processes held 1.7 GiB in pretraining and 2.0 GiB in RL. For `smollm2`
-it says 15.0 GiB; they held 14 GiB in pretraining, 16.5 GiB in RL.
+it says 15.0 GiB; the ranks of pretraining held 12.6 GiB, RL's trainer and engine 16.4 GiB.
 """
 
 from ostinato.flows.recipe import Recipe
