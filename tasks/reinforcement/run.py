@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tenacity import (
@@ -93,33 +94,27 @@ async def run(request: ReinforcementRequest, workspace: Workspace) -> Reinforcem
         return await loop.finish()
 
 
+@dataclass(slots=True)
 class TrainingLoop:
     """Orchestrator of one run with the effects of its steps."""
 
-    _orchestrator: Orchestrator
+    request: ReinforcementRequest
+    workspace: Workspace
+    services: RunServices
+    journal: RolloutJournal
+    reporter: RunReporter
+    evaluation: EvaluationBeside | None
+    _orchestrator: Orchestrator = field(init=False)
+    _samples: StepSamples = field(init=False)
+    _wanted_version: int = -1
+    _version_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __init__(
-        self,
-        request: ReinforcementRequest,
-        workspace: Workspace,
-        services: RunServices,
-        journal: RolloutJournal,
-        reporter: RunReporter,
-        evaluation: EvaluationBeside | None,
-    ) -> None:
-        self._request = request
-        self._workspace = workspace
-        self._services = services
-        self._journal = journal
-        self._reporter = reporter
-        self._evaluation = evaluation
-        self._samples = StepSamples(request)
-        self._wanted_version = -1
-        self._version_changed = asyncio.Event()
+    def __post_init__(self) -> None:
+        self._samples = StepSamples(self.request)
 
     def make_orchestrator(self, engine_version: int) -> Orchestrator:
         """The orchestrator where the last process left it: journal, curriculum and time used."""
-        request, status = self._request, self._services.trainer_status
+        request, status = self.request, self.services.trainer_status
         problems = load_problems(Path(request.problems_directory), request.split)
         if not problems:
             raise ProblemError(
@@ -132,18 +127,18 @@ class TrainingLoop:
             group_size=request.rollout.group_size,
             seed=request.rollout.seed,
         )
-        history = GroupHistory(self._workspace.directory / "groups.jsonl")
-        owed = self._journal.restore(status.step)
+        history = GroupHistory(self.workspace.directory / "groups.jsonl")
+        owed = self.journal.restore(status.step)
         history.replay(curriculum)
-        curriculum.resume(self._journal.drawn())
+        curriculum.resume(self.journal.drawn())
         orchestrator = self._orchestrator = Orchestrator(
             request.run_id,
             request.rollout,
             curriculum=curriculum,
-            journal=self._journal,
-            attempt=self._services.workers.attempt,
+            journal=self.journal,
+            attempt=self.services.workers.attempt,
             train=self._train,
-            limits=Limits(request.max_steps, request.budget_seconds, self._reporter.used_seconds),
+            limits=Limits(request.max_steps, request.budget_seconds, self.reporter.used_seconds),
             progress=Progress(
                 steps_done=status.step,
                 trainer_version=status.weight_version,
@@ -154,9 +149,9 @@ class TrainingLoop:
         for item in owed:
             orchestrator.table.restore(item.group, item.birth_version)
         orchestrator.on_group = history.append
-        if self._evaluation is not None:
-            self._evaluation.resume(status.step)
-            self._evaluation.offer(status.step, status.weight_version)
+        if self.evaluation is not None:
+            self.evaluation.resume(status.step)
+            self.evaluation.offer(status.step, status.weight_version)
         logger.info(
             "run begins %s",
             fields(
@@ -186,7 +181,7 @@ class TrainingLoop:
                     reraise=True,
                 ):
                     with trial:
-                        await self._services.engines.update_to(version)
+                        await self.services.engines.update_to(version)
             except EngineError as error:
                 self._orchestrator.fail(error)
                 return
@@ -194,24 +189,24 @@ class TrainingLoop:
 
     async def finish(self) -> ReinforcementResult:
         """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
-        self._reporter.end()
-        self._journal.release()
+        self.reporter.end()
+        self.journal.release()
         progress = self._orchestrator.progress
-        saved = await ask(self._services.trainer.save.remote(), "last checkpoint", START_SECONDS)
-        final = self._workspace.directory / "checkpoint"
+        saved = await ask(self.services.trainer.save.remote(), "last checkpoint", START_SECONDS)
+        final = self.workspace.directory / "checkpoint"
         shutil.rmtree(final, ignore_errors=True)
         shutil.copytree(Path(saved), final, ignore=shutil.ignore_patterns("optimizer.pt"))
         rates = [
-            float(row["solve_rate"]) for row in read_metrics(self._workspace.directory / METRICS)
+            float(row["solve_rate"]) for row in read_metrics(self.workspace.directory / METRICS)
         ]
-        watch = self._reporter.watch
-        evaluations = () if self._evaluation is None else await self._evaluation.finish()
+        watch = self.reporter.watch
+        evaluations = () if self.evaluation is None else await self.evaluation.finish()
         return ReinforcementResult(
             checkpoint_directory=str(final),
             steps=progress.steps_done,
             weight_version=progress.trainer_version,
-            used_seconds=self._reporter.finish(self._orchestrator),
-            trajectories=self._journal.counts(),
+            used_seconds=self.reporter.finish(self._orchestrator),
+            trajectories=self.journal.counts(),
             outcomes=dict(self._orchestrator.table.outcomes),
             solve_rate_first=mean(rates[:ENDS_STEPS]),
             solve_rate_last=mean(rates[-ENDS_STEPS:]),
@@ -225,19 +220,19 @@ class TrainingLoop:
         """One step. The journal is marked first, so a crash restores the step before."""
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
-        self._journal.mark_trained([group.group_id for group in step.groups], step.step)
+        self.journal.mark_trained([group.group_id for group in step.groups], step.step)
         trained: TrainedStep = await ask(
-            self._services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
+            self.services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
         )
         version = trained.publication.version
         self._wanted_version = version
         self._version_changed.set()
         seconds = time.monotonic() - started_at
         measured: dict[str, float] = {}
-        if self._evaluation is not None:
-            self._evaluation.offer(step.step, version)
-            measured = self._evaluation.newest_metrics()
-        self._reporter.report_step(self._orchestrator, step, trained, seconds, measured)
+        if self.evaluation is not None:
+            self.evaluation.offer(step.step, version)
+            measured = self.evaluation.newest_metrics()
+        self.reporter.report_step(self._orchestrator, step, trained, seconds, measured)
         return version
 
 

@@ -7,7 +7,7 @@ Shapes: B rows, T tokens, L MoE layers, K experts per token, N sampled tokens of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -55,30 +55,27 @@ class ShareResult:
     hint_kl_nats: tuple[float, ...] = ()  # sum over tokens, parallel to the hinted rows
 
 
+@dataclass(slots=True)
 class ShareWork:
     """The part of one rank in the update of one model by one optimiser."""
 
-    def __init__(
-        self,
-        model: TrainerModel,
-        optimizer: torch.optim.Optimizer,
-        config: LearningConfig,
-        reference: TrainerModel | None = None,
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._config = config
-        self._reference = reference
-        self._gradients = LayoutGradients(model)
+    model: TrainerModel
+    optimizer: torch.optim.Optimizer
+    config: LearningConfig
+    reference: TrainerModel | None = None
+    _gradients: LayoutGradients = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._gradients = LayoutGradients(self.model)
 
     def run(self, share: StepShare) -> ShareResult:
         """Computes the share and takes the step together with the other ranks, which must all run theirs."""
-        self._model.train()
+        self.model.train()
         self._gradients.clear()
         parts = self._accumulate(share)
         hint_kl_nats = tuple(self._distil(rows) for rows in share.hinted)
         gradient_norm = self._apply() if share.is_updated else 0.0
-        num_replayed, num_replaced = self._model.routers.take_replay_counts()
+        num_replayed, num_replaced = self.model.routers.take_replay_counts()
         return_free_memory()
         return ShareResult(
             losses=tuple(loss for loss, _ in parts),
@@ -86,14 +83,14 @@ class ShareWork:
             num_replayed=num_replayed,
             num_replaced=num_replaced,
             gradient_norm=gradient_norm,
-            weights_checksum=checksum_weights(self._model) if self._config.world_size > 1 else "",
+            weights_checksum=checksum_weights(self.model) if self.config.world_size > 1 else "",
             hint_kl_nats=hint_kl_nats,
         )
 
     def _distil(self, rows: HintedRows) -> float:
         """Adds the gradient of the divergence from the hinted policy. Returns its sum in nats."""
-        objective = self._config.objective
-        kl_nats = hint_divergence(self._model, rows, self._config.router_replay).sum()
+        objective = self.config.objective
+        kl_nats = hint_divergence(self.model, rows, self.config.router_replay).sum()
         (objective.hint_coefficient * kl_nats / objective.loss_divisor_tokens).backward()
         return float(kl_nats.detach())
 
@@ -102,7 +99,7 @@ class ShareWork:
         on the last stage of a pipeline alone.
         """
         batches, found = share.microbatches, []
-        reference = self._reference if self._config.objective.has_kl_loss else None
+        reference = self.reference if self.config.objective.has_kl_loss else None
         references = None if reference is None else score_reference(reference, batches)
 
         def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -112,13 +109,13 @@ class ShareWork:
                 batches[number], hidden_TBD, share.entropy_coefficient, reference_BT
             )
             found.append((float(total.detach()), scores))
-            if self._config.trains_drafts:  # a gradient of the draft layers alone
-                total = total + draft_kl_N.sum() / self._config.objective.loss_divisor_tokens
+            if self.config.trains_drafts:  # a gradient of the draft layers alone
+                total = total + draft_kl_N.sum() / self.config.objective.loss_divisor_tokens
             return total, len(scores.rollout_logprobs_N)
 
         if batches:
-            rows = [as_tokens(batch, self._config.router_replay) for batch in batches]
-            run_microbatches(self._model, rows, loss)
+            rows = [as_tokens(batch, self.config.router_replay) for batch in batches]
+            run_microbatches(self.model, rows, loss)
         return found
 
     def _score(
@@ -130,7 +127,7 @@ class ShareWork:
     ) -> tuple[torch.Tensor, torch.Tensor, TokenScores]:
         """Loss of a microbatch, divergence of the draft layers and scores of its sampled tokens."""
         mask_BT = on_device(batch.loss_mask_BT)
-        logprobs_BT, entropy_BT = score_batch(self._model, batch, hidden_TBD)
+        logprobs_BT, entropy_BT = score_batch(self.model, batch, hidden_TBD)
         logprobs_N = logprobs_BT[mask_BT]
         rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
         advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
@@ -138,16 +135,16 @@ class ShareWork:
         if entropy_coefficient:
             bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_coefficient)
             advantages_N = advantages_N + bonus_N
-        config = self._config.objective
+        config = self.config.objective
         objective = policy_loss(logprobs_N, on_device(rollout_logprobs_N), advantages_N, config)
         total = objective.total
         if reference_BT is not None:
             kl_N = k3_nats(logprobs_N, reference_BT[mask_BT])
             total = total + config.kl_coefficient * kl_N.sum() / config.loss_divisor_tokens
         draft_kl_N = logprobs_N.new_zeros(0)
-        if self._config.trains_drafts:
+        if self.config.trains_drafts:
             rows = on_device(batch.tokens_BT), mask_BT
-            draft_kl_N = draft_divergence(self._model, hidden_TBD, *rows)
+            draft_kl_N = draft_divergence(self.model, hidden_TBD, *rows)
         scores = TokenScores(
             trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
             rollout_logprobs_N=rollout_logprobs_N,
@@ -166,9 +163,9 @@ class ShareWork:
         All ranks see the same sum: a norm that is not finite leaves weights and optimiser alone on each of them.
         """
         self._gradients.reduce()
-        norm = self._gradients.clip(self._config.optimizer.gradient_clip_norm)
+        norm = self._gradients.clip(self.config.optimizer.gradient_clip_norm)
         if np.isfinite(norm):
-            self._optimizer.step()
+            self.optimizer.step()
         return norm
 
 
