@@ -5,6 +5,7 @@ from typing import Any
 from ostinato.models.families.config_fields import ConfigFields
 from ostinato.models.families.experts import read_grouped_experts, write_grouped_experts
 from ostinato.models.families.family import Family
+from ostinato.models.families.shared_fields import write_rope
 from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
 
 # Fields with which the two publish the same router.
@@ -90,30 +91,22 @@ def _write(spec: ModelSpec) -> dict[str, Any] | None:
         "intermediate_size": spec.dense_hidden_size or inner,
         **write_grouped_experts(spec),
         **ROUTER,
-        **_write_rope(spec, latent),
+        **write_rope(spec, _scaling(latent.yarn)),
     }
 
 
-def _write_rope(spec: ModelSpec, latent: LatentAttention) -> dict[str, Any]:
-    """RoPE as newer and older readers look for it."""
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if latent.yarn is not None:
-        rope = {
-            "rope_type": "yarn",
-            "factor": latent.yarn.factor,
-            "beta_fast": latent.yarn.fast_turns,
-            "beta_slow": latent.yarn.slow_turns,
-            "original_max_position_embeddings": latent.yarn.original_tokens,
-        }
-        scales = {"mscale": latent.yarn.mscale, "mscale_all_dim": latent.yarn.mscale_all_dim}
-        rope |= {name: value for name, value in scales.items() if value}
-    fields = {
-        "rope_theta": spec.rope_base,
-        "rope_parameters": rope | {"rope_theta": spec.rope_base},
+def _scaling(yarn: Yarn | None) -> dict[str, Any]:
+    if yarn is None:
+        return {"rope_type": "default"}
+    scales = {"mscale": yarn.mscale, "mscale_all_dim": yarn.mscale_all_dim}
+    return {
+        "rope_type": "yarn",
+        "factor": yarn.factor,
+        "beta_fast": yarn.fast_turns,
+        "beta_slow": yarn.slow_turns,
+        "original_max_position_embeddings": yarn.original_tokens,
+        **{name: value for name, value in scales.items() if value},
     }
-    if latent.yarn is not None:
-        fields["rope_scaling"] = rope
-    return fields
 
 
 def _widen(spec: ModelSpec) -> ModelSpec:

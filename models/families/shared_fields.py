@@ -40,7 +40,7 @@ def read_shared(
 
 
 def write_shared(spec: ModelSpec) -> dict[str, Any]:
-    """The inverse of `read_shared`, RoPE as newer and older readers look for it."""
+    """The inverse of `read_shared`."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if spec.rope_scaling_factor > 1:
         rope = {"rope_type": "linear", "factor": spec.rope_scaling_factor}
@@ -52,7 +52,7 @@ def write_shared(spec: ModelSpec) -> dict[str, Any]:
             "high_freq_factor": spec.rope_bands.high_frequency_factor,
             "original_max_position_embeddings": spec.rope_bands.original_tokens,
         }
-    fields: dict[str, Any] = {
+    return {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "num_hidden_layers": spec.num_layers,
@@ -64,6 +64,13 @@ def write_shared(spec: ModelSpec) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_dropout": 0.0,
         "tie_word_embeddings": spec.tied_embeddings,
+        **write_rope(spec, rope),
+    }
+
+
+def write_rope(spec: ModelSpec, rope: dict[str, Any]) -> dict[str, Any]:
+    """RoPE as newer and older readers look for it."""
+    fields = {
         "rope_theta": spec.rope_base,
         "rope_parameters": rope | {"rope_theta": spec.rope_base},
     }
