@@ -10,7 +10,12 @@ from rich.console import Console
 from ostinato.flows.commands.answers import Answer, answering
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
-from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, IssuedKey, RateLimitConfig
+from ostinato.infra.serving.gateway.config import (
+    SIMULATED_TENANT,
+    Caller,
+    IssuedKey,
+    RateLimitConfig,
+)
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 
 keys = typer.Typer(no_args_is_help=True, help="API keys of the gateway's tenants.")
@@ -41,9 +46,8 @@ def add(
             f"tenant is {tenant!r}, wanted a name of 1 to 80 characters that is not "
             f"{SIMULATED_TENANT!r}"
         )
-    key, text = IssuedKeys(load_settings().home).issue(
-        tenant.strip(),
-        time.time(),
+    caller = Caller(
+        name=tenant.strip(),
         consent=consent,
         rate_limit=RateLimitConfig(
             requests_per_minute=requests_per_minute, burst_requests=burst_requests
@@ -51,6 +55,7 @@ def add(
         tokens_per_day=tokens_per_day,
         operator=operator,
     )
+    key, text = IssuedKeys(load_settings().home).issue(caller, time.time())
 
     def show() -> None:
         typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from ostinato.infra.serving.gateway.config import RateLimitConfig
+from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
 from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import make_renderer, make_toy_gateway
@@ -49,9 +49,7 @@ async def test_models_answer_and_stream_are_read(tmp_path: Path) -> None:
 
 async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
     slow = RateLimitConfig(requests_per_minute=1, burst_requests=1)
-    _, slow_key = IssuedKeys(tmp_path).issue(
-        "acme", 1.0, consent=False, rate_limit=slow, tokens_per_day=None, operator=False
-    )
+    _, slow_key = IssuedKeys(tmp_path).issue(Caller(name="acme", rate_limit=slow), 1.0)
     async with connected(tmp_path) as client:
         with pytest.raises(openai.AuthenticationError) as unknown:
             await client.with_options(api_key="wrong").models.list()

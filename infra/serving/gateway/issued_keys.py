@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
-from ostinato.infra.serving.gateway.config import IssuedKey, RateLimitConfig
+from ostinato.infra.serving.gateway.config import Caller, IssuedKey
 
 FILE_NAME = "gateway_tenants.json"
 _KEYS = TypeAdapter(tuple[IssuedKey, ...])
@@ -56,26 +56,13 @@ class IssuedKeys:
                 f"{self._path}: {where}: {first['msg']}; restore it, or delete it and issue keys anew"
             ) from error
 
-    def issue(
-        self,
-        tenant: str,
-        now: float,
-        *,
-        consent: bool,
-        rate_limit: RateLimitConfig,
-        tokens_per_day: int | None,
-        operator: bool,
-    ) -> tuple[IssuedKey, str]:
+    def issue(self, caller: Caller, now: float) -> tuple[IssuedKey, str]:
         """A new key: its record, and its text."""
         text = f"ostinato-{secrets.token_urlsafe(24)}"
         with self._changing() as write:
             keys = self.read()
             key = IssuedKey(
-                name=tenant,
-                consent=consent,
-                rate_limit=rate_limit,
-                tokens_per_day=tokens_per_day,
-                operator=operator,
+                **caller.model_dump(),
                 key_id=secrets.token_hex(6),
                 digest=digest_of(text),
                 created_at=now,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.gateway.config import IssuedKey, RateLimitConfig
+from ostinato.infra.serving.gateway.config import Caller, IssuedKey, RateLimitConfig
 from ostinato.infra.serving.gateway.issued_keys import FILE_NAME, IssuedKeys
 from tests.fakes.toy_gateway import Toy
 
@@ -22,14 +22,14 @@ def issue(
     operator: bool = False,
 ) -> tuple[IssuedKey, str]:
     assert toy.context.issued_keys is not None
-    return toy.context.issued_keys.issue(
-        tenant,
-        1_000.0,
+    caller = Caller(
+        name=tenant,
         consent=True,
         rate_limit=rate_limit or RateLimitConfig(),
         tokens_per_day=tokens_per_day,
         operator=operator,
     )
+    return toy.context.issued_keys.issue(caller, 1_000.0)
 
 
 @pytest.mark.asyncio
@@ -60,14 +60,7 @@ def test_file_is_private_and_holds_no_key(toy: Toy, tmp_path: Path) -> None:
 def test_keys_issued_at_once_are_all_kept(tmp_path: Path) -> None:
     def issue_some() -> None:
         for _ in range(5):
-            IssuedKeys(tmp_path).issue(
-                "acme",
-                1.0,
-                consent=False,
-                rate_limit=RateLimitConfig(),
-                tokens_per_day=None,
-                operator=False,
-            )
+            IssuedKeys(tmp_path).issue(Caller(name="acme"), 1.0)
 
     threads = [threading.Thread(target=issue_some) for _ in range(4)]
     for thread in threads:
