@@ -89,7 +89,7 @@ class PretrainingConfig(LoopConfig):
         )
 
     @model_validator(mode="after")
-    def _check_adapters(self) -> Self:
+    def _check_adapters_and_recompute(self) -> Self:
         if self.lora is not None and self.layout != PretrainingLayout():
             raise ValueError(
                 f"lora with layout {self.layout.model_dump(exclude_defaults=True)}, wanted none: "
@@ -100,10 +100,6 @@ class PretrainingConfig(LoopConfig):
                 f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters lie "
                 "beside Megatron's own layers"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_recompute(self) -> Self:
         if self.recompute and self.transformer_engine is not None:
             raise ValueError(
                 f"recompute with transformer_engine={self.transformer_engine!r}, wanted None: its layers keep "
