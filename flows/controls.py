@@ -1,6 +1,8 @@
-"""Flow: what the checkpoint that RL began with does with as many tokens."""
+"""Flow: what RL's start does with as many tokens, and after further fine-tuning."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import flow
@@ -8,6 +10,7 @@ from prefect import flow
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
+from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import read_rows, show_controls
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.forms import RecipeName, Seed
@@ -15,35 +18,98 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
+from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.records import Split
+from ostinato.tasks.reinforcement.records import ReinforcementResult
+
+FINE_TUNING = "further fine-tuning"  # name of the control
 
 
 @flow(name="controls", flow_run_name=run_name)
 def controls(
     recipe: RecipeName = "nano", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
-    """Evaluates a checkpoint before and after RL and compares at equal tokens. Returns the table."""
+    """Evaluates a checkpoint before and after RL and compares at equal tokens; with the start fine-tuned further
+    too where the recipe's `[controls]` say so. Returns the table.
+    """
     context = StageContext.open(recipe, seed, options)
+    wants_fine_tuning = context.recipe.controls.fine_tuning_tokens > 0
+    if wants_fine_tuning and not context.recipe.pretraining.phases:
+        raise ConfigError(
+            f"recipe {context.recipe.name!r}: controls.fine_tuning_tokens="
+            f"{context.recipe.controls.fine_tuning_tokens} without a phase of pretraining, wanted one: "
+            "its last one is repeated"
+        )
     problems = problem_building(recipe, seed, options=context.options)
     start = mtp_distillation(recipe, seed, problems, options=context.options)
     trained = reinforcement(recipe, seed, problems, start, options=context.options)
-    rows = [
-        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
-        for checkpoint in (start, trained)
-    ]
-    report = compare(context, rows[0], rows[1])
+    others = {FINE_TUNING: fine_tune_further(context, problems, start)} if wants_fine_tuning else {}
+    report = compare(context, problems, start, trained, others)
     show_controls(chain.result_of(context, report, ControlReport))
+    for other in others.values():
+        _say_times(context, trained, other)
     return report
 
 
-def compare(context: StageContext, start: ArtifactRef, trained: ArtifactRef) -> ArtifactRef:
-    """Two evaluations -> the published report."""
+def fine_tune_further(
+    context: StageContext, problems: ArtifactRef, start: ArtifactRef
+) -> ArtifactRef:
+    """Trains RL's start by the recipe's last phase on demonstrations that it has not seen, as many as
+    `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a name of its own.
+    """
+    recipe, tokens = context.recipe, context.recipe.controls.fine_tuning_tokens
+    last = recipe.pretraining.phases[-1]
+    shown = recipe.corpus.demonstrations
+    count = math.ceil(shown.count * tokens / last.tokens)
+    further = recipe.model_copy(
+        update={
+            "name": f"{recipe.name}-further",
+            "base_checkpoint": str(start),  # whose tokenizer the corpus takes
+            "corpus": recipe.corpus.model_copy(
+                update={
+                    "seed": recipe.corpus.seed + 1,
+                    "demonstrations": shown.model_copy(update={"count": count}),
+                }
+            ),
+            "pretraining": recipe.pretraining.model_copy(
+                update={"phases": (last.model_copy(update={"tokens": tokens}),)}
+            ),
+            "mtp": recipe.mtp.model_copy(update={"after_phase": None}),
+        }
+    )
+    renamed = replace(context, recipe=further)
+    return chain.pretrain(renamed, chain.build_corpus(renamed, problems), start)
+
+
+def compare(
+    context: StageContext,
+    problems: ArtifactRef,
+    start: ArtifactRef,
+    trained: ArtifactRef,
+    others: dict[str, ArtifactRef],
+) -> ArtifactRef:
+    """Evaluates the checkpoints. Returns the published report."""
+    names, checkpoints = list(others), (start, trained, *others.values())
+    rows = [
+        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
+        for checkpoint in checkpoints
+    ]
 
     def build(directory: Path) -> tuple[Path, dict]:
-        report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
+        before, after, *more = [read_rows(context, row) for row in rows]
+        report = compare_with_controls(before, after, dict(zip(names, more, strict=True)))
         found = report.model_dump(mode="json")
         text = json.dumps(found, indent=1)
         return chain.one_file(directory, "controls.json", text), {chain.SUMMARY: found}
 
-    return context.ensure("controls", {}, (start, trained), build)
+    return context.ensure("controls", {}, rows, build)
+
+
+def _say_times(context: StageContext, trained: ArtifactRef, other: ArtifactRef) -> None:
+    """How long RL took, and the training that is held against it."""
+    rl_seconds = chain.result_of(context, trained, ReinforcementResult).used_seconds
+    phases = chain.result_of(context, other, PretrainingResult).phases
+    seconds = sum(phase.seconds for phase in phases)
+    say(f"wall time: RL {rl_seconds:.0f} s, {FINE_TUNING} {seconds:.0f} s")

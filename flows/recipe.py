@@ -27,7 +27,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.tasks.base_selection.config import BaseSelectionConfig
 from ostinato.tasks.corpus.config import CorpusConfig
 from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
-from ostinato.tasks.evaluation.config import EvaluationConfig
+from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.mtp.config import MtpConfig
@@ -86,6 +86,7 @@ class Recipe(Record):
     decoding: DecodingConfig = DecodingConfig()
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    controls: ControlsConfig = ControlsConfig()
     base_selection: BaseSelectionConfig = BaseSelectionConfig()
     cycle: CycleConfig = CycleConfig()
     retrieval: RetrievalConfig = RetrievalConfig()

@@ -1,6 +1,6 @@
-"""Settings of evaluation and of the gate."""
+"""Settings of evaluation, of the controls of RL and of the gate."""
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from ostinato.infra.platform.record import Record, Share
 
@@ -13,6 +13,16 @@ class EvaluationConfig(Record):
     temperature: NonNegativeFloat = Field(default=1.0, description="0 is greedy")
     seed: int = Field(default=0, description="draws the problems and the attempts")
     confidence: float = Field(default=0.90, gt=0.5, lt=1, description="of every interval")
+
+
+class ControlsConfig(Record):
+    """What `ostinato run controls` makes beside restarts and best of n."""
+
+    fine_tuning_tokens: NonNegativeInt = Field(
+        default=0,
+        description="tokens of further fine-tuning that RL's start gets, by the last phase of pretraining and on "
+        "newly drawn demonstrations; its checkpoint is one more control. As many as RL's time allows; 0: none",
+    )
 
 
 class GateConfig(Record):

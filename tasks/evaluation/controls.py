@@ -4,6 +4,7 @@
 `best of n`: n whole attempts, of which one must pass. Both get the tokens that the trained
 checkpoint takes on average; between two whole numbers of attempts a share of the problems gets the
 larger one. A restart decides by the graded tests, so it is a control only where an agent sees those.
+Checkpoints that something else than RL made of the start are compared attempt by attempt.
 
 A gain counts over controls that could spend those tokens. Where the attempts of the start, all of them,
 take fewer, nothing is known of what more of them would solve. Where the trained checkpoint takes fewer
@@ -41,7 +42,7 @@ class Control(Record):
     )
     has_equal_tokens: bool = Field(
         description="false: a policy whose attempts, all of them, take fewer tokens than the trained "
-        "checkpoint; true of the start, which has no tokens to use up"
+        "checkpoint; true of a checkpoint, which has no tokens to use up"
     )
     difference: Metric | None = Field(
         description="trained minus this, drawn by function; None: the trained one itself"
@@ -60,20 +61,26 @@ class ControlReport(Record):
 
 
 def compare_with_controls(
-    start: Iterable[AttemptRow], trained: Iterable[AttemptRow]
+    start: Iterable[AttemptRow],
+    trained: Iterable[AttemptRow],
+    others: Mapping[str, Iterable[AttemptRow]] | None = None,
 ) -> ControlReport:
-    """The trained checkpoint against its start and against what the start does with equal tokens.
+    """The trained checkpoint against its start, against what the start does with equal tokens, and against
+    other checkpoints, by name.
 
     No gain counts where a policy used up its attempts before those tokens. One that the trained
     checkpoint's tokens do not even buy a second attempt is the start, and a gain over that counts.
     """
-    before, after = _by_problem(start), _by_problem(trained)
-    if before.keys() != after.keys():
-        raise GradingError(
-            f"controls: start was tried on {len(before)} problems, trained on {len(after)}, "
-            f"{len(before.keys() & after.keys())} of them shared, wanted the same ones"
-        )
-    rates = {name: mean(row.solved for row in rows) for name, rows in after.items()}
+    after = _by_problem(trained)
+    checkpoints = {"start": start, **(others or {})}
+    measured = {name: _by_problem(rows) for name, rows in checkpoints.items()}
+    for name, tried in measured.items():
+        if tried.keys() != after.keys():
+            raise GradingError(
+                f"controls: {name} was tried on {len(tried)} problems, trained on {len(after)}, "
+                f"{len(tried.keys() & after.keys())} of them shared, wanted the same ones"
+            )
+    rates = _solve_rates(after)
     tokens = mean(mean(row.generated_tokens for row in rows) for rows in after.values())
     clusters = [rows[0].function or name for name, rows in sorted(after.items())]
 
@@ -81,10 +88,11 @@ def compare_with_controls(
         differences = [rates[name] - values[name] for name in sorted(rates)]
         return cluster_bootstrap(differences, clusters, confidence=CONFIDENCE)
 
-    plain = {name: mean(row.solved for row in rows) for name, rows in before.items()}
-    controls = [_measured("start", before, against(plain))]
+    controls = [
+        _measured(name, tried, against(_solve_rates(tried))) for name, tried in measured.items()
+    ]
     for name, policy in (("restart", restart), ("best of n", best_of)):
-        values, spent, is_equal = spend(before, policy, tokens)
+        values, spent, is_equal = spend(measured["start"], policy, tokens)
         controls.append(
             Control(
                 name=f"{name} at equal tokens",
@@ -171,6 +179,10 @@ def _measured(
         has_equal_tokens=True,
         difference=difference,
     )
+
+
+def _solve_rates(by_problem: Mapping[str, Sequence[AttemptRow]]) -> dict[str, float]:
+    return {name: mean(row.solved for row in rows) for name, rows in by_problem.items()}
 
 
 def _by_problem(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:

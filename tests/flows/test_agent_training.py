@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ostinato.flows.controls import FINE_TUNING
 from ostinato.flows.operating.local_prefect import prefect_environment, server_service
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions
@@ -18,6 +19,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import load_checkpoint
+from ostinato.tasks.evaluation.controls import ControlReport
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 from tests.fakes.prefect_here import open_api
@@ -105,10 +107,25 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
 
     assert not installed.built_by_demo(*settings)
     assert times_of_results(remote_home) == both
+    installed.run("run", "controls", "--recipe", "miniature", *settings)
+    check_controls(context)
 
 
 def times_of_results(home: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+
+
+def check_controls(context: StageContext) -> None:
+    """RL stands beside its start, that start fine-tuned further, and what the start does with more attempts."""
+    [row] = context.ledger.artifacts.list("controls")
+    table = context.artifacts.get(f"controls/{row.name}@{row.version}")
+    report = chain.result_of(context, table, ControlReport)
+    names = [control.name for control in report.controls]
+    assert names[:2] == ["start", FINE_TUNING]
+    assert len(names) == 4
+    tuned = context.artifacts.get("pretrained/miniature-further@1")
+    [phase] = chain.result_of(context, tuned, PretrainingResult).phases
+    assert phase.tokens == context.recipe.controls.fine_tuning_tokens
 
 
 def check_artifacts(context: StageContext) -> None:

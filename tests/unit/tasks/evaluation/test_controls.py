@@ -109,9 +109,22 @@ def test_committed_rows_are_readable_and_count_no_gain_of_more_tokens_than_two_a
         assert not row.gain_counts or after <= 2 * before
 
 
+def test_another_checkpoint_is_a_control_that_a_gain_has_to_beat() -> None:
+    start, trained = many("+---", 100), many("+++-", 100)
+    assert compare_with_controls(start, trained, {"tuned": many("++--", 100)}).gain_counts
+    report = compare_with_controls(start, trained, {"tuned": many("+++-", 200)})
+    tuned = next(control for control in report.controls if control.name == "tuned")
+    assert tuned.solved == pytest.approx(0.75)
+    assert tuned.difference is not None
+    assert tuned.difference.mean == pytest.approx(0)
+    assert not report.gain_counts
+
+
 def test_other_problems_are_refused() -> None:
-    with pytest.raises(GradingError, match="wanted the same ones"):
+    with pytest.raises(GradingError, match="start was tried on 1 problems, trained on 1, 0 of"):
         compare_with_controls(rows_of("+-", problem="a"), rows_of("+-", problem="b"))
+    with pytest.raises(GradingError, match="tuned was tried on 1 problems, trained on 1, 0 of"):
+        compare_with_controls(rows_of("+-"), rows_of("+-"), {"tuned": rows_of("+-", problem="b")})
 
 
 def played(*results: str, solved: bool) -> Trajectory:
