@@ -1,16 +1,17 @@
 """How fast one core decodes, and two beside other engines.
 
-Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model smollm2]
+Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model smollm2 [--peers vllm] [--rounds N]]
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
 left out. Speed-ups are ours in float32 over the peer. With `--model smollm2` that comparison alone
-is made, on SmolLM2-135M in float32, and with transformers and llama.cpp of this environment. The
-rest has random weights of nano's shape: tokens a second of the decode thread's own CPU time (equal
-to wall time on an idle machine, steady on a busy one);
-the wall column shows what this run saw. The floor is the time of the matrix products alone, same
-shapes, same run. The agent row plays many sessions of several short turns through `LocalEngine`, as
-rollouts do.
+is made, on SmolLM2-135M in float32, and with transformers and llama.cpp of this environment, or with
+`--peers` alone. Rates beside peers are tokens made over all seconds, those for prompts included.
+
+The rest has random weights of nano's shape: tokens a second of the decode thread's own CPU time
+(equal to wall time on an idle machine, steady on a busy one); the wall column shows what this run
+saw. The floor is the time of the matrix products alone, same shapes, same run. The agent row plays
+many sessions of several short turns through `LocalEngine`, as rollouts do.
 """
 
 import argparse
@@ -225,7 +226,9 @@ def measure_engines(is_quick: bool) -> dict[str, float]:
     return figures
 
 
-def measure_peers(peers: dict[str, Path], name: str, is_quick: bool) -> dict[str, float]:
+def measure_peers(
+    peers: dict[str, Path], name: str, is_quick: bool, rounds: int | None = None
+) -> dict[str, float]:
     """Speed-ups over the peers, and what each side made a second."""
     if not peers:
         print("peers: not run (no --vllm-python)")
@@ -239,7 +242,7 @@ def measure_peers(peers: dict[str, Path], name: str, is_quick: bool) -> dict[str
             name,
             Path(directory),
             new_tokens=NEW_TOKENS[name] // (4 if is_quick else 1),
-            rounds=2 if is_quick else 5,
+            rounds=rounds or (2 if is_quick else 5),
         ):
             print(
                 f"{row.peer:13s} {row.batch:5d} {row.our_tokens_per_second:8.0f} "
@@ -262,6 +265,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--vllm-python", type=Path, help="has vLLM (CPU) and transformers")
     parser.add_argument("--model", choices=tuple(NEW_TOKENS), default="reference")
+    parser.add_argument("--peers", nargs="+", help="which ones, with --model smollm2")
+    parser.add_argument("--rounds", type=int, help="of each batch size, with --model smollm2")
     arguments = parser.parse_args()
     peers: dict[str, Path] = {}
     if arguments.vllm_python is not None:
@@ -270,9 +275,13 @@ def main() -> None:
     torch.set_grad_enabled(False)
     if arguments.model == "smollm2":
         here = Path(sys.executable)
-        figures = measure_peers(
-            peers | {"transformers": here, "llama_cpp": here}, arguments.model, arguments.quick
-        )
+        peers |= {"transformers": here, "llama_cpp": here}
+        for unknown in {*(arguments.peers or ())} - peers.keys():
+            parser.error(
+                f"--peers {unknown}, wanted some of {', '.join(peers)}; vllm: --vllm-python"
+            )
+        chosen = {kind: peers[kind] for kind in arguments.peers or peers}
+        figures = measure_peers(chosen, arguments.model, arguments.quick, arguments.rounds)
         print(json.dumps({"name": "decode smollm2", "figures": figures}))
         return
     if "vllm" in peers:
