@@ -16,7 +16,7 @@ class EvaluationConfig(Record):
 
 
 class ControlsConfig(Record):
-    """What `ostinato run controls` makes beside restarts and best of n."""
+    """Controls of RL beside restarts and best of n, for `ostinato run controls`."""
 
     fine_tuning_tokens: NonNegativeInt = Field(
         default=0,
