@@ -36,6 +36,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.models.checkpoint.streaming import TensorHeader
+from ostinato.tasks.conversion.gguf_rotation import FACTORS, read_scaling, with_factors
 from ostinato.tasks.conversion.gguf_splits import SPLITS, with_split
 from ostinato.tasks.conversion.sources import PublishedModel
 
@@ -80,6 +81,12 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
             files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
     files["tokenizer.json"] = _with_named_split(files["tokenizer.json"], named, path)
     fields = config.to_dict()
+    rope = read_scaling(path, reader, architecture, fields["rope_parameters"])
+    if architecture == "llama" and FACTORS in tensors.headers:
+        factors = tensors.fetch(FACTORS).numpy()
+        rope = with_factors(path, rope, factors, config.head_dim)
+        del tensors.headers[FACTORS]
+    fields["rope_parameters"] = rope
     files["generation_config.json"] = json.dumps(
         {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     ).encode()

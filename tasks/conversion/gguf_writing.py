@@ -33,6 +33,7 @@ from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.store import TOKENIZER
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.rendering.chat_template import find_template
+from ostinato.tasks.conversion.gguf_rotation import FACTORS, rotation_factors
 from ostinato.tasks.conversion.gguf_splits import split_name
 
 GGUF_FILE = "model.gguf"
@@ -50,6 +51,8 @@ WANTED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_group": 1},
 }
 ROTATIONS = ("default", "linear")
+# llama.cpp reads a table of factors of a llama alone
+LLAMA_ROTATIONS = (*ROTATIONS, "llama3")
 TYPES = {
     torch.float32: (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     torch.float16: (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
@@ -83,9 +86,11 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
                 "written"
             )
     rotation = config["rope_parameters"]["rope_type"]
-    if rotation not in ROTATIONS:
+    known = LLAMA_ROTATIONS if config["model_type"] == "llama" else ROTATIONS
+    if rotation not in known:
         raise ConfigError(
-            f"rope_type {rotation!r} is not written as GGUF, wanted {' or '.join(ROTATIONS)}"
+            f"rope_type {rotation!r} of a {config['model_type']} is not written as GGUF, wanted "
+            f"{' or '.join(known)}; without --gguf the directory is written"
         )
     described = json.loads(tokenizer_file.read_bytes())
     model = described["model"]
@@ -138,6 +143,10 @@ def _tensors(
         is_kept = tensor.ndim == 1 or source.endswith(_ROUTER)
         kept = GGMLQuantizationType.F32 if is_kept else kind
         yield GgufTensor(name, quantize(tensor.float().numpy(), kept), kept)
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "llama3":
+        factors = rotation_factors(rope, config["head_dim"])
+        yield GgufTensor(FACTORS, factors, GGMLQuantizationType.F32)
 
 
 def _fetch(files: TensorFiles, source: str, config: dict[str, Any]) -> Tensor:

@@ -41,7 +41,11 @@ BROUGHT_BY = {
 ON_DEMAND = {
     "transformers": {"tasks/conversion/gguf_file.py", "tasks/conversion/sentencepiece_file.py"},
     "sentencepiece": {"tasks/conversion/sentencepiece_file.py"},
-    "gguf": {"tasks/conversion/gguf_file.py", "tasks/conversion/gguf_writing.py"},
+    "gguf": {
+        "tasks/conversion/gguf_file.py",
+        "tasks/conversion/gguf_rotation.py",
+        "tasks/conversion/gguf_writing.py",
+    },
 }
 TEST_GROUPS = ("dev", "postgres")
 

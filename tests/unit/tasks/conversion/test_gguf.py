@@ -313,7 +313,11 @@ ROTATION = {
         (EXPERTS, False, "norm_topk_prob is False, wanted True for GGUF"),
         (EXPERTS | TWO_KINDS, False, r"mlp_only_layers is \[0\], wanted \[\] for GGUF"),
         (GROUPED, False, "n_group is 2, wanted 1 for GGUF"),
-        ({"rope_parameters": ROTATION}, False, "rope_type 'llama3' is not written as GGUF"),
+        (
+            {"model_type": "qwen3", "rope_parameters": ROTATION, "tie_word_embeddings": False},
+            False,
+            "rope_type 'llama3' of a qwen3 is not written as GGUF, wanted default or linear; without",
+        ),
         ({}, True, "the tokenizer splits texts by Whitespace .* in a way"),
     ],
 )

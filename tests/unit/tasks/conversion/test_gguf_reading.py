@@ -193,11 +193,11 @@ def test_a_form_that_cannot_be_is_named(kind: int, says: str, tmp_path: Path) ->
 
 
 def test_a_table_of_rotations_is_not_passed_over(tmp_path: Path) -> None:
-    """The stretched rotation of Llama 3.1 stands in such a table alone."""
-    out = write_files(tmp_path, "llama")
+    """llama.cpp reads one of a llama only."""
+    out = write_files(tmp_path, "qwen2", **UNTIED)
     table = {"rope_freqs.weight": np.full(8, 2.0, np.float32)}
     rewrite_gguf(out / GGUF_FILE, tmp_path / "x.gguf", more=table)
-    says = r"x\.gguf: tensor rope_freqs\.weight \(8,\) is not part of a llama"
+    says = r"x\.gguf: tensor rope_freqs\.weight \(8,\) is not part of a qwen2"
     with pytest.raises(ConfigError, match=says):
         import_model(str(tmp_path / "x.gguf"), tmp_path / "work" / "again", tmp_path / "cache")
     assert not list(tmp_path.glob("work/*"))
