@@ -2,10 +2,11 @@
 
 `accumulate`, a matrix product in float32 that adds to its result or overwrites it. Its matrix is
 float32 or bf16, whose numbers become float32 in registers. A tile
-keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: 24 sums,
-4 vectors of weights and a factor of the 32 registers. Each element is one chain of fused
-multiply-adds over the depth in order, whatever tile it falls in: a row's result does not depend on
-the rows beside it. Needs numba; imported only where compiled decoding was asked for.
+keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: with
+AVX-512 24 sums, 4 vectors of weights and a factor of the 32 registers; without it 12 sums, 2 and 1 of
+the 16 registers of half the length. Each element is one chain of fused multiply-adds over the depth
+in order, whatever tile it falls in: a row's result does not depend on the rows beside it. Needs
+numba; imported only where compiled decoding was asked for.
 
 Shapes: N rows, K depth, O columns.
 """
@@ -38,8 +39,10 @@ from ostinato.models.decode.supported import LANES
 
 __all__ = ["JIT", "accumulate"]
 
-# Of the 32 long registers of AVX-512; where registers are shorter and fewer, sums spill from more.
-_MOST_ROWS = 6 if get_host_cpu_features().get("avx512f") else 4
+_MOST_ROWS = 6
+# Columns of the widest tile, by its rows, whose sums do not spill from the registers.
+_IS_LONG = bool(get_host_cpu_features().get("avx512f"))
+_WIDEST = (64,) * _MOST_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
 _AHEAD_BYTES = 2048  # of a packed panel are asked for before they are read
 _LINE_BYTES = 64
 
@@ -47,11 +50,14 @@ _LINE_BYTES = 64
 def _ask_for(
     builder: ir.IRBuilder, pointer: Any, offset: Any, items: int, item: types.Type
 ) -> None:
-    """Has the processor read what lies at a pointer into its nearest cache. It need not exist."""
+    """Has the processor read what lies at a pointer into its caches: the nearest one for whole panel rows,
+    the second for less, which waits for longer. It need not exist.
+    """
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    reading, nearest, data = (ir.Constant(number, value) for value in (0, 3, 1))
+    locality = 3 if items == PANEL else 2
+    reading, nearest, data = (ir.Constant(number, value) for value in (0, locality, 1))
     llvm_item, item_bytes = layout_of(item)
     for first in range(0, items, _LINE_BYTES // item_bytes):
         place = builder.gep(pointer, [builder.add(offset, index_of(first))], source_etype=llvm_item)
@@ -95,12 +101,14 @@ def _write_tile(
         for row in range(rows)
     ]
     is_panel = builder.icmp_signed("==", w_step, index_of(PANEL))
-    ahead_items = index_of(_AHEAD_BYTES // layout_of(item)[1])
+    # A narrow tile asks for its part of the next panel: those beside it do for theirs.
+    is_whole = vectors * LANES == PANEL
+    in_panel = index_of(_AHEAD_BYTES // layout_of(item)[1])
+    ahead_items = in_panel if is_whole else builder.mul(depth, index_of(PANEL))
     ahead = builder.select(is_panel, ahead_items, index_of(PANEL))
     with cgutils.for_range(builder, depth) as loop:
         w_row = builder.mul(w_step, loop.index)
-        if vectors * LANES == PANEL:
-            _ask_for(builder, w, builder.add(w_row, ahead), PANEL, item)
+        _ask_for(builder, w, builder.add(w_row, ahead), vectors * LANES, item)
         columns = [
             load_items(builder, w, builder.add(w_row, index_of(LANES * part)), item)
             for part in range(vectors)
@@ -117,7 +125,7 @@ def _write_tile(
 
 
 def _tiles(vectors: int) -> Callable[..., Any]:
-    """The tiles of 16 * vectors columns, chosen by their rows."""
+    """The tiles of 16 * vectors columns that fit into registers, chosen by their rows."""
 
     @intrinsic
     def tiles(typing_context, rows, x, x_step, w, w_step, y, y_step, depth, is_new):
@@ -127,6 +135,8 @@ def _tiles(vectors: int) -> Callable[..., Any]:
         end = builder.append_basic_block("tiles.end")
         choice = builder.switch(arguments[0], end)
         for rows in range(1, _MOST_ROWS + 1):
+            if vectors * LANES > _WIDEST[rows - 1]:
+                continue
             block = builder.append_basic_block(f"tiles.{rows}")
             choice.add_case(index_of(rows), block)
             builder.position_at_end(block)
@@ -148,21 +158,27 @@ def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
     """
     at = 0
     while at < columns:
-        left = columns - at
-        width = 64 if left >= 64 else 32 if left >= 32 else 16
-        w_block, y_block, x_block, row = moved(w, at), y + 4 * at, x, 0
+        panel = min(columns - at, PANEL)
+        x_block, y_block, row = x, y + 4 * at, 0
         while row < rows:
             blocks = (
                 rows - row + _MOST_ROWS - 1
             ) // _MOST_ROWS  # of even sizes: 7 rows are 4 and 3
             some = (rows - row + blocks - 1) // blocks
-            if width == 64:
-                _tiles_64(some, x_block, x_step, w_block, w_step, y_block, y_step, depth, is_new)
-            elif width == 32:
-                _tiles_32(some, x_block, x_step, w_block, w_step, y_block, y_step, depth, is_new)
-            else:
-                _tiles_16(some, x_block, x_step, w_block, w_step, y_block, y_step, depth, is_new)
+            part = 0
+            while part < panel:
+                most = min(panel - part, _WIDEST[some - 1])
+                w_tile, y_tile = moved(w, at + part), y_block + 4 * part
+                if most >= 64:
+                    _tiles_64(some, x_block, x_step, w_tile, w_step, y_tile, y_step, depth, is_new)
+                    part += 64
+                elif most >= 32:
+                    _tiles_32(some, x_block, x_step, w_tile, w_step, y_tile, y_step, depth, is_new)
+                    part += 32
+                else:
+                    _tiles_16(some, x_block, x_step, w_tile, w_step, y_tile, y_step, depth, is_new)
+                    part += 16
             row += some
             x_block += 4 * some * x_step
             y_block += 4 * some * y_step
-        at += width
+        at += panel
