@@ -40,8 +40,11 @@ from ostinato.models.decode.supported import LANES
 __all__ = ["JIT", "accumulate"]
 
 _MOST_ROWS = 6
+_FEATURES = numba.config.CPU_FEATURES  # what numba compiles for; None: this processor
+_IS_LONG = (
+    bool(get_host_cpu_features().get("avx512f")) if _FEATURES is None else "+avx512f" in _FEATURES
+)
 # Columns of the widest tile, by its rows, whose sums do not spill from the registers.
-_IS_LONG = bool(get_host_cpu_features().get("avx512f"))
 _WIDEST = (64,) * _MOST_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
 _AHEAD_BYTES = 2048  # of a packed panel are asked for before they are read
 _LINE_BYTES = 64

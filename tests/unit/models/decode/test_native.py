@@ -252,6 +252,43 @@ def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
     assert first == second
 
 
+@pytest.mark.slow  # compiles products twice
+def test_products_have_the_same_bits_in_the_tiles_of_any_processor(tmp_path: Path) -> None:
+    program = """if True:
+        import numpy, torch
+        from ostinato.models.decode.compiled.kernels import multiply_packed
+        from ostinato.models.decode.compiled.packed import aligned_floats, pack_matrix
+        generator = torch.Generator().manual_seed(0)
+        depth = 37
+        for columns in (16, 48, 64, 176):
+            matrix_KO = torch.randn(depth, columns, generator=generator)
+            packed = pack_matrix(matrix_KO)
+            rows_NK = torch.randn(14, depth, generator=generator)
+            exact_NO = rows_NK.double() @ matrix_KO.double()
+            x = aligned_floats(rows_NK.numel())
+            x[:] = rows_NK.numpy().ravel()
+            for rows in range(1, 15):
+                y = aligned_floats(rows * columns)
+                multiply_packed(x, 0, depth, packed, 0, y, 0, columns, rows, depth, columns, 1)
+                found_NO = torch.from_numpy(y.reshape(rows, columns))
+                # 37 roundings of sums up to 30
+                torch.testing.assert_close(found_NO.double(), exact_NO[:rows], atol=1e-4, rtol=0)
+                print(found_NO[0].numpy().tobytes().hex(), y.tobytes().hex())
+        """
+    short = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}
+    here, without_long_registers = (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), **environment},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for environment in ({}, short)
+    )
+    assert here
+    assert here == without_long_registers
+
+
 def test_native_decoding_follows_a_swap() -> None:
     engine = make_engine(cache_policy=CachePolicy.EXACT)
     one = requests(1)[0]
