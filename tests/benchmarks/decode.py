@@ -1,6 +1,6 @@
 """How fast one core decodes, and two beside other engines.
 
-Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model smollm2 [--peers vllm] [--rounds N]]
+Run: python -m tests.benchmarks.decode [--quick] [--vllm-python PYTHON] [--model smollm2 [OPTIONS]]
 
 With a Python that has vLLM's CPU build and transformers installed, our engine is compared with both
 at the shape of decode_peers.py, in wall time; without one, that part is not run and its targets are
@@ -19,6 +19,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
@@ -30,7 +31,7 @@ from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights
-from tests.benchmarks.decode_peers import compare_with_peers
+from tests.benchmarks.decode_peers import BATCHES, compare_with_peers
 from tests.fakes.nano_spec import NANO
 from tests.fakes.tiny_model import random_weights
 
@@ -227,7 +228,13 @@ def measure_engines(is_quick: bool) -> dict[str, float]:
 
 
 def measure_peers(
-    peers: dict[str, Path], name: str, is_quick: bool, rounds: int | None = None
+    peers: dict[str, Path],
+    name: str,
+    is_quick: bool,
+    *,
+    rounds: int | None = None,
+    new_tokens: int | None = None,
+    batches: Sequence[int] = BATCHES,
 ) -> dict[str, float]:
     """Speed-ups over the peers, and what each side made a second."""
     if not peers:
@@ -241,8 +248,9 @@ def measure_peers(
             peers,
             name,
             Path(directory),
-            new_tokens=NEW_TOKENS[name] // (4 if is_quick else 1),
+            new_tokens=new_tokens or NEW_TOKENS[name] // (4 if is_quick else 1),
             rounds=rounds or (2 if is_quick else 5),
+            batches=batches,
         ):
             print(
                 f"{row.peer:13s} {row.batch:5d} {row.our_tokens_per_second:8.0f} "
@@ -265,8 +273,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--vllm-python", type=Path, help="has vLLM (CPU) and transformers")
     parser.add_argument("--model", choices=tuple(NEW_TOKENS), default="reference")
-    parser.add_argument("--peers", nargs="+", help="which ones, with --model smollm2")
-    parser.add_argument("--rounds", type=int, help="of each batch size, with --model smollm2")
+    alone = parser.add_argument_group("with --model smollm2")
+    alone.add_argument("--peers", nargs="+", help="which ones")
+    alone.add_argument("--rounds", type=int, help="of each batch size")
+    alone.add_argument("--new-tokens", type=int, help="of each request")
+    alone.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     arguments = parser.parse_args()
     peers: dict[str, Path] = {}
     if arguments.vllm_python is not None:
@@ -281,7 +292,14 @@ def main() -> None:
                 f"--peers {unknown}, wanted some of {', '.join(peers)}; vllm: --vllm-python"
             )
         chosen = {kind: peers[kind] for kind in arguments.peers or peers}
-        figures = measure_peers(chosen, arguments.model, arguments.quick, arguments.rounds)
+        figures = measure_peers(
+            chosen,
+            arguments.model,
+            arguments.quick,
+            rounds=arguments.rounds,
+            new_tokens=arguments.new_tokens,
+            batches=arguments.batches,
+        )
         print(json.dumps({"name": "decode smollm2", "figures": figures}))
         return
     if "vllm" in peers:

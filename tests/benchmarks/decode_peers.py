@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -239,7 +239,13 @@ def time_peer(process: subprocess.Popen[str], batch: int) -> float:
 
 
 def compare_with_peers(
-    peers: dict[str, Path], name: str, directory: Path, *, new_tokens: int, rounds: int
+    peers: dict[str, Path],
+    name: str,
+    directory: Path,
+    *,
+    new_tokens: int,
+    rounds: int,
+    batches: Sequence[int] = BATCHES,
 ) -> Iterator[Comparison]:
     """Ours and each peer, by the Python that it runs in, in turn, `rounds` times a batch size."""
     model = MODELS[name]()
@@ -252,7 +258,7 @@ def compare_with_peers(
             our_engines(2, name, new_tokens, Precision.BF16) as coarse_engines,
             peer_process(python, kind, model.dtype, directory, new_tokens) as peer,
         ):
-            for batch in BATCHES:
+            for batch in batches:
                 time_peer(peer, batch)  # its graphs of this size are compiled now
                 time_ours(engines, prompts[:batch], new_tokens)
                 time_ours(coarse_engines, prompts[:batch], new_tokens)
