@@ -18,7 +18,7 @@ import numba
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from ostinato.models.decode.compiled.packed import PANEL
@@ -40,7 +40,8 @@ from ostinato.models.decode.supported import LANES
 __all__ = ["JIT", "accumulate"]
 
 _MOST_ROWS = 6
-_FEATURES = numba.config.CPU_FEATURES  # what numba compiles for; None: this processor
+_settings: Any = config  # whose names numba sets as it is imported
+_FEATURES = _settings.CPU_FEATURES  # what it compiles for; None: this processor
 _IS_LONG = (
     bool(get_host_cpu_features().get("avx512f")) if _FEATURES is None else "+avx512f" in _FEATURES
 )
