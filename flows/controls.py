@@ -18,7 +18,6 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.records import Split
@@ -35,17 +34,12 @@ def controls(
     too where the recipe's `[controls]` say so. Returns the table.
     """
     context = StageContext.open(recipe, seed, options)
-    wants_fine_tuning = context.recipe.controls.fine_tuning_tokens > 0
-    if wants_fine_tuning and not context.recipe.pretraining.phases:
-        raise ConfigError(
-            f"recipe {context.recipe.name!r}: controls.fine_tuning_tokens="
-            f"{context.recipe.controls.fine_tuning_tokens} without a phase of pretraining, wanted one: "
-            "its last one is repeated"
-        )
     problems = problem_building(recipe, seed, options=context.options)
     start = mtp_distillation(recipe, seed, problems, options=context.options)
     trained = reinforcement(recipe, seed, problems, start, options=context.options)
-    others = {FINE_TUNING: fine_tune_further(context, problems, start)} if wants_fine_tuning else {}
+    others = {}
+    if context.recipe.controls.fine_tuning_tokens:
+        others[FINE_TUNING] = fine_tune_further(context, problems, start)
     report = compare(context, problems, start, trained, others)
     show_controls(chain.result_of(context, report, ControlReport))
     for other in others.values():
@@ -56,8 +50,8 @@ def controls(
 def fine_tune_further(
     context: StageContext, problems: ArtifactRef, start: ArtifactRef
 ) -> ArtifactRef:
-    """Trains RL's start by the recipe's last phase on demonstrations that it has not seen, as many as
-    `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a name of its own.
+    """Trains RL's start by the recipe's last phase on demonstrations of the same problems, drawn anew, as many
+    as `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a name of its own.
     """
     recipe, tokens = context.recipe, context.recipe.controls.fine_tuning_tokens
     last = recipe.pretraining.phases[-1]

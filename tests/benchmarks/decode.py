@@ -279,6 +279,10 @@ def main() -> None:
     alone.add_argument("--new-tokens", type=int, help="of each request")
     alone.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     arguments = parser.parse_args()
+    if arguments.model != "smollm2" and (
+        arguments.peers or arguments.rounds or arguments.new_tokens or arguments.batches != BATCHES
+    ):
+        parser.error("--peers, --rounds, --new-tokens and --batches want --model smollm2")
     peers: dict[str, Path] = {}
     if arguments.vllm_python is not None:
         peers["vllm"] = arguments.vllm_python
