@@ -6,6 +6,7 @@ goes on there. It ends by itself soon after its starter.
 """
 
 import contextlib
+import contextvars
 import json
 import logging
 import os
@@ -40,7 +41,7 @@ STATE = "trackers.json"  # id of the run, and bytes of metrics.jsonl that each t
 LOG = "trackers.log"
 _LOCK = "trackers.lock"
 _POLL_SECONDS = 0.5
-_PATIENCE_SECONDS = 20.0  # for what is left when the stage has ended
+_PATIENCE_SECONDS = 60.0  # for what is left when the stage has ended
 _NICENESS = 10
 
 
@@ -67,8 +68,9 @@ def tracked(
         yield begin
     finally:
         for process in beside:
-            # waits for the last numbers beside what the caller does next
-            threading.Thread(target=process.finish, args=(patience_seconds,)).start()
+            # waits for the last numbers beside what the caller does next; its warning is for the caller's log
+            caller = contextvars.copy_context()
+            threading.Thread(target=caller.run, args=(process.finish, patience_seconds)).start()
 
 
 class _Beside:
@@ -150,6 +152,8 @@ class Forwarding:
                 config={} if request is None else request.request,
             ),
         )
+        # Not before: on a busy machine a process that steps back imports for longer than a short stage runs.
+        os.nice(_NICENESS)  # of this thread
         offset = self._state["offsets"].get(name, 0)
         is_last = False
         while not is_last:
@@ -188,7 +192,6 @@ def _rows(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def main(directory: Path) -> int:
     """Forwards the metrics of a stage until standard input ends. Returns the exit code."""
-    os.nice(_NICENESS)
     configure_logging()
     stopped = threading.Event()
     threading.Thread(target=_await_end, args=(stopped,), daemon=True).start()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
+from ostinato.infra.platform.tracking import forwarding
 from ostinato.infra.platform.tracking.forwarding import STATE, tracked
 from ostinato.infra.platform.tracking.trackers import refuse_unknown_trackers
 
@@ -29,11 +31,16 @@ import json, os, time
 
 class File:
     def __init__(self, run):
+        self.niceness = os.nice(0)
         self.file = open(run.home / f"{run.group}.{run.name}.seen", "a")
     def log(self, step, values):
         print(json.dumps([step, values]), file=self.file, flush=True)
     def close(self):
         print('"closed"', file=self.file, flush=True)
+
+class Nice(File):
+    def log(self, step, values):
+        super().log(step, {"opened": self.niceness, "logs": os.nice(0)})
 
 def failing(run):
     raise OSError("no route to host")
@@ -43,7 +50,13 @@ class Hanging(File):
         print(os.getpid(), file=self.file, flush=True)
         time.sleep(3600)
 """
-ENTRY_POINTS = "[ostinato.trackers]\nfile = seen_by:File\nfailing = seen_by:failing\nhanging = seen_by:Hanging\n"
+ENTRY_POINTS = """
+[ostinato.trackers]
+file = seen_by:File
+nice = seen_by:Nice
+failing = seen_by:failing
+hanging = seen_by:Hanging
+"""
 STARTER = """
 import sys, time
 from pathlib import Path
@@ -171,6 +184,31 @@ def test_tracker_that_hangs_is_ended(directory: Path, caplog: pytest.LogCaptureF
         wait_for(lambda: bool(caplog.messages))
     assert "not done 0.1 s after the stage" in caplog.messages[0]
     assert not psutil.pid_exists(seen(directory)[0])
+
+
+def test_tracker_steps_back_from_the_work_only_when_it_is_open(directory: Path) -> None:
+    MetricsLog(directory / METRICS).append(1, {"loss": 1.0})
+    with tracked(directory, settings_of(directory, "nice")) as begin:
+        begin()
+        wait_for(lambda: bool(seen(directory)))
+    own = os.nice(0)
+    assert seen(directory)[0] == [1, {"opened": own, "logs": min(own + 10, 19)}]
+
+
+def test_warning_of_a_tracker_reaches_the_log_of_the_run_that_waited(directory: Path) -> None:
+    run: ContextVar[str] = ContextVar("run", default="no run")
+    runs: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: runs.append(run.get())  # type: ignore[method-assign]
+    forwarding.logger.addHandler(handler)
+    try:
+        run.set("mine")
+        with tracked(directory, settings_of(directory, "failing")) as begin:
+            begin()
+        wait_for(lambda: bool(runs))
+    finally:
+        forwarding.logger.removeHandler(handler)
+    assert runs == ["mine"]
 
 
 def test_trackers_are_closed_when_the_supervisor_is_killed(directory: Path) -> None:
