@@ -1,6 +1,7 @@
 """Laws of one optimiser step: it is the gradient it says it is, whatever the layout."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training import allocator
 from ostinato.tasks.learning.config import (
     LearningConfig,
     ObjectiveConfig,
@@ -186,6 +188,22 @@ def test_step_without_a_finite_gradient_is_refused_before_the_weights_move() -> 
     with pytest.raises(TrainingError, match="not touched"):
         run_step(model, draw(advantage=float("inf")))
     assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
+
+
+def test_step_returns_freed_memory_to_the_kernel_once_it_is_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trims: list[int] = []
+    usage = SimpleNamespace(uordblks=0, hblkhd=0)  # all resident memory is free
+    library = SimpleNamespace(mallinfo2=lambda: usage, malloc_trim=trims.append)
+    monkeypatch.setattr(allocator, "_glibc", lambda: library)
+    model, samples = build_trainer_model(TINY, seed=3), draw()
+    monkeypatch.setattr(allocator, "_KEPT_SHARE", 1.0)
+    run_step(model, samples)
+    assert trims == []
+    monkeypatch.setattr(allocator, "_KEPT_SHARE", 0.0)
+    run_step(model, samples)
+    assert trims == [0]
 
 
 def test_k3_in_the_loss_is_its_own_gradient_at_every_sampled_token() -> None:
