@@ -21,16 +21,17 @@ from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig,
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-10 at most in fp32. In bf16 it is 8e-5 for
-# SmolLM2 and 4e-5 for nano after RL with the engine's routes replayed (lab log, 2026-11-26). vLLM was not measured on
-# this project's machines and has the general limit.
+# SmolLM2 and 4e-5 for nano after RL with the engine's routes replayed (lab log, 2026-11-26). vLLM on a CPU, for SmolLM2:
+# 5e-11 in fp32 and 1.4e-3 in bf16, in which it computes too (lab log, 2026-11-27); on a GPU its fp32 was not measured.
 PARITY_ALARM_K3 = {
     ("local", Precision.FP32): 1e-6,
     ("local", Precision.BF16): 5e-4,
     ("vllm", Precision.FP32): 1e-3,
-    ("vllm", Precision.BF16): 1e-3,
+    ("vllm", Precision.BF16): 1e-2,
 }
 # the same where the trainer's router chooses: few tokens go to other experts, each far off; up to 2.6e-3 in a step of nano's
-_FREE_ROUTERS_ALARM_K3 = {("local", Precision.BF16): 2e-2}
+# by our engine
+_FREE_ROUTERS_ALARM_K3 = {("local", Precision.BF16): 2e-2, ("vllm", Precision.BF16): 2e-2}
 # by the trainer's precision, whichever engine: 6 to 8 times what nano after RL measures beside fp32 at its own samples
 # without router replay, 6e-4 in bf16 and 9e-3 in MXFP8 (lab log, 2026-11-26)
 TRAINER_ALARM_K3 = {"fp32": 0.0, "bf16": 5e-3, "mx32": 5e-2, "mx128": 5e-2}
@@ -202,8 +203,8 @@ class ParityConfig(Record):
     alarm_k3: PositiveFloat | None = Field(
         default=None,
         description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 where "
-        "our engine and `precision` are fp32, 5e-4 where our engine is bf16 (2e-2 without router replay), 1e-3 for "
-        "other engines, at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
+        "our engine and `precision` are fp32, 5e-4 where our engine is bf16, 1e-3 for vLLM in fp32 and 1e-2 in bf16 (2e-2 "
+        "for either in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
     )
     alarm_kept_cache_k3: PositiveFloat = Field(
         default=1e-3,

@@ -90,12 +90,18 @@ def reference_model() -> ComparedModel:
     return ComparedModel(REFERENCE, weights, "bfloat16", export)
 
 
-def smollm2_model() -> ComparedModel:
-    """SmolLM2-135M, fetched once into the cache of this machine."""
+def smollm2_directory() -> Path:
+    """Checkpoint of SmolLM2-135M, fetched once into the cache of this machine."""
     cache = load_settings().cache_directory
     place = cache / "benchmarks" / "smollm2"
     if not place.exists():
         import_model("smollm2", place, cache / "models")
+    return place
+
+
+def smollm2_model() -> ComparedModel:
+    """SmolLM2-135M."""
+    place = smollm2_directory()
     checkpoint = load_checkpoint(place)
 
     def export(directory: Path) -> None:

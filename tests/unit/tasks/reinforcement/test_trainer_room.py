@@ -33,7 +33,7 @@ def test_parity_limit_is_that_of_the_coarser_of_trainer_and_engine() -> None:
         for precision in ("fp32", "bf16", "mx128")
         for decoding in (fine, coarse)
     ]
-    assert [one.alarm_k3 for one in limits] == [1e-6, 1e-3, 5e-3, 5e-3, 5e-2, 5e-2]
+    assert [one.alarm_k3 for one in limits] == [1e-6, 1e-2, 5e-3, 1e-2, 5e-2, 5e-2]
     assert [one.alarm_kept_cache_k3 for one in limits] == [1e-3, 1e-3, 5e-3, 5e-3, 5e-2, 5e-2]
     named = LearningConfig(precision="bf16", parity=ParityConfig(alarm_k3=0.5))
     assert trainer_config(named, fine).parity.alarm_k3 == 0.5
