@@ -1,4 +1,4 @@
-"""What an attempt is asked to do and the limits it runs under.
+"""Settings and request of an agent attempt.
 
 `HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (what one environment narrows),
 `PromptFacts` and `AgentRequest` (one attempt).
@@ -32,7 +32,7 @@ class ToolPolicy(Record):
     exact_edits: bool = False
     """edit_file's old must match to the character"""
     read_before_edit: bool = False
-    """edit_file and write_file want the file as it is now read before"""
+    """edit_file and write_file refuse a file whose present content was not read"""
     protected_paths: tuple[str, ...] = ()
     """patterns as in .gitignore that no file tool may change"""
     allowed_commands: tuple[str, ...] | None = None
@@ -50,7 +50,7 @@ class HarnessConfig(Record):
     context_tokens: int = Field(default=512, ge=16)
     """prompt, answers and results together"""
     max_broken_turns: PositiveInt = 3
-    """turns in a row whose calls are all the model's own mistakes"""
+    """turns in a row with only malformed, unknown or invalid calls; then the attempt ends"""
     max_calls_per_turn: PositiveInt = 16
     """calls of one answer that are run; any more are refused as invalid"""
     call_time_limit_seconds: PositiveFloat = 20.0
@@ -59,8 +59,8 @@ class HarnessConfig(Record):
     """wall time of one attempt; then it ends with the files as they are. A gateway that is stopped
     waits as long for those under way"""
     visible_tests: Literal["fresh", "hot"] = "fresh"
-    """where an agent's tests run: in a box that never held the original code, or, three times as
-    fast, where it was loaded before; there a change could print it from memory"""
+    """where an agent's tests run. fresh: in a box that never held the original code. hot: three times
+    as fast, in a process that has loaded it; a change could print it from memory"""
     result_limit_characters: int = Field(default=1200, ge=80)
     """longer tool results are cut in the middle"""
     read_limit_lines: PositiveInt = Field(default=40, description="lines one read_file may show")
@@ -90,14 +90,14 @@ class HarnessConfig(Record):
     """in place of the text that explains tools and calls, for a model that was fine-tuned on them;
     None: the explanation"""
     shown_lines: NonNegativeInt = 0
-    """lines, at most, of a problem's broken function that stand above its prompt as a file that the
-    user has open; 0: none. Not in the compact dialect"""
+    """most lines of a problem's broken function to show above its prompt as a file that the user has
+    open; 0: none. Not in the compact dialect"""
     announce_turns: NonNegativeInt = 0
-    """with so few turns left the model is told; 0: never"""
+    """the model is told once this few turns are left; 0: never"""
     announce_tokens: NonNegativeInt = 0
-    """with so few tokens left the model is told; 0: never"""
+    """the model is told once this few tokens are left; 0: never"""
     infrastructure_retries: NonNegativeInt = 2
-    """a call that failed by our fault is made again so often"""
+    """retries of a call that failed through infrastructure"""
 
     @field_validator("dialect")
     @classmethod
@@ -163,7 +163,7 @@ class PromptFacts(Record):
 
 
 class AgentRequest(Record):
-    """One attempt."""
+    """Request for one attempt."""
 
     prompt: str
     session_id: str = Field(description="names the conversation to the engine's cache")

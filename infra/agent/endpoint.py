@@ -1,5 +1,5 @@
-"""A model that somebody else serves over an OpenAI-style API: its address, whether it answers, and
-patience with a server that is busy.
+"""A model served elsewhere over an OpenAI-style API: its address, a probe, and a client that retries
+while the server is busy.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from ostinato.infra.platform.settings import named_secret
 ANSWER_SECONDS = 600.0  # for one answer of a busy server
 PROBE_SECONDS = 0.8
 TRIES = 4  # of a request, under a limit of requests or while the server is restarted
-LONGEST_PAUSE_SECONDS = 20.0  # an attempt's clock runs on
+LONGEST_PAUSE_SECONDS = 20.0  # pauses count towards an attempt's time limit
 TOO_MANY = 429
 LISTS_NOTHING = (404, 405, 501)  # servers that answer chats and list no models
 BUSY = (TOO_MANY, 500, 502, 503, 504, 529)
@@ -33,7 +33,7 @@ class Listing(BaseModel):
 
 
 class Endpoint(Record):
-    """A model of an OpenAI-style API. The key itself is nowhere written."""
+    """A model of an OpenAI-style API. Names the key's environment variable, never the key."""
 
     url: str = Field(
         pattern=r"^https?://[^\s@?#]+$",
@@ -45,7 +45,7 @@ class Endpoint(Record):
 
     @property
     def title(self) -> str:
-        """What scorecards call it."""
+        """Name on scorecards."""
         return f"{self.model} at {self.url} (outside baseline)"
 
     def headers(self) -> dict[str, str]:
@@ -84,13 +84,15 @@ def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
 
 
 class PatientTransport(httpx.AsyncBaseTransport):
-    """Requests that are sent again while the server is busy, restarted or counting requests."""
+    """Transport that repeats requests while the server is busy, restarting or rate limiting."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The last answer. ConfigError when it still is 429, as every attempt's would be."""
+        """The first answer with a status outside BUSY, else the last. ConfigError when that is 429:
+        every other attempt would meet it too.
+        """
         for tries in range(1, TRIES + 1):
             pause_seconds = 0.5 * 2**tries
             try:

@@ -1,4 +1,4 @@
-"""What an attempt works in: a sandbox, the tests, the user, and what the harness remembers.
+"""Environment of an attempt: sandbox, tests, user, and the harness's memory of earlier calls.
 
 A caller makes one per attempt, or per user session, so that a later request still knows the region
 read last.
@@ -86,7 +86,7 @@ class AgentEnvironment:
             await self.sandbox.write(path, text.encode())
 
     async def put_back(self) -> None:
-        """Files that its tools changed, as they were, and nothing remembered."""
+        """Restores the files that tools changed and clears the state. Raises the first failed write."""
         originals = {
             path: None if text is None else text.encode()
             for path, text in self.state.originals.items()
@@ -108,7 +108,7 @@ class AgentEnvironment:
 
 @contextmanager
 def _answered(message: str) -> Iterator[None]:
-    """Words what the sandbox refuses for the model. Faults of ours pass."""
+    """Turns a sandbox's refusal into ToolFailure(message). Retryable errors pass."""
     try:
         yield
     except SandboxError as error:

@@ -1,7 +1,7 @@
 """The record of one attempt as tokens: segments, turns, and what ended it.
 
 Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts
-a token.
+per token.
 """
 
 import json
@@ -32,7 +32,7 @@ class EndReason(StrEnum):
     FINISHED = "finished"  # the model answered without a tool call
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"
-    BROKEN_CALLS = "broken_calls"  # too many malformed calls in a row
+    BROKEN_CALLS = "broken_calls"  # too many turns of broken calls in a row, or a repeated turn
     TIMED_OUT = "timed_out"
     BOX_RUINED = "box_ruined"  # the box died under the model's calls, or cannot be read after them
     SANDBOX_FAILED = "sandbox_failed"  # the fault of the machine
@@ -77,7 +77,7 @@ class TurnRecord(Record):
 
 
 class SamplingDistribution(Record):
-    """Distribution that a segment's tokens were drawn from, beside the model's own."""
+    """Sampling settings that a segment's tokens were drawn with."""
 
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
@@ -85,7 +85,9 @@ class SamplingDistribution(Record):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens could not be drawn, so that a trainer over all scores another distribution."""
+        """Whether some tokens could not be drawn; log-probabilities over all tokens are then of another
+        distribution.
+        """
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
 
 
@@ -156,7 +158,7 @@ class Transcript(Record):
 
     @classmethod
     def of_failure(cls, reason: EndReason, detail: str, wall_seconds: float = 0.0) -> "Transcript":
-        """An attempt that left nothing."""
+        """An attempt without segments and turns."""
         return cls(
             segments=(),
             turns=(),
@@ -167,7 +169,9 @@ class Transcript(Record):
         )
 
     def opening_tokens(self, num_turns: int) -> int:
-        """Tokens that the answer after so many turns was sampled from. All where no answer followed."""
+        """Length of the context that the answer after `num_turns` turns was sampled from: the whole
+        segment where no answer followed.
+        """
         segment = self.segments[0]
         answered = sum(turn.generated_tokens > 0 for turn in self.turns[:num_turns])
         edges_T = np.diff(segment.loss_mask_T.astype(np.int8), prepend=0)
@@ -175,7 +179,7 @@ class Transcript(Record):
         return int(starts[answered]) if answered < len(starts) else len(segment.token_ids_T)
 
     def opening(self, num_turns: int) -> Opening:
-        """Its first turns, as another attempt continues from them."""
+        """The first turns, for another attempt to continue from."""
         segment, end = self.segments[0], self.opening_tokens(num_turns)
         arrays = {name: getattr(segment, name)[:end] for name in _SEGMENT_ARRAYS}
         return Opening(

@@ -1,4 +1,4 @@
-"""A sandbox made into the place of one attempt: its tests and its code search."""
+"""Makes the environment of an attempt from a sandbox, its tests and the code search."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,9 +19,9 @@ def make_workplace(
     baseline: Mapping[str, bytes] | None = None,
     keeps_secrets: bool = True,
 ) -> AgentEnvironment:
-    """The environment of an attempt in a sandbox of the server's repository. `baseline`: all files
-    as the agent was given them, where the repository holds others. `keeps_secrets`: its tests then
-    run where no others ever were.
+    """The environment of an attempt in a sandbox of the server's repository. `baseline`: the agent's
+    files, where the repository also holds others. `keeps_secrets`: tests then run in a box that
+    never held those others.
     """
     repository = server.repository
     given = baseline if keeps_secrets else None

@@ -29,7 +29,7 @@ class Dialect:
 
 
 def dialect_of(config: HarnessConfig) -> Dialect:
-    """The dialect that a model is addressed in."""
+    """The dialect of the harness settings."""
     return _load_dialect(config.dialect)
 
 

@@ -116,9 +116,9 @@ async def run_conversation(
     on_turn: OnTurn | None = None,
     earlier: Sequence[TurnRecord] = (),
 ) -> Transcript:
-    """Takes turns until something ends the attempt. `prompt`: what a segment after a summary begins
-    with; the conversation has been told already. `on_turn` hears of each turn as it completes.
-    `earlier`: turns that the conversation begins with; they count.
+    """Takes turns until something ends the attempt. `prompt`: the request, repeated in a segment after
+    a summary; the conversation already holds it. `on_turn`: called with each completed turn.
+    `earlier`: turns that the conversation begins with; they count towards the limits.
     """
     started = clock()
     attempt = _Attempt(conversation, environment, prompt, config, on_turn, list(earlier))
@@ -134,7 +134,7 @@ async def run_conversation(
         end_reason, detail = EndReason.ENGINE_FAILED, str(error)
     except (SandboxError, AgentError) as error:
         end_reason, detail = EndReason.SANDBOX_FAILED, str(error)
-        # the test server, which many attempts share, is not the box of this one
+        # SandboxHostLost is of the test server, which many attempts share, not of this one's box
         if environment.sandbox.is_lost and not isinstance(error, SandboxHostLost):
             end_reason = EndReason.BOX_RUINED
     except OstinatoError as error:

@@ -99,7 +99,7 @@ class TokenConversation:
 
     @property
     def session_id(self) -> str:
-        """Each segment is a conversation of its own to the engine."""
+        """Name of the engine's session, one per segment."""
         suffix = f"#{len(self.finished_segments)}" if self.finished_segments else ""
         return self.request.session_id + suffix
 
@@ -182,7 +182,7 @@ class TokenConversation:
         return (*self.finished_segments, self.builder.build())
 
     async def close(self) -> None:
-        """Lets the engine forget the conversation."""
+        """Ends the engine's session."""
         await self.model.end_session(self.session_id)
 
 

@@ -2,8 +2,8 @@
 
 The order: a call waits for the earlier calls it conflicts with (one writes what the other touches)
 and otherwise runs beside them; there is exactly one result per call, in call order, whatever fails.
-What the model did wrong is a result it reads. What we did wrong is tried again and then raised,
-after the other calls have ended: the attempt is masked, not punished.
+A mistake of the model is a result that it reads. An infrastructure failure is retried and then
+raised, after the other calls have ended: such an attempt is masked in training, not punished.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ async def execute_calls(
 
 
 def _with_ids(calls: Sequence[ParsedCall], turn: int) -> list[ParsedCall]:
-    """Every call under an id of its own. A second use of one is the caller's mistake."""
+    """The calls, each with an id. A call that repeats an id of the turn is InvalidArguments."""
     given: set[str] = set()
     named: list[ParsedCall] = []
     for index, call in enumerate(calls, start=1):
@@ -175,7 +175,7 @@ async def _run_call(
 async def _run_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
-    """The call's outcome. Whatever it raises becomes a status or a failure of ours."""
+    """The call's outcome. Whatever it raises becomes a status or an infrastructure failure."""
     try:
         with boundary(AgentError, f"tool {call.tool}"):
             async with asyncio.timeout(_limit_seconds(call, environment, config)):
@@ -209,12 +209,14 @@ async def _try_tool(
 
 
 def _may_pass(error: BaseException) -> bool:
-    """A lost sandbox does not come back. Other faults of ours may be gone the next time."""
+    """Whether a retry may help. A lost sandbox does not come back."""
     return is_retryable(error) and not isinstance(error, SandboxLost)
 
 
 def _limit_seconds(call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig) -> float:
-    """A terminal ends its own command and keeps what it printed. The harness waits a little more."""
+    """Time limit of a call. The full dialect's terminal gets a margin: it ends its command itself, to
+    keep the output.
+    """
     if call.tool == ASK_USER and environment.ask_limit_seconds is not None:
         return environment.ask_limit_seconds
     margin = TERMINAL_MARGIN_SECONDS if call.tool == RUN_TERMINAL else 0.0

@@ -66,7 +66,7 @@ class MessageConversation:
             return self._read(reply.json())
 
     def _read(self, reply: Any) -> Answer:
-        """The answer of a reply, which the history then holds."""
+        """The answer in a reply. Appends it to the messages."""
         choice = reply["choices"][0]
         message = choice["message"]
         usage = reply.get("usage") or {}
@@ -121,11 +121,11 @@ class MessageConversation:
         self._open(prompt)
 
     def segments(self) -> tuple[Segment, ...]:
-        """None: the server has the tokens."""
+        """Always empty: the server keeps the tokens."""
         return ()
 
     async def close(self) -> None:
-        """The client belongs to whoever opened it."""
+        """Does nothing: the client belongs to whoever opened it."""
 
     def _open(self, prompt: str) -> None:
         self.messages, self._pending_ids = [], []
@@ -158,7 +158,7 @@ class MessageConversation:
         if response.status_code == 400 and _is_too_long(response):
             return None
         if response.status_code != 200:
-            # 400 to the first message would come again; to a later one, the answers are at fault
+            # a 400 to the first message would repeat; a later one may come from the model's answers
             has_answered = any(message["role"] == "assistant" for message in self.messages)
             wrong = (401, 403, 404) if has_answered else (400, 401, 403, 404)
             kind = ConfigError if response.status_code in wrong else EngineError
@@ -169,7 +169,7 @@ class MessageConversation:
 
 
 def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
-    """A call with an id, and arguments in text: some servers leave the one out and parse the other."""
+    """The call with an id and textual arguments. Some servers send no id, or parsed arguments."""
     function = call["function"]
     arguments = function.get("arguments") or "{}"
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -181,7 +181,7 @@ def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
 
 
 def _is_too_long(response: httpx.Response) -> bool:
-    """By the code of OpenAI's API, or the words of servers that know only words."""
+    """Tells by OpenAI's error code, or by the message of servers that send no code."""
     return "context_length" in response.text or "context length" in response.text
 
 

@@ -1,4 +1,4 @@
-"""Attempts by a model that somebody else serves: the agent's loop over an OpenAI-style API."""
+"""Attempts by a model served elsewhere: the agent loop over an OpenAI-style API."""
 
 import time
 from collections.abc import Callable
@@ -39,8 +39,8 @@ def open_messages(
     config: HarnessConfig,
     session_id: str = "",
 ) -> MessageConversation:
-    """The attempt's conversation in messages, opened with the dialect's prompts. `session_id` is told
-    to the server.
+    """The attempt's conversation in messages, opened with the dialect's prompts. `session_id` is sent
+    to the server in a header.
     """
     policy = environment.policy_under(config)
     tools = enabled_tools(config, policy)

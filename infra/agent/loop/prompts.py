@@ -1,4 +1,4 @@
-"""The words of the harness: system prompt, first message, summary request, notes.
+"""Texts of the harness: system prompt, first message, summary request, notes.
 
 Made from tool definitions, policy and facts alone: equal inputs give equal bytes.
 """

@@ -21,7 +21,7 @@ class SegmentBuilder:
         sampling: SamplingDistribution,
         opening: Segment | None = None,
     ) -> None:
-        """`sampling`: that of all answers. `opening`: record of the prompt, where an earlier attempt sampled it."""
+        """`sampling`: of all answers. `opening`: segment of an earlier attempt that sampled `prompt_ids`."""
         self._sampling = sampling
         self._opening = opening
         self.token_ids: list[int] = list(prompt_ids)
@@ -47,7 +47,7 @@ class SegmentBuilder:
         logprobs_T = np.zeros(total, dtype=np.float32)
         weight_versions_T = np.full(total, -1, dtype=np.int64)
         cache_versions_T = np.full(total, -1, dtype=np.int64)
-        if self._opening is not None:  # its routes are those that this attempt's engine took
+        if self._opening is not None:  # without its routes: this attempt's engine routed it again
             start = len(self._opening.token_ids_T)
             loss_mask_T[:start] = self._opening.loss_mask_T
             logprobs_T[:start] = self._opening.logprobs_T

@@ -32,7 +32,7 @@ class Chunk:
 
     @property
     def title(self) -> str:
-        """Its first line that says something."""
+        """First line that is not blank, stripped and cut to _TITLE_CHARACTERS."""
         said = (line.strip() for line in self.text.split("\n"))
         return next((line for line in said if line), "")[:_TITLE_CHARACTERS]
 

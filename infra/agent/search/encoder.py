@@ -74,7 +74,7 @@ class BagEncoder:
         return _unit(self._sum(bag, self._query_weights) @ self._query_map_DD)
 
     def encode_code(self, texts: Sequence[CodeText]) -> np.ndarray:
-        """One vector a text."""
+        """Unit vectors [texts, width]."""
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
         for row, text in enumerate(texts):
             bag = self.vocabulary.bag_of_code(text)

@@ -94,6 +94,6 @@ class CodeIndex:
 
 
 def is_searched(path: str, content: bytes) -> bool:
-    """Whether a file takes part: text of a sensible size that is not hidden."""
+    """Whether a file is indexed: a text suffix, at most LARGEST_FILE_BYTES, no hidden folder."""
     hidden = any(part.startswith(".") for part in path.split("/"))
     return not hidden and path.endswith(SEARCHED_SUFFIXES) and len(content) <= LARGEST_FILE_BYTES

@@ -21,7 +21,7 @@ FILE = "files/{path}"  # the file in a call's path argument
 Values = Mapping[str, Any]
 """Arguments by name, converted to the kinds of their definitions."""
 Output = str | Callable[[], str]
-"""What the model reads; a callable is worded once the turn's other calls have run."""
+"""What the model reads; a callable is called once the turn's other calls have run."""
 Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
 Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list"]
 Value = str | int | bool | tuple[str, ...]
@@ -160,7 +160,7 @@ def tool(
     writes: tuple[str, ...] = (),
     rule: Callable[[Mapping[str, Value]], str] | None = None,
 ) -> Callable[[Implementation], Tool]:
-    """Makes the function that follows the tool of its name."""
+    """Decorator that makes a function the tool of its name."""
     return lambda run: Tool(run.__name__, description, arguments, run, primary, reads, writes, rule)
 
 
@@ -173,7 +173,7 @@ class Checked:
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, str]) -> Checked:
-    """Every argument known, every required one there, every value of its kind and in its bounds."""
+    """The arguments as typed values, or the first that is unknown, wrong, empty or missing."""
     values: dict[str, Value] = {}
     for name, raw in arguments.items():
         argument = tool.argument(name)
@@ -194,7 +194,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, str]) -> Checked:
 
 
 def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """JSON arguments as the strings a model would write. The error when a type is not the schema's."""
+    """JSON arguments as the strings a model would write, and an error when a type is not the schema's."""
     strings: dict[str, str] = {}
     for name, value in arguments.items():
         argument = tool.argument(name)
@@ -229,7 +229,7 @@ def tool_schemas(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 def normalize_path(path: str) -> str:
-    """A path below the repository in its one spelling, "" for the root. ValueError outside."""
+    """Normalised path relative to the repository, "" for the root. ValueError outside of it."""
     path = path.strip()
     for prefix in REPOSITORY_PREFIXES:
         path = path.removeprefix(prefix)

@@ -47,7 +47,7 @@ def _take_lines(lines: list[str], limit_characters: int) -> list[str]:
 
 
 def share_out(total: int, wanted: Sequence[int]) -> list[int]:
-    """`total` shared so that no one gets more than wanted and the short ones all they want."""
+    """Splits `total` evenly, but gives none more than it wants and the rest to the others."""
     shares = [0] * len(wanted)
     left, waiting = total, sorted(range(len(wanted)), key=lambda index: wanted[index])
     for position, index in enumerate(waiting):

@@ -1,8 +1,7 @@
-"""Finds the text that an edit means.
+"""Finds the text that an edit replaces.
 
-The three ways a stretch of a file may match: exactly; with line ends and trailing white space
-forgiven; with the whole stretch indented otherwise. Each must be unique, nothing is ever chosen
-among several.
+Tried in this order: an exact match; one that ignores line ends and trailing white space; one whose
+whole stretch is indented otherwise. Several matches of a kind are an error.
 """
 
 import difflib
@@ -26,7 +25,9 @@ class Edited:
 
 
 def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: bool) -> Edited:
-    """`text` with `old` replaced by `new`. NoMatch when it is not clear what is meant."""
+    """`text` with `old` replaced by `new`. NoMatch when `old` matches nowhere, or more than once
+    without `all_of_them`. `exact`: white space is not forgiven.
+    """
     if not old:
         raise NoMatch("old is empty, wanted the text to replace; write_file makes a whole file")
     count = text.count(old)
@@ -98,7 +99,7 @@ def _splice(text: str, old: str, new: str, start: int, how: str) -> str | None:
 
 
 def _shift(old: list[str], found: list[str]) -> tuple[str, str] | None:
-    """Indentation removed and added at every line. None when lines differ."""
+    """Indentation removed and added at every line. None when that differs between lines."""
     shifts: set[tuple[str, str]] = set()
     for before, after in zip(old, found, strict=True):
         if not before.strip():

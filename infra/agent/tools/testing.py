@@ -1,4 +1,4 @@
-"""Tests as an agent meets them: `pytest` as a command, the test server behind it, the report."""
+"""Tests as an agent runs them: the `pytest` command, the test server behind it, the report."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ def make_test_runner(
 ) -> RunTests:
     """A function that runs named tests on a sandbox's changed files, for AgentEnvironment.
 
-    `given`: the files as the agent was given them, where the repository itself holds what it must
-    not see. Then tests run in a box that has no others.
+    `given`: the agent's files, where the repository also holds some that it must not see. Tests
+    then run in a box without those.
     """
 
     async def run_tests(sandbox: Sandbox) -> TestReport:
@@ -66,7 +66,7 @@ def describe_report(report: TestReport, region: Region | None = None) -> str:
 
 
 def did_tests_pass(command: str, result: str) -> bool | None:
-    """Whether tests passed, by what an agent was told of a command. None: it ran none through the test server."""
+    """Whether tests passed, by the result text of a command. None: it ran none through the test server."""
     if not is_pytest(command):
         return None
     head, _, rest = result.partition("\n")

@@ -78,7 +78,7 @@ def _parse_call(name: str, body: str, enabled_tools: Collection[str]) -> ParsedC
 
 
 def _take_rest(tool: Tool, arguments: dict[str, str], rest: str) -> str:
-    """Stores what follows the tagged arguments as the primary argument. Says why it cannot."""
+    """Stores what follows the tagged arguments as the primary argument. The error, or empty."""
     if not rest.strip():
         return ""
     if tool.primary in arguments:

@@ -41,7 +41,7 @@ PATH = Argument("path", "file, relative to the repository")
     writes=(REGION,),
 )
 async def read_file(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
-    """Shows a region with numbered lines. It becomes the region that line edits speak of."""
+    """Shows a region with numbered lines. Later line edits apply to it."""
     path, _, _ = split_argument(arguments["path"])
     text = await environment.read_text(path)
     region = open_region(text, arguments["path"])

@@ -1,9 +1,8 @@
-"""Numbered places: a search result that can be read by pointing at one of its lines.
+"""Line tags on search results, which read_file accepts as its argument.
 
-A result of grep or codebase_search in; the same with a line tag before every place it names, and
-what each tag stands for, out. Later a call of read_file with such a tag in; the call that names the
-function around that place out, so that locks, records and grading never see a tag. A tag means the
-last result that named places.
+`tag_places` puts a tag before each place in a result of grep or codebase_search. `follow_place`
+replaces such a tag in a later read_file call by the function around that place, so that locks,
+records and grading never see a tag. A tag refers to the last result that named places.
 """
 
 import re
@@ -23,7 +22,7 @@ _PLACE = re.compile(r"([^\s:]+):(\d+)(?=:|-\d+ )")
 
 
 def tag_places(text: str) -> tuple[str, Places]:
-    """The result with tags, and their meaning. Lines that name no place have none."""
+    """The result with tags, and the place of each. Lines that name no place get no tag."""
     places: Places = {}
     lines = text.split("\n")
     for index, line in enumerate(lines):
@@ -46,9 +45,9 @@ def find_place(result: str, path: str, symbol: str) -> str | None:
 
 
 async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> ParsedCall:
-    """A read_file that points at a place, as the one that names what is there. Others as they are.
+    """The call with a tag replaced by the function at its place. Other calls are unchanged.
 
-    Refuses a tag that the last result does not have.
+    A tag that the last result does not have makes the call InvalidArguments.
     """
     tag = call.arguments.get("path", "")
     if call.tool != READ_FILE or call.status is not CallStatus.OK or tag not in LINE_TAGS:

@@ -1,4 +1,4 @@
-"""What read_file shows and what a line edit means.
+"""Regions: what read_file shows and line edits change.
 
 `Region`: a stretch of a file as it was last read, and the edits stated against it. An edit restates
 the region: it applies to the text as read, so a second edit replaces the first.
@@ -82,7 +82,7 @@ def open_region(text: str, argument: str) -> Region:
     """The region that a read_file argument names: `file`, `file::symbol` or `file:first-last`."""
     path, symbol, span = split_argument(argument)
     lines = text.split("\n")
-    # The line end of the last line opens no further line.
+    # A newline at the end of the file starts no further line.
     num_lines = len(lines) - 1 if lines[-1] == "" and len(lines) > 1 else len(lines)
     first, last = 1, num_lines
     if symbol:
@@ -109,7 +109,7 @@ def split_argument(argument: str) -> tuple[str, str, tuple[int, int] | None]:
 def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
     """First and last line (1-based) of a function, class or Class.method, decorators included.
 
-    Reads indentation only, so it also finds its way in a file that an edit has broken.
+    Reads indentation only, so it also works on a file that does not parse.
     """
     start, end = 0, len(lines)
     for name in symbol.split("."):

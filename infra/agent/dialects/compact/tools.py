@@ -62,7 +62,9 @@ async def codebase_search(
 async def run_terminal(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> Output:
-    """Output of a command. A test report is worded after the turn, by the region read last."""
+    """Output of a command. A test report is formatted once the turn's other calls have run, with
+    line tags of the region read last.
+    """
     command = arguments["command"]
     if environment.run_tests is not None and is_pytest(command):
         report = await environment.run_tests(environment.sandbox)

@@ -36,7 +36,7 @@ def write_call(tool: str, arguments: Mapping[str, str]) -> str:
     lines = [f'<call tool="{tool}">']
     for name, value in arguments.items():
         escaped = re.sub(_CLOSING.format(name), rf"<\1\\/{name}>", value)
-        # Only a value that would lose its own line ends needs the two of the form.
+        # parse_calls strips one newline at both ends, so a value with newlines needs two more
         around = "\n" if "\n" in value else ""
         lines.append(f"<{name}>{around}{escaped}{around}</{name}>")
     return "\n".join([*lines, CALL_END])
@@ -136,8 +136,8 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _resume(text: str, position: int, name: str, reason: str) -> tuple[ParsedCall, int]:
-    """After a broken call reading goes on behind the next end of a call, else nowhere: what follows
-    may be the rest of a value, and must not run.
+    """A malformed call, and the position after the next </call>, or the end of the text without one:
+    what follows the error may be the rest of a value and must not run.
     """
     end = text.find(CALL_END, position)
     return _malformed(name, reason), len(text) if end < 0 else end + len(CALL_END)

@@ -87,7 +87,7 @@ async def read_file(environment: AgentEnvironment, values: Values, config: Harne
     rule=_edit_rule,
 )
 async def edit_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Replaces one stretch (or every exact one). Answers with the diff and what it broke."""
+    """Replaces one occurrence, or every exact one. Answers with the diff and the new lint findings."""
     path, policy = values["path"], environment.policy_under(config)
     _refuse_protected(path, policy)
     text = await environment.read_text(path)

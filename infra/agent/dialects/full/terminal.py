@@ -77,7 +77,7 @@ async def _start_job(environment: AgentEnvironment, command: str) -> str:
     number = state.num_jobs
     place = f"{JOBS_DIRECTORY}/{number}"
     script = f'echo $$ > {place}.pid; sh -c "$1"; echo $? > {place}.exit'
-    # The box ends what is left of a command's process group: wait until the job has its own.
+    # The sandbox kills what is left of a command's process group: wait until the job has its own.
     start = (
         f"mkdir -p {JOBS_DIRECTORY} && {{ setsid sh -c {shlex.quote(script)} sh "
         f"{shlex.quote(command)} > {place}.log 2>&1 < /dev/null & "
