@@ -91,7 +91,7 @@ class Identity(Record):
     parents: tuple[ArtifactRef, ...]
 
     def fingerprint(self, repetition: int = 0) -> str:
-        """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
+        """16 hex digits of settings, code and parents. `repetition` tells repeated runs apart."""
         content: dict[str, Any] = {"settings": self.settings_fingerprint, "code": self.code}
         if repetition:
             content["repetition"] = repetition
@@ -199,8 +199,8 @@ class Artifacts:
     ) -> ArtifactRef:
         """Upload all files under `directory`, then the manifest, then index it.
 
-        `fingerprint`: the one its stage began with; None: the identity's own. One that is already
-        published keeps its first content: nothing is uploaded.
+        `fingerprint`: the one its stage began with; None: the identity's own. Where an artifact has
+        it already, that one is returned and nothing is uploaded.
         """
         kind, name = identity.kind, identity.name
         fingerprint = fingerprint or identity.fingerprint()
@@ -237,7 +237,7 @@ class Artifacts:
         return _ref(self._index(manifest))
 
     def fetch(self, ref: ArtifactRef, directory: Path) -> Path:
-        """Copies the missing files to `directory`. StorageError for a damaged object."""
+        """Copies missing and damaged files to `directory`. StorageError for a damaged object."""
         manifest = self.manifest(ref)
         for file in manifest.files:
             path = directory / file.path
@@ -254,7 +254,7 @@ class Artifacts:
         return directory
 
     def local_copy(self, ref: ArtifactRef, home: Path) -> Path:
-        """The verified files where all of a home's readers look for them."""
+        """Fetches the files to the artifact's directory under `home`."""
         return self.fetch(ref, home / "artifacts" / ref.kind / ref.fingerprint)
 
     def metadata(self, ref: ArtifactRef) -> dict[str, Any]:
@@ -287,12 +287,12 @@ class Artifacts:
         return sum(self._objects.sizes(f"{ref.object_prefix}/").values())
 
     def is_removed(self, ref: ArtifactRef) -> bool:
-        """Whether it is in the ledger alone."""
+        """Whether only its row in the ledger is left."""
         return not self._objects.exists(f"{ref.object_prefix}/{_MANIFEST}")
 
     def remove(self, ref: ArtifactRef) -> None:
-        """Deletes its bytes, and keeps row and lineage. The manifest goes first: whatever a kill leaves is no
-        artifact, and removing it again ends it. The same stage makes it again under the same version.
+        """Deletes its bytes, and keeps row and lineage. The manifest goes first: files that a kill leaves
+        are no artifact, and a second call deletes them. The stage can make it again under the same version.
         """
         self._objects.delete(f"{ref.object_prefix}/{_MANIFEST}")
         for key in self._objects.list(f"{ref.object_prefix}/"):

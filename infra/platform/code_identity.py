@@ -51,7 +51,8 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:\w+)?")
 _FILE_NAME = re.compile(r"[\w.*?/-]{2,}")
 _NAME = re.compile(r"[\w.*?/:-]{2,}")
 _LONGEST_NAME = 80
-_LOCATING = {"importlib.resources.files", "jinja2.PackageLoader"}  # imported, or the name __file__
+# a module that imports one of these, or uses __file__, reads files beside itself
+_LOCATING = {"importlib.resources.files", "jinja2.PackageLoader"}
 _CACHE_SALT = b"2 %d.%d " % sys.version_info[:2]  # bytecode belongs to a version of Python
 _PROSE_SUFFIXES = {".md", ".pyc"}
 
@@ -62,7 +63,7 @@ class ModuleFacts(NamedTuple):
     digest: str
     imported: tuple[str, ...] = ()
     strings: tuple[str, ...] = ()
-    reads_files: bool = False  # asks where it lies
+    reads_files: bool = False  # beside itself
 
 
 class SourceTree:

@@ -85,7 +85,7 @@ def _family(kind: type[OstinatoError]) -> Iterator[type[OstinatoError]]:
 
 
 ERROR_TYPES = {kind.__name__: kind for kind in _family(OstinatoError)}
-# our machinery is at fault: such an end is replayed or masked, never a reward
+# infrastructure faults: an attempt that ends so is run again or masked, never rewarded
 _RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
 
 
@@ -101,7 +101,7 @@ def type_name(error: OstinatoError) -> str:
 
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
-    """Turns an untyped exception into `error_type`, that of a full disk into StorageError."""
+    """Turns an untyped exception into `error_type`, a full disk's OSError into StorageError."""
     try:
         yield
     except OstinatoError:

@@ -1,4 +1,4 @@
-"""git on repositories of strangers: nothing that their configuration names is run."""
+"""git on untrusted repositories: no program that their configuration names is run."""
 
 import os
 import posixpath
@@ -11,7 +11,7 @@ from pathlib import Path
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
-_MAX_LINKS = 8  # from one to the next
+_MAX_LINKS = 8  # of a chain from one link to the next
 _LINK = "120000"  # mode of a link in a tree
 MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
@@ -35,9 +35,8 @@ def run_git(
     max_bytes: int = MAX_OUTPUT_BYTES,
     input_bytes: bytes = b"",
 ) -> bytes:
-    """Output of a git command in `directory` (None: in none). ProblemError says what git said.
-
-    Objects of git are compressed, so the output has a bound.
+    """Output of a git command in `directory` (None: in none). ProblemError with git's message, or for
+    an output of more than `max_bytes`: git's objects are compressed.
     """
     command = ["git"]
     for setting in _SETTINGS:
@@ -86,7 +85,7 @@ def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) 
     """Files of a commit by path as they are stored, `max_bytes` in all.
 
     A link to a file of the same commit is that file; other links and submodules are left out.
-    ProblemError for paths that leave the folder. Attributes count for nothing: `git archive` and a
+    ProblemError for paths that leave the folder. Attributes are ignored: `git archive` and a
     checkout would run the filters that they and the repository's configuration name.
     """
     listed = run_git(
@@ -148,7 +147,7 @@ def _stays_inside(path: str) -> bool:
 
 
 def _follow(path: str, links: Mapping[str, str]) -> str:
-    """Where a path ends, links followed. A path out of the tree stays one: no file has its name."""
+    """The path with links followed. One that leaves the tree names no file of it."""
     for _ in range(_MAX_LINKS):
         if path not in links:
             break

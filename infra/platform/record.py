@@ -23,7 +23,7 @@ class Placed(Protocol):
 
 
 def dotted(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of tables in one another, by their keys with dots between."""
+    """Values of nested tables with their dotted keys."""
     for name, value in tables.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{name}.")

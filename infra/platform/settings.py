@@ -118,7 +118,7 @@ def named_secret(variable: str) -> str:
 
 
 def check_home(home: Path) -> None:
-    """ConfigError where the folder of a home is none, or cannot be made or written."""
+    """ConfigError when the home is not a folder, or cannot be made or written to."""
     place = next(path for path in (home, *home.parents) if path.exists() or path.is_symlink())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "cannot be written" if place.is_dir() else "is no folder"

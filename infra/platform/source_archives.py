@@ -1,8 +1,7 @@
 """Source archives of packages, fetched once and kept.
 
-The archive cache: one file per package and version beside its SHA-256. It talks to the index that pip
-is configured with, and not at all when the archive is cached. Nothing of an archive is run: pip, which would ask source
-archives for their metadata, has no part in it.
+The cache has one file per package and version beside its SHA-256. An archive that is not cached comes
+from the index that pip is configured with. Nothing of an archive is run.
 """
 
 import gzip
@@ -53,7 +52,7 @@ def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceA
             member = tarfile.TarInfo(f"{name}/{path}")
             member.size = len(files[path])
             tar.addfile(member, io.BytesIO(files[path]))
-    # no time of day: the same files are the same archive
+    # without a time stamp the same files give the same archive
     content = gzip.compress(packed.getvalue(), mtime=0)
     sha256 = hashlib.sha256(content).hexdigest()
     source = SourceArchive(name=name, version=f"0+{sha256[:12]}", sha256=sha256)
@@ -145,7 +144,7 @@ def _read_checksum(folder: Path, found: str) -> str:
 
 
 def _download(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> None:
-    """Written next to the final place and moved, so that a killed download leaves nothing half done."""
+    """Downloads, copies next to the final place and renames: a killed download leaves no half archive."""
     kind = "wheel" if is_wheel else "source archive"
     _logger.info("package=%s version=%s fetching=%r", source.name, source.version, kind)
     with tempfile.TemporaryDirectory() as temporary:

@@ -8,10 +8,10 @@ _INTERRUPTED = 130
 
 
 def start(module: str, *arguments: list[str]) -> NoReturn:
-    """Exits as `main` of the module says."""
+    """Exits with the code that `main` of the module returns."""
     try:
         sys.exit(importlib.import_module(module).main(*arguments))
-    except KeyboardInterrupt:  # main has its own words for it
+    except KeyboardInterrupt:  # while the module loads; main handles its own
         sys.exit(_INTERRUPTED)
 
 

@@ -34,7 +34,7 @@ def evaluate_literal(literal: ast.expr | str) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def parse_once(text: str | bytes) -> ast.Module:
-    """As `parse_python`, of texts asked for again and again. Others hold the tree: only read it."""
+    """As `parse_python`, cached. Callers share the tree: only read it."""
     return parse_python(text)
 
 

@@ -1,8 +1,7 @@
-"""Archives of others, unpacked within a bound.
+"""Untrusted archives, unpacked within a size limit.
 
-A few kilobytes can say that they hold gigabytes. Everything read or written is counted, what a tar
-stream holds beside its files too, and ArchiveTooLarge names the bound. Sizes that an archive declares
-are not believed but enforced.
+A few kilobytes can unpack to gigabytes. All that is read or written is counted, a tar stream's bytes
+between its files too, and ArchiveTooLarge names the limit. Declared sizes are not trusted but enforced.
 """
 
 import bz2
@@ -24,13 +23,13 @@ from typing import IO, Protocol
 from ostinato.infra.platform.errors import ConfigError
 
 _BY_MAGIC = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
-# both modules raise whatever their parsing meets: RuntimeError for what is encrypted or unknown
+# of tarfile and zipfile on damaged input; RuntimeError: encrypted, or an unknown method
 _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, lzma.LZMAError, zlib.error, struct.error,
     ValueError, RuntimeError, OverflowError, IndexError,
 )  # fmt: skip
 _PIECE_BYTES = 64 << 10
-_DIRECTORY_BYTES = 512  # of a zip's directory for each entry that it may have
+_DIRECTORY_BYTES = 512  # of a zip's directory per entry that it may have
 
 
 class ArchiveTooLarge(ConfigError):
@@ -112,7 +111,7 @@ def _open_tar(archive: Path, max_bytes: int, label: str) -> Iterator[tarfile.Tar
         start = file.read(8)
     opener = next((known for magic, known in _BY_MAGIC if start.startswith(magic)), open)
     with opener(archive, "rb") as stream:
-        # what stands between the files counts double at most
+        # headers and padding may take as much as the files, and 1 MiB more
         counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, label)
         with tarfile.open(fileobj=counted, mode="r|") as opened:  # type: ignore[call-overload]
             yield opened
@@ -123,7 +122,7 @@ class _Readable(Protocol):
 
 
 class _Counted(io.RawIOBase):
-    """A stream that ends with ArchiveTooLarge after so many bytes."""
+    """A stream that raises ArchiveTooLarge after `left` bytes."""
 
     def __init__(self, stream: _Readable, left: int, max_bytes: int, label: str) -> None:
         self._stream, self._left = stream, left
@@ -138,8 +137,8 @@ class _Counted(io.RawIOBase):
 
 
 class _FewAtOnce(io.RawIOBase):
-    """A zip file of which no more than so many bytes are read at once: its directory is read whole, and
-    each entry of it becomes an object.
+    """A zip file that refuses reads of more than `most` bytes (None: any number): zipfile reads the
+    directory in one piece and makes an object per entry.
     """
 
     def __init__(self, file: IO[bytes], most: int | None, label: str) -> None:

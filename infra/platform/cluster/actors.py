@@ -1,6 +1,6 @@
 """Named actors: found when they live, created when not, and asked with a time limit.
 
-How actors are named, restarted and ended, and the turn of Ray's errors into ClusterError.
+How actors are named, restarted and ended, and how Ray's errors become ClusterError.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def get_or_create_actor(
         options["max_concurrency"] = max_concurrency
     if on_node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=is_movable)
-        options["memory"] = 1  # byte; an actor without needs is placed at random
+        options["memory"] = 1  # byte; Ray places an actor without resource needs at random
     if scheduling_strategy is not None:
         options["scheduling_strategy"] = scheduling_strategy
     return remote_class.options(**options).remote(*arguments, **named_arguments)

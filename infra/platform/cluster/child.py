@@ -2,7 +2,7 @@
 session.
 
 When the directory already holds the result of the same request nothing runs; when a child of it
-still lives (its supervisor was killed) it is watched, not doubled.
+still lives (its supervisor was killed) that one is watched and no second one started.
 """
 
 import contextlib
@@ -93,8 +93,8 @@ def run_child(
 
     Raises the child's own typed error, ClusterError when it was killed. Any exception in the
     caller, KeyboardInterrupt and what `check` raises while it waits included, ends the child's whole
-    session before it travels on, unless another supervisor waits for the same child. `alone`: a
-    trainer, which waits for the machine's device and keeps it to its end.
+    session before it propagates, unless another supervisor waits for the same child. `alone`: the
+    child waits for the lock of the machine's device and holds it to its end, as trainers do.
     """
     directory = directory.absolute()
     with boundary(StorageError, f"making {directory}"):
@@ -122,13 +122,13 @@ def run_child(
             return done
         if not child.was_orphan and (child.process is not None or (directory / FAILURE).exists()):
             raise _error(entry, directory, exit_code)
-        # attached to a child that was already dying, or that may have failed of what killed its
-        # supervisor (ranks of it elsewhere): the next round starts one of our own
+        # a child that was found, not started here: it was dying already, or failed from what killed
+        # its supervisor (the loss of a machine). The next round starts a new one
 
 
 @dataclass(frozen=True)
 class _Order:
-    """A request to a child, and how one is started for it."""
+    """A request and the start options of its child."""
 
     directory: Path
     envelope: RequestEnvelope

@@ -63,7 +63,7 @@ Main = Callable[[BaseModel, Workspace], BaseModel]
 
 
 def main(entry: str, directory: Path, *, alone: bool = False) -> int:
-    """Run one request to its end, `alone`: with the device of this machine. Returns the exit code."""
+    """Runs one request to its end. `alone`: under the lock of this machine's device. The exit code."""
     lock = (directory / LOCK).open("w")
     if not try_lock(lock):
         return EXIT_LOCKED
@@ -84,7 +84,7 @@ def main(entry: str, directory: Path, *, alone: bool = False) -> int:
 
 
 def _beat(path: Path) -> None:
-    """Touches the file for ever, often enough for the limit that the settings set."""
+    """Touches the file for ever, at least four times per heartbeat limit."""
     seconds = min(_BEAT_SECONDS, load_settings().heartbeat_limit_seconds / 4)
     while True:
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def _run(entry: str, directory: Path, *, alone: bool) -> None:
 
 
 def answer_request(envelope: RequestEnvelope, workspace: Workspace) -> BaseModel:
-    """Calls the entry of a request. ConfigError when it is not the one that the entry takes."""
+    """Calls the entry of a request. ConfigError when the request does not fit the entry's model."""
     function, request_type = _resolve(envelope.entry)
     try:
         request = request_type.model_validate(envelope.request)

@@ -1,7 +1,7 @@
 """Stages under torchrun: each of its processes is a rank of every stage that trains.
 
-The first runs the command as anyone would. The others wait in torchrun's store for the directories
-of its stages, read the request there, and take part; so all need the home under the same path.
+Rank 0 runs the command. The others wait in torchrun's store for the directories of its stages, read
+the request there, and take part; so all need the home under the same path.
 """
 
 import logging
@@ -28,7 +28,7 @@ _END = ""
 _COUNT = "stages"
 
 _logger = logging.getLogger(__name__)
-_followed = 0  # the stage that this process takes part in, unless it is the first rank's
+_followed = 0  # number of the stage that this process takes part in; stays 0 in rank 0
 
 
 def run_launched(launch: Launch, command: Callable[[], object]) -> None:
@@ -44,7 +44,9 @@ def run_launched(launch: Launch, command: Callable[[], object]) -> None:
 
 
 def join_stage(launch: Launch, directory: Path, world_size: int) -> Store:
-    """The store that the ranks of a stage meet in, of which the first tells the others."""
+    """The store in which the ranks of a stage meet. Rank 0 announces the directory to the others.
+    ConfigError when torchrun started another number of processes than `world_size`.
+    """
     if launch.world_size != world_size:
         raise ConfigError(
             f"torchrun started {launch.world_size} processes and world_size of {directory.name} is "

@@ -1,5 +1,5 @@
-"""Batches for calls of Ray, whose price is paid per call: what is sent within a moment travels
-together, and answers are handed out together.
+"""Batching of Ray calls, whose cost is per call: what is sent within a short time goes in one call,
+and answers are collected together.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayError
 
-COLLECT_SECONDS = 5.0  # an empty answer after this long shows that who is asked lives
+COLLECT_SECONDS = 5.0  # an empty answer after this long shows that the actor is alive
 
 Item = TypeVar("Item")
 
@@ -17,7 +17,7 @@ class Outbox(Generic[Item]):
     """Answers that wait to be collected by one caller."""
 
     def __init__(self, gather_seconds: float) -> None:
-        """`gather_seconds`: after the first answer, what ends within this time joins it."""
+        """`gather_seconds`: answers within this time of the first are collected with it."""
         self._gather_seconds = gather_seconds
         self._items: list[Item] = []
         self._has_items = asyncio.Event()
@@ -39,7 +39,7 @@ class Outbox(Generic[Item]):
 
 
 class Flush:
-    """Calls a function once for all that was noted since its last call."""
+    """Coalesced calls: `send` runs once for all `plan` calls since it last ran."""
 
     def __init__(self, send: Callable[[], None], gather_seconds: float = 0.0) -> None:
         self._send, self._gather_seconds = send, gather_seconds
@@ -57,7 +57,7 @@ class Flush:
 
 
 class Deliveries:
-    """Calls whose answer says only that they arrived."""
+    """Ray calls without a result, watched for failure."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Future[Any]] = set()

@@ -1,5 +1,5 @@
-"""Room for the ranks of a trainer on whichever machines a Ray cluster has: one bundle for each in a
-placement group, and the network they meet in.
+"""Placement of a trainer's ranks on the machines of a Ray cluster: one bundle per rank in a placement
+group, and the network interface they meet on.
 """
 
 import os
@@ -21,8 +21,8 @@ PLACEMENT_SECONDS = 300.0  # for a machine that comes back, or that an autoscale
 def reserve_ranks(
     num_ranks: int, device: Literal["cpu", "cuda"], wait_seconds: float = PLACEMENT_SECONDS
 ) -> Room:
-    """A core for each rank, and a GPU where they train on GPUs, on as few machines as hold them.
-    ClusterError when the cluster has not had the room within the time. Its owner's end frees it.
+    """Reserves a core per rank, and a GPU per rank for cuda, on as few machines as possible, until
+    the process that asked ends. ClusterError when there is no room within `wait_seconds`.
     """
     bundle = {"CPU": 1.0} if device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
     group = placement_group([bundle] * num_ranks, strategy="PACK")
@@ -57,8 +57,8 @@ def cluster_gpus() -> int:
 
 
 def meet_here() -> str:
-    """This machine's address in its cluster, in whose network gloo talks from now on. Otherwise it
-    would take the address that the host's name resolves to.
+    """This machine's address in its cluster. Sets gloo's interface to the one with that address: gloo
+    itself takes the address that the host's name resolves to.
     """
     address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():

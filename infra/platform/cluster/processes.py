@@ -65,7 +65,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
 
 
 def told_processes(variable: str, word: str) -> dict[str, list[int]]:
-    """Live processes of this user by the value of an environment variable, where their command has the word."""
+    """Ids of live processes whose command has the word, by the value of an environment variable without dashes."""
     found: dict[str, list[int]] = {}
     for pid, value, command in _live_processes(variable):
         if word in command:
@@ -74,7 +74,7 @@ def told_processes(variable: str, word: str) -> dict[str, list[int]]:
 
 
 def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iterator[int]:
-    """Ids of live processes with this in their environment, and one of the words, if any, in their command."""
+    """Ids of live processes with this environment variable and, unless `words` is empty, one of them in the command."""
     for pid, told, command in _live_processes(variable):
         if told == value and (not words or any(word in command for word in words)):
             yield pid

@@ -1,8 +1,9 @@
-"""The other ranks of a trainer that gives orders, Ray actors that live as long as it does.
+"""The other ranks of a trainer, as rank 0 starts, calls and ends them: Ray actors that live as long
+as it does.
 
-`RankGroup`: their start, the orders they get, their end. A rank that is dead, silent or in error
-takes the whole group with it: no rank can go on without the others, and the owner starts anew from
-the newest step checkpoint. Every wait has a deadline.
+A rank of a `RankGroup` that is dead, silent or in error takes the whole group with it: no rank can go
+on without the others, and the owner starts anew from the newest step checkpoint. Every wait has a
+deadline.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ Answer = TypeVar("Answer")
 Own = TypeVar("Own")
 
 PATIENCE_SECONDS = 600.0  # of a collective, and for an answer: ranks differ by one microbatch
-START_SECONDS = 600.0  # until a process has imported what it needs; 8 on an idle core
+START_SECONDS = 600.0  # until a process has imported what it needs; 8 s on an idle core
 LAST_WORDS_SECONDS = 5.0  # a rank that fails says why before its connections break
-WATCH_SECONDS = 60.0  # for a word about an upload, which is asked beside a step
+WATCH_SECONDS = 60.0  # for the answer of has_failed_upload, which runs beside a step
 
 
 class RankActor:
-    """One of the other ranks. What fails in it is answered with its reason."""
+    """One of the other ranks. `start`, `open` and `run` return (True, answer) or (False, traceback)."""
 
     def __init__(self, make_rank: Callable[[int], Any], directory: Path, rank: int) -> None:
         self._make_rank, self._rank = make_rank, rank
@@ -60,7 +61,7 @@ class RankActor:
         )
 
     def run(self, method: Callable[..., Any], argument: Any) -> tuple[bool, Any]:
-        """Runs a method of the rank, which is made for the first of them."""
+        """Runs a method of the rank. The first call makes the rank."""
 
         def work() -> Any:
             if self._own is None:
@@ -182,7 +183,7 @@ class RankGroup:
         except Exception as error:
             ray.wait(list(asked), timeout=LAST_WORDS_SECONDS)
             ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
-            for reference in ready:  # a rank that told why is a better reason than what it broke
+            for reference in ready:  # a rank's own error says more than the collective it broke
                 self._read(what, asked.index(reference) + 1, reference)
             raise ClusterError(
                 f"{self._name}: a rank broke off at {what!r}, wanted all of them ({error!r})"
@@ -227,13 +228,13 @@ class RankGroup:
             raise
 
     def _end(self) -> None:
-        others, self._others = self._others, []  # whoever waits has _ended to see
+        others, self._others = self._others, []  # later callers find _ended set
         for other in others:
             ray.kill(other)
         if others:
             marks = marked_ranks(self._directory)
             here = [mark.pid for rank, mark in marks.items() if rank and is_alive(mark)]
-            kill_processes(here)  # a stopped process does not hear Ray
+            kill_processes(here)  # a stopped process does not react to Ray's kill
             close_process_groups()
 
 

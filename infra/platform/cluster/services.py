@@ -26,7 +26,7 @@ from ostinato.infra.platform.telemetry import log_tail
 
 _FOREGROUND_END_SECONDS = 13.0
 _STOP_SECONDS = 10.0
-_SETTLED_SECONDS = 60.0  # who dies later than that died for another reason than the last time
+_SETTLED_SECONDS = 60.0  # a service that dies after this long counts its deaths anew
 _LONGEST_WAIT_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -47,8 +47,8 @@ def run_foreground(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs a program to its end, and a function while it starts. Returns the exit code. A KeyboardInterrupt
-    here, or an error of the function, ends the program and everything it started before it travels on; the
-    program gets time to clean up by itself.
+    here, or a ClusterError of the function, interrupts the program, kills it and everything it started if it
+    does not end in time, and propagates.
     """
     process = _start(command, environment, None)
     try:
@@ -157,13 +157,13 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
         self.stop()
 
     def launch(self, service: Service) -> RunningService:
-        """Starts one."""
+        """Starts a service without waiting for it."""
         running = RunningService(service, _launch(service), time.time())
         self.running.append(running)
         return running
 
     def start(self, service: Service) -> None:
-        """Starts one and waits until it is ready. ClusterError when it dies or stays silent."""
+        """Starts a service and waits until it is ready. ClusterError when it dies or stays silent."""
         await_ready(self.launch(service))
 
     def mend(self, now: float) -> list[RunningService]:
@@ -206,7 +206,7 @@ def await_ready(running: RunningService) -> None:
 
 
 def _mend(running: RunningService, now: float) -> bool:
-    """Whether a service died, or was started again, by now."""
+    """Notes a death, or restarts a dead service once its wait is over. Whether either happened."""
     if running.starts_at is not None:
         if now < running.starts_at:
             return False

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 START_SECONDS = 600.0  # until a process has imported what it needs
 ANSWER_SECONDS = 60.0  # for an answer that is there
-LAST_WORDS_SECONDS = 5.0  # ranks that lost another fail first
+LAST_WORDS_SECONDS = 5.0  # ranks that lost another fail before Ray reports the lost one
 
 
 class StageRank:
@@ -90,6 +90,6 @@ def _first_answer(running: list[Any]) -> Any:
         ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=LAST_WORDS_SECONDS)
         for one in ended:
             with contextlib.suppress(RayTaskError):
-                wait_for(one, names[one], ANSWER_SECONDS)  # a lost rank is the reason of the rest
+                wait_for(one, names[one], ANSWER_SECONDS)  # a lost rank's ClusterError is the cause
         raise
     return wait_for(running[0], names[running[0]], ANSWER_SECONDS)

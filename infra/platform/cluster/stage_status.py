@@ -1,4 +1,4 @@
-"""Content of a stage's `status.json`: what its parts wait for since when, and how engines and boxes are.
+"""Content of a stage's `status.json`: what its parts wait for, and the state of engines and boxes.
 
 A running stage replaces the file every second; `ostinato status` reads it.
 """

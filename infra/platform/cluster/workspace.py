@@ -129,7 +129,7 @@ class Workspace:
 def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
     """The request with the identity by which its result is recognised."""
     content = request.model_dump(mode="json")
-    # without defaults: a field that a later version of the code adds leaves a run under way its work
+    # without defaults: a field that a later version adds keeps the fingerprint of a run under way
     placement = request.placement() if isinstance(request, Placed) else None
     written = request.model_dump(mode="json", exclude_defaults=True, exclude=placement)
     canonical = json.dumps([entry, written], sort_keys=True, separators=(",", ":"))

@@ -1,5 +1,5 @@
-"""What must survive every process, as rows: artifacts, the journal, promotions, interactions,
-cycles.
+"""The ledger: artifacts, journal, scorecards, promotions, interactions, cycles and events as rows of
+one database.
 """
 
 from ostinato.infra.platform.ledger.ledger import Ledger, open_ledger

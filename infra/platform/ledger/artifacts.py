@@ -1,5 +1,5 @@
-"""The index of artifacts and their lineage. The bytes are elsewhere. `ostinato.infra.platform.artifacts` joins the
-two.
+"""The index of artifacts and their lineage. The bytes are in the object store;
+`ostinato.infra.platform.artifacts` joins the two.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,7 @@ class ArtifactRepository(Repository):
         parents: Sequence[tuple[str, str, str]],
         at: float,
     ) -> ArtifactRow:
-        """Index an artifact under the next version of its name. The row that is there if it is
-        known.
+        """Adds an artifact under the next version of its name, or returns its row if it is known.
 
         `parents` are (kind, name, fingerprint) of indexed artifacts; an unknown one raises
         StorageError.

@@ -26,8 +26,8 @@ class CycleRepository(Repository):
         to_watermark: int,
         at: float,
     ) -> CycleRow:
-        """Start a line's cycle over (from_watermark, to_watermark]. The row that is there if the id
-        is known. Another open cycle of the line raises StorageError.
+        """Starts a line's cycle over (from_watermark, to_watermark], or returns the row of a known id.
+        Another open cycle of the line raises StorageError.
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
@@ -52,7 +52,7 @@ class CycleRepository(Repository):
             return cycle
 
     def update(self, cycle_id: str, stage: str, payload: dict[str, Any]) -> None:
-        """Note what a stage left, replacing what it left before."""
+        """Stores the payload of a stage, replacing an earlier one."""
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
             stages = {**_require(connection, cycle_id).stages, stage: payload}
@@ -76,7 +76,7 @@ class CycleRepository(Repository):
             return CYCLES.first(connection, *_is_open(line))
 
     def last_closed_watermark(self, line: str) -> int:
-        """Up to where interactions were taken by the line's closed cycles. 0 at first."""
+        """Highest watermark of the line's closed cycles. 0 without any."""
         is_closed = CYCLES.c.closed_at.is_not(None)
         with self._database.read() as connection:
             return CYCLES.highest(connection, "to_watermark", CYCLES.c.line == line, is_closed)

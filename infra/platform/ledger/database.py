@@ -61,7 +61,7 @@ class Database:
             connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
 
     def serialize(self, connection: Connection, lock_number: int) -> None:
-        """Holds off transactions of this number until commit. SQLite has one writer anyway."""
+        """Blocks other transactions with this number until commit. SQLite has one writer anyway."""
         if not self.is_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(lock_number)))
 
@@ -136,7 +136,7 @@ def _create_sqlite(url: URL) -> Engine:
 
 
 def _keep_new_file_private(file: Path) -> None:
-    """Before anything is in it. SQLite gives its log and index the same mode."""
+    """Makes an empty database file its owner's alone. SQLite gives its log and index the same mode."""
     with suppress(OSError):  # somebody else's file, or one that is no file
         if file.stat().st_size == 0:
             file.chmod(0o600)

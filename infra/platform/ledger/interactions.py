@@ -1,7 +1,6 @@
-"""What users did with deployed checkpoints, and what they said about it.
+"""Interactions of users with deployed checkpoints, and their feedback.
 
-The order of interactions: `sequence` grows with commit order, so a reader that has seen up to a
-watermark misses nothing.
+`sequence` grows in commit order, so a reader that has seen all up to a watermark misses nothing.
 """
 
 from collections import defaultdict
@@ -51,7 +50,7 @@ class InteractionRepository(Repository):
     def said_about(
         self, until: int, *, line: str, after: float, before: float
     ) -> list[InteractionRow]:
-        """Interactions of a line up to `until` about which something was said in (after, before], in order."""
+        """Interactions of a line with sequence <= until and feedback made in (after, before], in order."""
         said = select(FEEDBACK.c.interaction_id).where(
             FEEDBACK.c.created_at > after, FEEDBACK.c.created_at <= before
         )
@@ -66,7 +65,7 @@ class InteractionRepository(Repository):
         return rows[0] if rows else None
 
     def named(self, name: str) -> list[InteractionRow]:
-        """The interaction, or those of a session, by the id, in order."""
+        """The interaction of this id, or the interactions of the session of this id, in order."""
         columns = (INTERACTIONS.c.interaction_id, INTERACTIONS.c.session_id)
         return self._select(or_(*(column == name for column in columns)))
 

@@ -1,7 +1,7 @@
 """The journal of trajectories: reserve -> finish -> commit -> trained, each step once.
 
-Promise 4: whatever is killed, a committed trajectory is not lost and none is trained twice. Every
-call may be repeated; the first one counts.
+Whatever is killed, a committed trajectory is not lost and none is trained twice. Every call may be
+repeated; the first one counts.
 """
 
 import time
@@ -133,7 +133,7 @@ class JournalRepository(Repository):
                 )
 
     def committed_untrained(self, run_id: str) -> list[JournalRow]:
-        """Rows the trainer owes, in commit order."""
+        """Committed rows that are not trained yet, in commit order."""
         return self._select(JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.COMMITTED)
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
@@ -145,12 +145,12 @@ class JournalRepository(Repository):
         return self._select(JOURNAL.c.run_id == run_id)
 
     def named(self, name: str) -> list[JournalRow]:
-        """Rows of a run, a group or a trajectory by its id, as `rows`."""
+        """Rows of the run, group or trajectory of this id, in the order of `rows`."""
         columns = (JOURNAL.c.run_id, JOURNAL.c.group_id, JOURNAL.c.trajectory_id)
         return self._select(or_(*(column == name for column in columns)))
 
     def reopen_after(self, run_id: str, step: int) -> int:
-        """Makes rows trained at steps > `step` owed again, when its checkpoint was restored. Returns how many."""
+        """Returns rows trained after `step`, whose checkpoint was restored, to committed. Returns how many."""
         with self._database.write() as connection:
             return connection.execute(
                 update(JOURNAL.table)

@@ -1,4 +1,4 @@
-"""Brings a database to the newest schema, once, whoever asks first."""
+"""Migration of a database to the newest schema, by the first process that opens it."""
 
 import fcntl
 import logging

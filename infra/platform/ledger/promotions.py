@@ -1,4 +1,4 @@
-"""The checkpoint that serves the users of each serving line, and how it came to.
+"""Champions of the serving lines, present and past: the checkpoints that serve their users.
 
 A line's champion is what its newest entry names, so a kill leaves the old one or the new.
 """
@@ -47,8 +47,8 @@ class PromotionRepository(Repository):
         *,
         instead_of: str | None = None,
     ) -> PromotionRow | None:
-        """Make a checkpoint the champion of a line. Nothing changes if it is already. None, and nothing
-        changes, when another one than `instead_of` is champion.
+        """Makes a checkpoint the champion of a line; nothing changes if it is already. None, and nothing
+        changes, when `instead_of` is given and is not the champion.
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)
@@ -65,8 +65,8 @@ class PromotionRepository(Repository):
     ) -> PromotionRow:
         """Return to the champion before the current one.
 
-        With `checkpoint_id` given it is that checkpoint which must go: nothing changes when another
-        one is champion. Without an earlier champion: StorageError.
+        Nothing changes when `checkpoint_id` is given and is not the champion. StorageError without
+        an earlier champion.
         """
         with self._database.write() as connection:
             self._database.serialize(connection, _LOCK)

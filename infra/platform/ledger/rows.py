@@ -135,7 +135,7 @@ class CycleRow(Row):
 
 
 class EventRow(Row):
-    """Event or wait."""
+    """One event."""
 
     event_id: int
     source: str

@@ -13,7 +13,7 @@ class ScorecardRepository(Repository):
     """Measurements of checkpoints."""
 
     def add(self, card: ScorecardRow) -> None:
-        """Add a scorecard. Of a known id only the gate's decision is noted, if it has one."""
+        """Adds a scorecard. Of one with a known id only the gate's decision, if any, is updated."""
         with self._database.write() as connection:
             self._database.insert_absent(connection, SCORECARDS.table, [card.model_dump()])
             if card.passed is not None:

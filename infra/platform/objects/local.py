@@ -1,5 +1,6 @@
 """Objects as files under one directory. A put writes a temporary file beside the target and renames
-it; when it returns, power may fail. Backends raise OSError; `ObjectStore` makes it a StorageError.
+it; once it returns, the object survives a power failure. Backends raise OSError, which `ObjectStore`
+turns into StorageError.
 """
 
 import contextlib

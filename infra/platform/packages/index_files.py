@@ -1,7 +1,7 @@
 """Source archives and wheels at the indexes that pip is configured with, fetched without pip.
 
-`pip download` asks a source archive for its metadata and thereby runs it, before its checksum is
-known where none was given. Here only bytes move. Of pip's configuration `index-url`,
+`pip download` runs code of a source archive to get its metadata, even where no checksum was given to
+compare. Here files are only copied. Of pip's configuration `index-url`,
 `extra-index-url`, `find-links`, `no-index`, `trusted-host`, `cert`, `proxy` and `timeout` count.
 """
 
@@ -32,13 +32,13 @@ from unearth.preparer import download_link
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.packages.pip_questions import read_pip_settings
 
-SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # the first is the first choice
+SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _INDEX = "https://pypi.org/simple"
 _MAX_FILE_BYTES = 4 << 30
 _SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
-# what it warns of is told when nothing is found
+# fetch_file's error tells what unearth warns of
 logging.getLogger("unearth").setLevel(logging.ERROR)
 
 
@@ -60,13 +60,13 @@ class _Client(PyPIClient):
 def fetch_file(
     name: str, version: str, sha256: str, folder: Path, *, is_wheel: bool = False
 ) -> Path:
-    """A source archive, or the wheel that fits this interpreter best: in `folder`, or where it lies on
-    this machine. ConfigError when there is none, or its checksum is not `sha256`, or where that is
-    empty not the one that the index tells.
+    """Path of a source archive, or of the wheel that fits this interpreter best: downloaded to `folder`,
+    or where a local index has it. ConfigError when there is none, or its checksum is not `sha256` (empty:
+    the one that the index tells).
     """
     settings = read_pip_settings()
     places = list(_find_places(settings))
-    unread: list[str] = []  # pages that could not be, and why
+    unread: list[str] = []  # pages that could not be read, and why
     with _open_client(settings, places, unread) as client:
         found: list[Link] = []
         for place in places:
@@ -118,7 +118,7 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
 def _find_links(
     client: Any, place: Source, name: str, version: str, *, is_wheel: bool
 ) -> Iterator[Link]:
-    """Files that a place has, the best first. A page of the network names none of this machine."""
+    """Files that a place has, the best first. A network page's links to local files are ignored."""
     finder = PackageFinder(client, ignore_compatibility=not is_wheel)
     finder.sources = [place]
     is_local = not place["url"].startswith(("http://", "https://"))

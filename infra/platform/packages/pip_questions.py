@@ -22,8 +22,8 @@ def newest_version(name: str) -> str:
 
 
 def pin(requirements: Sequence[str]) -> tuple[str, ...]:
-    """All packages that come with the requirements as name==version, wheels alone: nothing is built.
-    ConfigError with pip's words when they cannot be had together.
+    """The requirements and all they depend on as name==version, from wheels alone: nothing is built.
+    ConfigError with pip's message when there is no such set.
     """
     if not requirements:
         return ()
@@ -41,7 +41,7 @@ def read_pip_settings() -> dict[str, str]:
     told = [
         re.match(r"([^=]+)\.([\w-]+)=(.*)", line) for line in _pip("config", "list").splitlines()
     ]
-    for section in ("global", "download", ":env:"):  # each over those before it
+    for section in ("global", "download", ":env:"):  # later ones override earlier ones
         found |= {m[2]: str(evaluate_literal(m[3])) for m in told if m and m[1] == section}
     return found
 

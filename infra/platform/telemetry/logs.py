@@ -22,7 +22,7 @@ def fields(**values: object) -> str:
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a log for an error that speaks of it. Empty without a log."""
+    """The last lines of a log, to end an error message with. Empty without a log."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

@@ -37,7 +37,7 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file of JSON lines. None without a file. A killed writer's torn line is left out."""
+    """Rows of a file of JSON lines, empty without a file. A killed writer's torn line is left out."""
     rows: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):

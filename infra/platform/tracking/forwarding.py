@@ -1,8 +1,8 @@
 """Forwards a stage's metrics to trackers, in a process beside the stage that the work never waits for.
 
 `tracked` starts it: `python -m ostinato.infra.platform.tracking.forwarding DIRECTORY`. It reads
-metrics.jsonl as that grows, one thread a tracker, and notes how far each has got, so that a resumed stage
-goes on there. It ends by itself soon after its starter.
+metrics.jsonl as that grows, with one thread per tracker, and notes how far each has got, so that a resumed
+stage goes on there. It ends by itself soon after its starter.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class _Beside:
         with (directory / LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(directory)],
-                stdin=subprocess.PIPE,  # its end is the word to finish, also when this process is killed
+                stdin=subprocess.PIPE,  # closed to make it finish, as the kernel does when this one is killed
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -136,7 +136,7 @@ class Forwarding:
     def _guarded(self, name: str, stopped: threading.Event) -> None:
         try:
             self._forward(name, stopped)
-        except Exception:  # strangers' code, over networks
+        except Exception:  # third-party code, over networks
             logger.exception("tracker=%s gives up", name)
             self._failed.append(name)
 
@@ -152,7 +152,7 @@ class Forwarding:
                 config={} if request is None else request.request,
             ),
         )
-        # Not before: on a busy machine a process that steps back imports for longer than a short stage runs.
+        # not before the imports: niced, they take longer than a short stage on a busy machine
         os.nice(_NICENESS)  # of this thread
         offset = self._state["offsets"].get(name, 0)
         is_last = False
@@ -196,7 +196,7 @@ def main(directory: Path) -> int:
     stopped = threading.Event()
     threading.Thread(target=_await_end, args=(stopped,), daemon=True).start()
     with (directory / _LOCK).open("w") as lock:
-        while not try_lock(lock):  # by the process of another run that waits for this stage
+        while not try_lock(lock):  # held by the process of another run that waits for this stage
             if stopped.wait(_POLL_SECONDS):
                 return 0
         return 0 if Forwarding(directory, load_settings()).run(stopped) else 1

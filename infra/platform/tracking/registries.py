@@ -1,7 +1,7 @@
-"""Model registries of other projects: what serves a line, and what was exported, is a model version there.
+"""Model registries of other projects: champions and exported checkpoints become model versions there.
 
-As with trackers, the work never waits and nothing here ends it: a process beside it
-(`python -m ostinato.infra.platform.tracking.registries`) reads the ledger and brings the registry up to it.
+As with trackers, a process beside the work (`python -m ostinato.infra.platform.tracking.registries`)
+reads the ledger and updates the registry: the work neither waits nor fails for it.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class RegisteredCheckpoint:
     """A checkpoint, as a registry names it."""
 
     model: str
-    checkpoint: str  # kind/name@version of ours, of which a model has one version
+    checkpoint: str  # kind/name@version here; a model has one version per checkpoint
     source: str  # where its files lie
     tags: dict[str, str]
     description: str = ""
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
     configure_logging()
     settings = load_settings()
     with (settings.home / "registries.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # after the others the newest champion is read
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the last process to run reads the newest champion
         found = _asked(settings, asked)
         if found is None:
             return 0

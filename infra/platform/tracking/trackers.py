@@ -1,7 +1,7 @@
 """Trackers of other projects: where a stage's step metrics can go beside its metrics.jsonl.
 
 A tracker is opened by the function that its entry point names, in a process of its own
-(`forwarding.py`): it may fail or hang without a word to the work.
+(`forwarding.py`), so that the work goes on when it fails or hangs.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
 
 PROJECT = "ostinato"
-_TAG = "ostinato.run"  # of an MLflow run: which of ours it is
+_TAG = "ostinato.run"  # tag of an MLflow run: TrackedRun.run_id
 _PARAMS_A_CALL = 100  # MLflow's limit
 
 TRACKERS = PluginGroup(
@@ -170,7 +170,7 @@ def mlflow_client(home: Path) -> Any:
     if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
         mlflow.set_tracking_uri(f"sqlite:///{home}/mlflow.db")
     with (home / "mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two that make the tables of one database fail
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that make one database's tables fail
         return mlflow.MlflowClient()
 
 

@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, inside the transaction that `Ledger.migrate` opened."""
+"""Alembic's environment: runs the migrations in the transaction that `Ledger.migrate` opened."""
 
 from alembic import context
 
