@@ -1,4 +1,4 @@
-"""A repository as a place for attempts: boxes to work in, and a warm test run beside them."""
+"""Environment of the attempts on one repository: boxes to work in, and a test server."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -42,7 +42,7 @@ class RepositoryEnvironment:
     ) -> None:
         """At most `boxes` are leased at a time. Nothing starts before it is needed.
 
-        Boxes of several repositories may come from one backend, which is then its opener's to close.
+        `owns_backend`: `close` ends the backend too. Else several repositories may share it.
         """
         self.repository = repository
         self.test_server = TestServer(repository, test_limits)
@@ -69,7 +69,7 @@ class RepositoryEnvironment:
     ) -> Sandbox:
         """A new box with `files` laid over the pristine repository (None: removed).
 
-        CapacityExhausted when no other was given back in time.
+        CapacityExhausted when none came free within `wait_seconds`.
         """
         try:
             async with asyncio.timeout(wait_seconds):

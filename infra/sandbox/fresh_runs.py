@@ -1,7 +1,7 @@
-"""Runs tests on files that the run alone has: its box never saw another state of the repository.
+"""Test runs in boxes that hold no other state of the repository than the run's own.
 
 `FreshRuns`: for what an agent may see, and for repositories whose conftest.py must be imported with
-the change in place. No product code lies in the box, and of runs that an agent sees no test module
+the change in place. The box has no product code, and for runs that an agent sees no test modules
 either; each run brings both (inside/fresh_server.py).
 """
 
@@ -24,8 +24,8 @@ _MARK_OF_A_TEST = b"def test"
 
 
 class RunBoxes(ABC):
-    """Boxes of one repository for runs of tests, in each one run at a time, so that no run meets another's
-    processes or scratch files. One that is lost is replaced. Belongs to one event loop.
+    """Boxes for test runs of one repository. A box has one run at a time, so that no run meets another's
+    processes or scratch files. A lost box is replaced. Belongs to one event loop.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RunBoxes(ABC):
         self._open: list[BoxChannel] = []
 
     async def start(self) -> None:
-        """Start a box. Runs do this by themselves, and start more when they meet."""
+        """Starts a box ahead of the first run. Runs start boxes as they need them."""
         if not self._open:
             self._idle.append(await self._start_box())
 
@@ -133,7 +133,7 @@ class FreshRuns(RunBoxes):
     async def run(
         self, files: Mapping[str, bytes], test_ids: Sequence[str], time_limit_seconds: float
     ) -> dict[str, Any]:
-        """The box's reply to a run of tests on `files`, all there are. SandboxLost when the box died twice."""
+        """The box's reply to a run of tests on `files` alone. SandboxLost when the box died twice."""
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
         return await self._request_run(sources, test_ids, time_limit_seconds)
 

@@ -1,4 +1,4 @@
-"""Calls of functions with given arguments in a box, and what came back, as data.
+"""Calls of functions with given arguments in a box; results are data.
 
 Code under test never sees a wanted result: the comparison is the caller's.
 """
@@ -15,7 +15,7 @@ CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = ("call_program.py", "trial_observer.py", "perturbation.py", "value_forms.py")
 _PLACE = "/tmp/call_program"
-# the repository may be called as this project is: what was imported from here is forgotten
+# the repository may have a package of this project's name: forget what was imported from here
 _START = f"""import sys
 sys.path.insert(0, "{_PLACE}")
 from ostinato.infra.sandbox.inside.call_program import main

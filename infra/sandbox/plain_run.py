@@ -1,10 +1,9 @@
-"""A second opinion on a test run: plain pytest, one process a file, in a box of its own.
+"""A second opinion on a test run: plain pytest, one process per file, in a box of its own.
 
 It shares neither process, nor import, nor result channel with the warm test server, so a trick on
-one does not work on the other. Every process also runs canaries made for it alone: tests of random
-names that pass or fail by the toss of a coin. Who reports anything but what happened is unlikely to
-guess them (1 in 65,536). Slow (a box and an interpreter per test file): for passes that matter, not
-for feedback.
+one does not work on the other. Every process also runs canaries made for it alone: tests with random
+names that pass or fail at random. A run that forges outcomes guesses them all with a chance of 1 in
+65,536. Slow (an interpreter per test file): for passes that matter, not for feedback.
 """
 
 import random
@@ -92,7 +91,7 @@ async def run_plainly(
 
 
 def _draw_canaries(chance: random.Random) -> dict[str, bool]:
-    """Names that say nothing -> whether the test is made to pass."""
+    """Random test names -> whether the test is made to pass."""
     return {f"test_{chance.getrandbits(64):x}": chance.random() < 0.5 for _ in range(_CANARIES)}
 
 
@@ -123,8 +122,8 @@ def _read_outcomes(output: str) -> tuple[dict[str, TestOutcome], list[str]]:
 
 
 def _failed_in_part(tests: Sequence[str], output: str) -> list[str]:
-    """Tests of which a subtest failed. The line of one tells its values before the test's id, and pytest says
-    of a unittest's test itself that it passed.
+    """Tests of which a subtest failed: pytest reports a unittest test itself as passed. A subtest's line has
+    its parameters before the test's id.
     """
     lines = [f"{line} - " for line in output.splitlines() if line.startswith("SUBFAILED")]
     return [test for test in tests if any(f" {test} - " in line for line in lines)]

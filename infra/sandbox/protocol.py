@@ -1,7 +1,7 @@
 """Records and protocols of sandboxes: `Sandbox` is one box to work in, `SandboxBackend` makes them.
 
-A command that fails is a result. An exception is typed (infra/platform/errors.py), and its
-`is_retryable` says whether we or the agent are to blame.
+A command that fails is a result. An exception is typed, and `is_retryable` (infra/platform/errors.py)
+tells infrastructure faults from mistakes of the agent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -180,9 +180,9 @@ class Sandbox(Protocol):
         ...
 
     async def write_files(self, files: Mapping[str, bytes | None]) -> dict[str, SandboxError]:
-        """Write and remove (None) files in one round trip. The errors by path.
+        """Writes and removes (None) files in one round trip. Returns the errors by path.
 
-        Each write alone is atomic, they are not so together.
+        Each write is atomic, the batch is not.
         """
         ...
 

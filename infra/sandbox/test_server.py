@@ -1,6 +1,6 @@
 """Runs a repository's own tests on changed files in tens of milliseconds.
 
-`TestServer`: a box in which pytest, the package and its tests are already imported, one fork a run;
+`TestServer`: a box in which pytest, the package and its tests are already imported, one fork per run;
 and the cache of reports by content. Only product code counts: changes of tests, of runner
 configuration and of anything but Python files are left out. It gives outcomes, not rewards.
 """
@@ -97,8 +97,8 @@ class TestServer(RunBoxes):
     ) -> TestReport:
         """Run tests on the pristine repository with `files` laid over it (None: removed).
 
-        The wall limit guards against waiting; CPU time is limited a test. SandboxLost only when the
-        box died twice.
+        `time_limit_seconds` is wall time of the run; CPU time is limited per test. SandboxLost only
+        when the box died twice.
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
@@ -140,8 +140,8 @@ class TestServer(RunBoxes):
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
     ) -> TestReport:
-        """As `run`, in a box that never had anything but `files` over product code, and `others`,
-        which are tests and the rest as an agent sees them. What the run prints is no secret.
+        """As `run`, in a box that holds only product code with `files` laid over it, and `others`: tests
+        and other files as an agent sees them. What the run prints is no secret.
         """
         is_editable = self.repository.is_editable
         kept = {path: text for path, text in self.repository.files.items() if is_editable(path)}
@@ -166,7 +166,7 @@ class TestServer(RunBoxes):
         *,
         cold: bool,
     ) -> TestReport:
-        """As `run` without the cache. `cold`: with a fresh import, to check the fast way by."""
+        """As `run` without the cache. `cold`: with a fresh import, to check hot runs against."""
         changed = self.repository.keep_editable(files)
         return _read_report(await self._judge(changed, test_ids, time_limit_seconds, cold=cold))
 
@@ -258,7 +258,7 @@ def _lay_over(files: Mapping[str, bytes], changed: Mapping[str, bytes | None]) -
 
 
 def as_text(said: str) -> str:
-    """What code under test said, with characters that have no bytes spelled out."""
+    """Text from code under test, with lone surrogates escaped."""
     return said.encode(errors="backslashreplace").decode()
 
 

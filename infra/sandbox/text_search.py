@@ -1,6 +1,6 @@
 """Regular expressions over the files of a box, by the ripgrep that every box has.
 
-All regular files are searched but those below caches and git's own and those with zero bytes; links
+All regular files are searched but those below caches and .git and those that contain NUL bytes; links
 are not followed.
 """
 
@@ -34,8 +34,8 @@ class TextMatch(NamedTuple):
 def search_command(search: TextSearch) -> str:
     """A shell command for the search. Exit code 0: found, 1: nothing, 2: error.
 
-    A zero byte stands behind each path. A file that is asked for by name ripgrep searches even where
-    it is not text, so that is looked at before.
+    A NUL byte follows each path in the output. ripgrep searches a file that is named to it even when
+    that is binary, so the command looks for NUL bytes first.
     """
     path = shlex.quote(search.path or ".")
     flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"

@@ -8,11 +8,11 @@
     chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
 
 With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`, and beside them lie the
-records of `shards`. A version holds a delta, an anchor or both (then either road leads to it). Object
+records of `shards`. A version holds a delta, an anchor or both (then it can be built from either). Object
 names carry the publisher's epoch, so a publisher that was replaced can never overwrite what its
 successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
 tensor after the version is applied, and a seal over itself. weights/README.md has the whole format.
-Without torch, for who reads what is in the store and no tensor.
+Imports no torch: some readers list the store and load no tensors.
 """
 
 import json

@@ -56,8 +56,8 @@ def write_model_directory(
 ) -> Family:
     """Writes weights and `config.json`, one tensor in memory at a time, and returns the family.
 
-    `fetch` reads a canonical tensor. `extra_fields` of `config.json` the family's own replace. With
-    `stored_dtypes`, by canonical name, each tensor keeps its own; `dtype` is then what is declared.
+    `fetch` reads a canonical tensor. `extra_fields`: further fields of `config.json`; the family's own
+    win. With `stored_dtypes`, by canonical name, each tensor keeps its own and `dtype` is only declared.
     """
     family = family_of_spec(spec)
     directory.mkdir(parents=True, exist_ok=True)

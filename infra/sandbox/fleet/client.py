@@ -1,4 +1,4 @@
-"""A holder's side of a fleet on Ray: which node to ask, and leases that are renewed.
+"""Client of a sandbox fleet on Ray: chooses a node for each box and renews its leases.
 
 A holder that dies stops renewing its leases, and its boxes end by themselves.
 """
@@ -76,7 +76,7 @@ class _NodeChannel:
 
 
 class LeasedBox(BoxTools):
-    """A box on some node. After SandboxLost it is over."""
+    """A box on a node of the fleet. Unusable after SandboxLost."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class FleetClient:
 
     async def acquire(self, repository: str) -> LeasedBox:
         """A new box of a repository, to be given back with `release`."""
-        # of this process alone: one started again must not be given the boxes of the one before
+        # unique to this process: one started again must not get the boxes of its predecessor
         holder_id = ray.get_runtime_context().get_worker_id()
         lease_id = f"{holder_id}/{next(self._numbers)}"
         if self._renewing is None:
@@ -213,7 +213,7 @@ class FleetClient:
                 held = [lease for lease, box in self._live.items() if box.node_name == name]
                 try:
                     over = await _answer(self._nodes[name].renew.remote(held), f"renewal by {name}")
-                except ClusterError as error:  # it starts again, and then tells that they are over
+                except ClusterError as error:  # a restarted node reports them as over later
                     _logger.info("no renewal %s", fields(node=name, error=str(error)))
                     continue
                 for lease_id in over:

@@ -1,4 +1,4 @@
-"""The boxes of one machine. Each is new and lent to one holder, until that one gives it back or falls silent."""
+"""The boxes of one machine. Each is new and leased to one holder until that releases it or stops renewing."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
 
-# what a holder may call on its box: all that a sandbox offers, but its end
+# what a holder may call on its box
 BOX_OPERATIONS = frozenset(("request", "diff"))
-# more only wait for one another's processor time, until the start limit fails them
+# more at a time compete for the processors until they exceed the start limit
 _STARTS_AT_A_TIME = 16
 _REAP_SECONDS = 0.25
-# What is counted for a box when machines are filled. An agent's box mostly waits for the model; what it may use
-# at most is its limits' to say, and the sum of those would leave machines empty.
+# expected use of a box: an agent's box mostly waits for the model, so room for the limits of all boxes would
+# leave machines idle
 _BOXES_PER_CORE = 36
 _BYTES_PER_BOX = 64 << 20
 _FILLED_SHARE = 0.9
@@ -78,21 +78,21 @@ class BoxNode:
         self._most_boxes = most_boxes or _count_room()
         self._room = asyncio.Semaphore(self._most_boxes)
         self._starts = asyncio.Semaphore(_STARTS_AT_A_TIME)
-        self._asked: dict[str, asyncio.Task[None]] = {}  # by lease id: waits, or its box starts
+        self._asked: dict[str, asyncio.Task[None]] = {}  # by lease id: waiting or starting
         self._leases: dict[str, _Lease] = {}
-        # their boxes ended by themselves, which holders are told when they ask the next time
+        # leases whose box ended by itself; the holder's next call raises the reason
         self._ended: dict[str, _Lease] = {}
         self._reaping: asyncio.Task[None] | None = None
 
     async def load(self) -> NodeLoad:
-        """What is lent and waited for now."""
+        """Present load of the node."""
         return NodeLoad(len(self._leases), len(self._asked), self._most_boxes, _read_pressure())
 
     async def acquire(
         self, lease_id: str, repository: str, lease_seconds: float, wait_seconds: float
     ) -> None:
-        """Lends a new box under an id of the caller's choice when it is up. Requests are served in their
-        order. CapacityExhausted when there was no room in time.
+        """Leases a new box under an id of the caller's choice; returns when it is up. Requests are served
+        in order. CapacityExhausted when there was no room in time.
         """
         if self._reaping is None:
             self._reaping = asyncio.create_task(self._reap())
@@ -109,7 +109,7 @@ class BoxNode:
         task.result()
 
     async def renew(self, lease_ids: Iterable[str]) -> list[str]:
-        """Gives leases their whole length again. The ids of those that are over."""
+        """Renews leases for their whole length. Returns the ids of those that are over."""
         over = []
         for lease_id in lease_ids:
             lease = self._find(lease_id)

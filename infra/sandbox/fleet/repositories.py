@@ -1,7 +1,7 @@
-"""A fleet whose boxes are repositories to work in, over all machines of the Ray cluster.
+"""A fleet of boxes with repositories to work in, over all machines of the Ray cluster.
 
-What was done in a lost box is gone with it, so the attempt that had it is told and tried again.
-Tests are not run here.
+The work in a lost box is lost: its attempt gets SandboxLost and is run again. Test servers are not
+part of a fleet.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
 _END_SECONDS = 30.0
-_MAX_CONCURRENCY = 10_000  # coroutines of one actor: who waits costs nothing
+_MAX_CONCURRENCY = 10_000  # coroutines of one actor; waiting ones cost nothing
 
 
 def start_node(

@@ -61,7 +61,7 @@ class NamespaceSandbox(BoxTools):
         box: BoxProcess,
         copied: Entries | None,
     ) -> None:
-        """`copied`: what its folder held at first. None: nothing, since it lies over others."""
+        """`copied`: files that its folder was filled with. None: the folder is the top of an overlay."""
         self._channel = BoxChannel(box)
         super().__init__(self._channel)
         self.sandbox_id = folder.name
@@ -142,7 +142,7 @@ class _Kept:
 
 
 class NamespaceBackend:
-    """Boxes of this host. Belongs to one event loop, and its thread must outlive it."""
+    """Boxes of this host. Belongs to one event loop, whose thread must outlive the boxes."""
 
     name = "namespace"
     keeps_memory = False

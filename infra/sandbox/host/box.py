@@ -34,11 +34,11 @@ from ostinato.infra.sandbox.protocol import SandboxLimits
 
 REPOSITORY_PATH = "/repo"
 _OPEN_FILES = 4096  # of one process
-_SIGNALS = 1024  # of all processes of a box that wait to be taken; timers count too
+_SIGNALS = 1024  # pending ones of all processes of a box; timers count too
 _counter = itertools.count()
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# of Docker: its default profiles refuse namespaces and mounts, and a box cannot mount a /proc of its own
-# while parts of the container's are masked
+# Docker's default profiles refuse namespaces and mounts, and a box cannot mount a /proc of its own while
+# parts of the container's are masked
 CONTAINER_OPTIONS = ("seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined")
 HOW_TO_ALLOW_BOXES = (
     "allow user namespaces with `sysctl -w user.max_user_namespaces=15000` (on Debian also `sysctl -w "
@@ -129,7 +129,7 @@ class BoxProcess:
             for limit, wanted in (
                 (resource.RLIMIT_FSIZE, self._limits.file_bytes),
                 (resource.RLIMIT_CORE, 0),
-                # else this host's own, which may be all it has
+                # inherited otherwise, and then possibly all that the host has
                 (resource.RLIMIT_NOFILE, _OPEN_FILES),
                 (resource.RLIMIT_SIGPENDING, _SIGNALS),
             ):

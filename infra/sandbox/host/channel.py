@@ -87,7 +87,7 @@ class BoxChannel:
         return reply, reply_blobs
 
     def lose(self, error: SandboxError) -> None:
-        """End the box for a reason that all who wait, and all who ask later, are told."""
+        """Ends the box. Waiting and later requests raise `error`."""
         self._fail(error)
         self._box.kill()
 

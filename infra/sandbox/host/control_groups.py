@@ -10,14 +10,14 @@ from ostinato.infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
-# counted beside the memory, where the kernel counts them: what is swapped out, and sockets
+# limits of memory with swap, and of socket buffers, where the kernel has them
 _VERSION_1_TOO = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
 # groups whose last processes had not quite ended when their box was closed
 _closing: set[Path] = set()
 
 
 class ControlGroup:
-    """Control groups of one box. None where they are not available."""
+    """Control groups of one box. Has no effect where they cannot be made."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
         """`name` begins with this process's id and a dash: groups of dead ones are removed."""
@@ -76,7 +76,7 @@ def _is_version_2() -> bool:
 
 @functools.cache
 def _sweep_dead() -> None:
-    """Once a process: drop groups whose maker was killed before it could."""
+    """Once per process: removes groups whose maker was killed."""
     for parent in (
         _ROOT / _GROUP,
         *(_ROOT / name / _GROUP for name in ("memory", "pids")),

@@ -1,4 +1,4 @@
-"""What a box sees of this host: few programs and libraries, an interpreter of its own, the servers.
+"""Parts of this host that a box sees: few programs and libraries, a Python interpreter, the servers.
 
 They are copied once per interpreter into a folder of this user, so that a box needs few mounts. No
 site-packages, no package manager, no other project's sources are in reach: an agent could find there
@@ -146,7 +146,7 @@ def _compile(name: str, source: Path, parts: list[Path], options: tuple[str, ...
     if target.exists():
         return target
     said = "there is none"
-    # what is loaded into the interpreter has to be of its C library
+    # a library that the interpreter loads must be linked to the same C library
     compilers = _find_compilers()
     if "-shared" in options:
         compilers = [item for item in compilers if "musl" not in "".join(item)]

@@ -79,7 +79,7 @@ REFUSED = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-# allowed for the process that calls alone, named by 0: the server of a box has the same user
+# allowed for the calling process alone, which 0 names: the box's server runs as the same user
 _OWN_PROCESS = {
     "prlimit64": (302, 261),
     "sched_setparam": (142, 118),
@@ -121,7 +121,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         "own": [_step(_LOAD, _FIRST_AT), _step(_EQUALS, 0, "allow", "refuse")],
         "setpriority": _one_process(os.PRIO_PROCESS),
         "ioprio_set": _one_process(_PROCESS_OF_IOPRIO),
-        "fcntl": [  # what a file that all boxes have would bring to others: a wait, news
+        "fcntl": [  # leases and notices on a file that all boxes share would reach other boxes
             _step(_LOAD, _SECOND_AT),
             _step(_EQUALS, fcntl.F_SETLEASE, "refuse"),
             _step(_EQUALS, fcntl.F_NOTIFY, "refuse", "allow"),
@@ -140,7 +140,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
 
 
 def _one_process(kind: int) -> list[tuple[int, int, str, str]]:
-    """A block that allows a call for the process that calls, named by its kind and 0."""
+    """A block that allows a call for the calling process alone: its kind, then 0, as arguments."""
     return [
         _step(_LOAD, _FIRST_AT),
         _step(_EQUALS, kind, otherwise="refuse"),
@@ -152,5 +152,5 @@ def _one_process(kind: int) -> list[tuple[int, int, str, str]]:
 def _step(
     code: int, value: int, target: str = "", otherwise: str = ""
 ) -> tuple[int, int, str, str]:
-    """One instruction, and where it goes on when a comparison holds and when not; empty: to the next."""
+    """One instruction, with the blocks to jump to when a comparison holds or fails; empty: the next."""
     return code, value, target, otherwise

@@ -65,7 +65,7 @@ def _arguments(frame: Any) -> dict:
     rest_at = num_named + len(extra)
     keywords = code.co_varnames[rest_at : rest_at + bool(code.co_flags & 8)]
     if set(values) - {*names, *extra, *keywords}:
-        raise NoForm  # a generator that goes on
+        raise NoForm  # a resumed generator, which has other locals
     plain = [encode(values[name]) for name in names[:num_plain]]
     plain += [encode(item) for name in extra for item in values[name]]
     named = {name: encode(values[name]) for name in names[num_plain:]}
@@ -130,7 +130,7 @@ def observe_tests(request: dict, answer: str) -> None:
 
 
 def main(mode: str, request_file: str, answer: str) -> None:
-    """Record, call or observe, as the first word says."""
+    """Runs a mode (record, call or observe) on a request and writes its answer."""
     request = json.loads(Path(request_file).read_text())
     sys.path.insert(0, request["root"])
     modes = {"record": record, "call": make_calls, "observe": observe_tests}

@@ -1,7 +1,6 @@
-"""Forked runs of a server inside a box: pipes, deadlines, what each said, their end.
+"""Forked test runs of a server inside a box: pipes, deadlines, results, and the check of their order.
 
-`Run`: one child, believed only as far as an honest run would have said it. `Runs`: those of a
-server, one after the other. Runs inside the box.
+`Run`: one child. `Runs`: those of a server, one after the other. Runs inside the box.
 """
 
 import contextlib
@@ -81,7 +80,7 @@ class Run:
         self._signal()
 
     def end(self) -> None:
-        """Wait for the child's end, and see to it."""
+        """Waits a moment for the child's end, then kills what is left of it."""
         ended, status = 0, 0
         patience = time.monotonic() + _EXIT_SECONDS
         while not ended and time.monotonic() < patience:
@@ -104,7 +103,7 @@ class Run:
         self._violations.append(what)
 
     def _note(self, message: dict) -> None:
-        """One result of one test. A second one, or one of a test that did not begin, is none."""
+        """Stores a test's result. A second one of a test, and a pass without a begin, are violations."""
         test = message["test"]
         if test in self._results:
             self._violations.append(f"duplicate result of {test}")
@@ -115,7 +114,7 @@ class Run:
         self._results[test] = message
 
     def _find_violations(self, outcomes: dict[str, str]) -> list[str]:
-        """Violations of the run. One that ends before its canaries proves no pass."""
+        """Violations of the run. One that passed all tests and ended before its canaries is one, too."""
         found = [*self._violations, *self._done.get("violations", [])]
         if not self._done and outcomes and set(outcomes.values()) == {"passed"}:
             found.append("ended before its canaries")
@@ -226,7 +225,7 @@ class Runs:
         return {**run.reply(), "spent": self._is_spent}
 
     def _is_unused(self) -> bool:
-        """Whether the box is as it was before its first run, as far as a run could leave it otherwise."""
+        """Empties the scratch folders. Whether the box is then as it was before its first run."""
         try:
             _empty_scratch()
             return _read_traces() == self._unused
@@ -235,7 +234,7 @@ class Runs:
 
 
 def _empty_scratch() -> None:
-    """Remove what runs that have ended left where the next could read it."""
+    """Removes the files of ended runs, which the next run could read."""
     for folder in _SCRATCH:
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
@@ -247,7 +246,7 @@ def _empty_scratch() -> None:
 
 
 def _read_traces() -> list:
-    """What a run may leave behind beside files: modes and attributes of folders, connections."""
+    """Traces a run may leave beside files: modes and attributes of folders, network counters."""
     found: list = [(os.stat(folder).st_mode, _list_attributes(folder)) for folder in _SCRATCH]
     with open("/proc/net/dev") as file:
         return [*found, file.read()]

@@ -132,7 +132,7 @@ class ForkServer:
 
 
 def _receive_opening(control: socket.socket) -> tuple[FrameDecoder, dict, MemoryFinder] | None:
-    """The first request. Its sources are the finder's alone: no frame below the tests has them."""
+    """The first request. Only the finder holds its sources: no stack frame below the tests does."""
     decoder = FrameDecoder()
     frames: list[tuple[dict, list[bytes]]] = []
     while not frames:

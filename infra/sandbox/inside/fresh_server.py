@@ -36,7 +36,7 @@ _PREFIX = struct.Struct(">II")
 
 
 class FreshServer:
-    """Forks a child for each request and never looks at what the request brings."""
+    """Server that forks a child per request and never reads the files that the request brings."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -95,7 +95,7 @@ class FreshServer:
 
 
 class FreshRun:
-    """A pytest plugin whose test loop is one run of the host's."""
+    """A pytest plugin whose test loop is one requested run."""
 
     def __init__(self, request: dict, finder: MemoryFinder, limits: dict, send: Sender) -> None:
         self._request = request
@@ -110,7 +110,7 @@ class FreshRun:
     def pytest_load_initial_conftests(
         self, early_config: pytest.Config
     ) -> Generator[None, None, None]:
-        """The runner as it is before a line of the repository runs. Why a conftest.py failed."""
+        """Takes the snapshot before any code of the repository runs. Notes why a conftest.py failed."""
         self._snapshot = take_snapshot(early_config.pluginmanager)
         try:
             return (yield)

@@ -84,7 +84,7 @@ def code_key(code: types.CodeType) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class LineShift:
-    """Lines after `after_line` of an unedited function lie `by_lines` further down now."""
+    """Shift of the code below an edit: functions after `after_line` now lie `by_lines` further down."""
 
     after_line: int
     by_lines: int
@@ -167,7 +167,7 @@ def _without_bodies(statement: ast.stmt) -> ast.stmt:
 def _changed_defaults(old: ast.stmt, new: ast.stmt) -> tuple[tuple | None, dict | None]:
     """Default values of a plain function that differs in them alone.
 
-    Literals only: the unedited text is in reach of code that runs now.
+    Literals only: evaluating other expressions would run code that can reach the unedited text.
     """
     if not isinstance(old, ast.FunctionDef) or not isinstance(new, ast.FunctionDef):
         raise NotSwappable("the edit changes more than function bodies")

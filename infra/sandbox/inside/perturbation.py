@@ -1,4 +1,4 @@
-"""Other arguments than callers give for calls of one function. Runs in boxes, standard library only."""
+"""Perturbed arguments for calls of one function. Runs in boxes, standard library only."""
 
 import functools
 import random
@@ -16,11 +16,11 @@ _TRIES = 8  # until a changed text matches a pattern again
 
 
 class Perturbation:
-    """Gives a function other arguments than its callers do, in tests that ask for it.
+    """Perturbation of a function's arguments in the tests that ask for it.
 
-    A share of its outermost calls has one argument changed: numbers, texts, moments, matches and containers
-    of them; what else a call brings, a method's object above all, stays. Equal calls in an equal order are changed alike
-    in every process.
+    A share of its outermost calls has one argument changed: a number, text, date or time, match, or a
+    container of those. Other arguments, above all a method's object, stay. Equal calls in an equal order
+    are changed alike in every process.
     """
 
     def __init__(self, path: str, symbol: str) -> None:
@@ -30,13 +30,13 @@ class Perturbation:
         self._depth = 0
 
     def begin(self, seed: str, share: float) -> None:
-        """A test begins, in which so many of the calls are changed."""
+        """Begins a test: `share` (0..1) of its calls is changed, drawn with `seed`."""
         self._rng = random.Random(seed)
         self._share = share
         self._depth = 0
 
     def install(self) -> None:
-        """Stands in the function's place wherever imported modules name it. A property stays."""
+        """Wraps the function wherever imported modules name it. A property is left alone."""
         modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
         owner: Any = next((m for m in modules if getattr(m, "__file__", "") == self._path), None)
         *classes, name = self._symbol.split(".")
@@ -101,7 +101,7 @@ def vary_value(value: Any, rng: random.Random) -> Any:
         return _vary_match(value, rng)
     try:
         return _vary_number(value, rng)
-    except (ArithmeticError, ValueError):  # there is none beyond the last day
+    except (ArithmeticError, ValueError):  # beyond the last date that Python has
         return value
 
 
@@ -126,7 +126,7 @@ def _vary_number(value: Any, rng: random.Random) -> Any:
 
 
 def _vary_container(value: Any, rng: random.Random) -> Any:
-    """One of the values in it becomes another. The container itself where none can."""
+    """A copy with one value changed. The container itself where none can be."""
     kind = type(value)
     items = list(value.values() if kind is dict else value)
     if kind in (set, frozenset):
@@ -142,7 +142,7 @@ def _vary_container(value: Any, rng: random.Random) -> Any:
 
 
 def _vary_match(match: re.Match, rng: random.Random) -> re.Match:
-    """What the same pattern finds at the same place of another text."""
+    """Match of the same pattern at the same place of a changed text. The match itself after _TRIES."""
     for _ in range(_TRIES):
         other = match.re.match(vary_value(match.string, rng), match.start())
         if other is not None and other.group() != match.group():

@@ -1,5 +1,4 @@
-"""What every server inside a box does first: close itself to inspection and to signals from the
-box.
+"""Processes inside a box: protection of the server, waiting times, the end of all others.
 
 Standard library only: this file runs inside the box.
 """

@@ -58,7 +58,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """At the last moment before a test runs: is it still the test that was collected?"""
+        """Notes a test whose code is no longer what was collected, right before it runs."""
         if self.test_codes is not None and not self.test_codes.holds(item):
             self.replaced_tests.append(f"replaced test {item.nodeid}")
 

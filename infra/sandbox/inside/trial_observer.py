@@ -68,8 +68,8 @@ class Observer:
             self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
 
     def vary(self, value: Any) -> Any:
-        """Another value than a test or its helper has, for it to hand on, or the same: as its file's
-        share and chance say, alike in every process. Before the first test, the value itself.
+        """The value, or with the probability given for the test's file another one near it, drawn alike in
+        every process. Before the first test always the value itself.
         """
         is_other = self._varied_share > 0 and self._varying.random() < self._varied_share
         return vary_value(value, self._varying) if is_other else value
@@ -93,8 +93,9 @@ class Observer:
         self._note("caught", shown)
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        """Keep the tests wanted, of a parametrized one a few, in an order drawn by the host. Where the host
-        names those of an earlier run, exactly them: ids that count the cases of a set are chance.
+        """Keeps the wanted tests, a few instances of a parametrized one, in an order seeded by the host.
+        Where the host names the instances of an earlier run (`chosen`), exactly those: pytest's own ids
+        of cases that come from a set differ between runs.
         """
         rng = random.Random(self._request["order"])
         chosen = frozenset(self._request["chosen"])
@@ -103,7 +104,7 @@ class Observer:
             by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
         kept = []
         for name in sorted(by_name.keys() & set(self._request["tests"])):
-            # by parameters: those of a set come in an order that addresses decide
+            # sorted by parameters: cases from a set come in an order that addresses decide
             found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
             for position, item in found:
                 item.observed_name = f"{name}#{position}"
@@ -159,7 +160,7 @@ class Observer:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
 
     def _add(self, kind: str, content: Any) -> None:
-        """Notes what takes no room from the values of a test."""
+        """Notes an entry that does not count towards _MAX_VALUES."""
         self._room += 1
         self._note(kind, content)
 
@@ -177,12 +178,12 @@ def _show_parameters(item: Any) -> str:
 
 
 class Caught:
-    """Stands for the exception information of pytest.raises and of assertRaises."""
+    """Stand-in for the exception information of pytest.raises and of assertRaises."""
 
     value: Any = None
     exception: Any = None
     type: Any = None
 
     def match(self, *_: Any) -> bool:
-        """Whatever the text is."""
+        """Always true: the text is an expectation."""
         return True

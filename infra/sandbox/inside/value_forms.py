@@ -1,4 +1,4 @@
-"""JSON forms of Python values, and of what calls came to. Runs in boxes and on the host.
+"""JSON forms of Python values and of the results of calls. Runs in boxes and on the host.
 
 Only literals, containers of them and importable callables have a form. Standard library only.
 """
@@ -85,7 +85,7 @@ def _name_of(value: Any) -> str:
 
 
 def find(name: str) -> Any:
-    """What `module:path` names."""
+    """The object that `module:path` names."""
     module, _, path = name.partition(":")
     found: Any = builtins if module == "builtins" else importlib.import_module(module)
     for part in path.split("."):
@@ -114,7 +114,7 @@ def _describe_value(value: Any) -> Any:
 
 
 def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
-    """The form of a value; what has none in it, as text. Sets are sorted: their order is that of addresses."""
+    """The form of a value, with text for parts that have none. Sets are sorted: addresses decide their order."""
     try:
         return encode(value)
     except (NoForm, RecursionError):
@@ -133,8 +133,8 @@ def _digest(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Name of a value's type, after "made" for a class of Python code: one that takes name and place of
-    a built-in type is told from it.
+    """Name of a value's type, after "made" for a class defined in Python: such a class may take the name
+    and module of a built-in type.
     """
     kind = type(value)
     is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE

@@ -1,7 +1,7 @@
 """The `microvm` backend: virtual machines that start as copies of a template or of one another.
 
-A snapshot holds the pages a machine has written since its template, and its devices. A copy of one of
-memory goes on with its processes; a copy of one of files ends them first.
+A snapshot holds the pages a machine has written since its template, and its devices. A machine made
+from a memory snapshot goes on with its processes; one made from a file snapshot ends them first.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def check_host(image_folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Source of a sandbox: specification, template, changes and parent."""
+    """Source of a sandbox: specification, template and pristine files."""
 
     spec: SandboxSpec
     template: Template
@@ -181,7 +181,7 @@ class _Kept:
 
 
 class MicroVmBackend:
-    """Virtual machines of this host. Belongs to one event loop, and its thread must outlive it."""
+    """Virtual machines of this host. Belongs to one event loop, whose thread must outlive them."""
 
     name = "microvm"
     keeps_memory = True

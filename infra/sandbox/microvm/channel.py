@@ -14,8 +14,8 @@ from ostinato.infra.sandbox.host.tools import Blobs, Reply
 from ostinato.infra.sandbox.microvm.machine import Machine
 
 _HOLD_SECONDS = 60.0
-# The time told is wrong by as long as it took to arrive, so what came late is told again. Rarely does
-# the host stay so busy that the last of these is late too.
+# the guest's clock is late by as long as the request took, so a slow one is sent again; on a busy host
+# at most this often
 _PROMPT_SECONDS = 0.1
 _MAX_TIMES_TOLD = 8
 
@@ -51,7 +51,9 @@ class MachineChannel(BoxChannel):
             self._open.set()
 
     async def refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
-        """Tell the guest the time and what else it is to take over. When it first answered."""
+        """Sends the guest the time, and its random bytes and name as blobs. Returns the instant of its
+        first answer (perf_counter).
+        """
         await self._open.wait()
         return await self._refresh(answer_seconds, blobs, **fields)
 

@@ -207,7 +207,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
 
 
 def _with_candidates(packages: list[str], folder: Path) -> tuple[str, ...]:
-    """Those that can be downloaded: a name may only stand for what others provide."""
+    """Those that can be downloaded: `apt-cache depends` also lists virtual packages."""
     real, name = [], ""
     for line in _run("apt-cache", "policy", *packages, folder=folder).decode().splitlines():
         if not line.startswith(" "):

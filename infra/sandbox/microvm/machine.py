@@ -23,8 +23,8 @@ from ostinato.infra.sandbox.microvm.monitor import Monitor
 
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (
-    # Under load the guest cannot measure its clock against the timer chip and hangs; it is told.
-    # It then takes the counter for good: against ticks lost under load every counter looks wrong.
+    # Under load the guest cannot measure its counter against the timer chip and hangs: it gets the rate.
+    # tsc=reliable: ticks lost under load would make it reject the counter.
     "tsc_early_khz={ticks_khz} tsc=reliable lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
@@ -159,7 +159,9 @@ class Machine:
 
     @property
     def demanded_seconds(self) -> float:
-        """Processor time used and waited for: what stands still does not grow, however loaded."""
+        """Processor time used and waited for. It does not grow while the guest stands still, however
+        loaded the host is.
+        """
         total = 0
         for path in Path(f"/proc/{self.process_id}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):
@@ -206,7 +208,7 @@ class Machine:
         return MachineState(memory_file, devices_file, pages)
 
     def kill(self) -> None:
-        """End the process at once. Its socket then says so."""
+        """Ends the process at once, which its socket's reader sees."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 

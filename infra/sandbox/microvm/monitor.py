@@ -1,4 +1,4 @@
-"""QEMU's monitor: commands to one machine over QMP, and the way of its state to a file."""
+"""QEMU's monitor: commands to one machine over QMP, and saving its state to a file."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,6 @@
 """The rate of this host's processor counter, which a guest's clock is read from.
 
-Without it a guest believes any rate it is told, and its clock, its timers and all time limits in it
-run wrong by the quotient.
+A guest trusts the rate it is given: its clock, timers and time limits are wrong by the same factor.
 """
 
 import os
@@ -11,18 +10,18 @@ from pathlib import Path
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.microvm.image import Image
 
-# What repeated runs differ by is far below this: 10 kHz of 2 GHz are 0.02 s in an hour.
+# repeated measurements differ by far less; 10 kHz of 2 GHz are 0.02 s per hour
 _ROUNDED_KHZ = 10
 _MEASURE_SECONDS = 60.0
 
 
 def read_boot_id() -> str:
-    """A name for the time since this host started."""
+    """The kernel's id of this boot of the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def measure_ticks_khz(image: Image, folder: Path) -> int:
-    """Thousand ticks in a second. Kept in `folder` until the host restarts."""
+    """Rate of the counter in kHz. Kept in `folder` until the host restarts."""
     kept = folder / f"ticks-khz-{read_boot_id()}"
     if not kept.is_file():
         partial = kept.with_name(f"{kept.name}.partial.{os.getpid()}")

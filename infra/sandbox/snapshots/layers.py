@@ -51,8 +51,8 @@ _FOLDER_MODE = 0o755
 def read_entries(folder: Path, most_bytes: int = _MAX_LAYER_BYTES) -> dict[str, Entry]:
     """Everything below a folder, by relative path. Pipes and sockets are left out.
 
-    What disappears while it is read is left out too; a file its owner closed is opened for the
-    moment. InvalidArgument where files hold more than `most_bytes`; holes count, since they are read.
+    What disappears while it is read is left out too; a file without read permission gets it meanwhile.
+    InvalidArgument where files hold more than `most_bytes`; holes count, since they are read.
     """
     entries: dict[str, Entry] = {}
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -138,8 +138,8 @@ def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
 def entries_of_files(
     files: Mapping[str, bytes | None], status_of: Callable[[str], os.stat_result | None]
 ) -> dict[str, Entry]:
-    """A layer that lays files (None: removed) over something whose paths have this status, None where there is
-    none. Times stay, so that they do not tell which files a problem changed.
+    """A layer that lays files (None: removed) over a folder. `status_of`: a path's status in it; None: no such
+    path. Times stay, so that they do not tell which files a problem changed.
     """
     entries: dict[str, Entry] = {}
     for path, content in files.items():
@@ -222,9 +222,9 @@ def _measure(folder: int, depth: int, most_bytes: float) -> int:
 
 @contextlib.contextmanager
 def _looked_into(folder: int, name: str) -> Iterator[int]:
-    """A descriptor of a folder in a folder of a box that runs: by descriptors alone, since names may become links.
+    """A descriptor of a folder in a running box's folder: by descriptors alone, since names may become links.
 
-    What its owner closed is opened for the moment, else files that are open there would grow unseen.
+    One without read permission gets it meanwhile, else files that are open in it would grow unseen.
     """
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     place = f"/proc/self/fd/{found}"
@@ -281,8 +281,8 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list
 def _opened(folder: int, name: str, flags: int, status: os.stat_result):  # noqa: ANN202
     """A descriptor of something in a folder, never through a link.
 
-    Where the box took its own permission away (we are its user, not always root), it is given for
-    the moment.
+    Where the box took its own permission away, it is given meanwhile (this process runs as the box's
+    user).
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
@@ -306,7 +306,7 @@ def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:
         while left > 0 and (data := os.read(descriptor, left)):
             parts.append(data)
             left -= len(data)
-    # Never as a root-owned program that gives its rights away, should a host user find the copy.
+    # without setuid: a user of the host might run the copy
     mode = stat.S_IMODE(status.st_mode) & 0o777
     return Entry(EntryKind.FILE, b"".join(parts), mode, status.st_mtime_ns)
 

@@ -1,4 +1,4 @@
-"""The layers of one backend on disk, and what a box shows over a repository by them."""
+"""The layers of one backend on disk, and the files that a box sees through them."""
 
 import contextlib
 import os
@@ -180,8 +180,8 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
 
 
 def _state_parent() -> Path:
-    """Folder of layers and writes: in memory when the system lets its files carry what an overlay
-    needs, so that writes count against a box's memory limit. Else in the temporary folder.
+    """Folder of layers and writes: /dev/shm where it is writable and has 1 GiB free, so that writes count
+    against a box's memory limit, else the temporary folder.
     """
     memory, parent = Path("/dev/shm"), Path(tempfile.gettempdir())
     if memory.is_dir() and os.access(memory, os.W_OK):

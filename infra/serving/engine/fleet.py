@@ -2,7 +2,7 @@
 
 `EngineFleet` is the client side: routing, error translation, health, updates of all replicas. Any number
 of processes may each hold one over the same actors, which `mailbox_replica` starts. A request whose replica
-died raises EngineError and is not repeated here: who asked knows whether a repeat is safe.
+died raises EngineError and is not repeated here: only the caller knows whether a repeat is safe.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class EngineFleet:
             self._refreshing = asyncio.create_task(self.refresh_states())
 
     async def end_session(self, session_id: str) -> None:
-        """Lets the cache of a finished conversation go. Nobody waits for it."""
+        """Frees the KV cache of a finished conversation, without waiting for it."""
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
             self._mailboxes[replica_id].end_session(session_id)
@@ -167,7 +167,7 @@ class EngineFleet:
         return self._router.states()
 
     async def _refresh_state(self, name: str) -> None:
-        """One question. A recovery that takes longer goes on in the replica and is asked after again."""
+        """Asks one replica. A recovery that outlasts the probe goes on, and the next round asks again."""
         try:
             call = self._replicas[name].recover.remote()
             health = await self._probe(call, name, "recover")

@@ -1,8 +1,8 @@
 """A replica's health as a pure state machine.
 
-`TRANSITIONS` and `observe`: which event leads from which state to which. No clock, no I/O, no Ray,
-so every transition is tested as it stands. The law it exists for: after a process was lost or
-replaced only a verified weight apply of the new process leads back to SERVING.
+`TRANSITIONS` and `observe`: which event leads from which state to which. No clock, no I/O, no Ray, so
+every transition is tested by itself. After a process was lost or replaced, only a verified weight
+apply of the new process leads back to SERVING.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ TRANSITIONS: dict[ReplicaState, dict[HealthEvent, ReplicaState]] = {
     _S.STALE: _USUAL | {_E.ANSWERED: _S.STALE, _E.SILENT: _S.STALE},
     _S.DEAD: _USUAL
     | {
-        _E.VERIFIED: _S.DEAD,  # a late word of the process that died
+        _E.VERIFIED: _S.DEAD,  # a late answer of the process that died
         _E.REFUSED: _S.DEAD,
         _E.ANSWERED: _S.RESTARTING,  # somebody lives there; what it serves is not known
         _E.SILENT: _S.DEAD,

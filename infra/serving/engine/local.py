@@ -4,9 +4,9 @@
 swaps that are prepared beside the loop and applied between two steps.
 
 Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each
-of its several hundred tensor operations a step and wait up to 5 ms for it whenever the loop is busy
-(measured: 14 times slower). So the loop is blocked for one step (a few milliseconds) at a time; who
-needs it unblocked puts the engine in a process of its own (`EngineReplica`).
+of the several hundred tensor operations per step and wait up to 5 ms for it whenever the loop is busy
+(measured: 14 times slower). So the loop is blocked for one step (a few milliseconds) at a time; a
+caller that needs it free puts the engine in a process of its own (`EngineReplica`).
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from ostinato.models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
 
-# Turns of the loop between two steps, so that a caller several hops away from its next request is
-# not held up one step a hop.
+# turns of the loop between two steps, so that a caller several hops away from its next request does
+# not wait for one step per hop
 _LOOP_TURNS_PER_STEP = 3
 
 
@@ -86,7 +86,7 @@ class LocalEngine:
         return stream
 
     async def end_session(self, session_id: str) -> None:
-        """Lets the cache of a finished conversation go."""
+        """Frees the KV cache of a finished conversation."""
         self._engine.end_session(session_id)
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:

@@ -19,7 +19,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 
 GATHER_SECONDS = 0.002
-SILENCE_SECONDS = 60.0  # without even that for so long it is silent
+SILENCE_SECONDS = 60.0  # a replica without even an empty answer for this long is silent
 
 Answer = tuple[str, Generation | None, Exception | None]  # by request id
 
@@ -33,7 +33,7 @@ class Mailbox:
         actor: ActorHandle,
         on_silence: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_silence` is told each time the replica says nothing for too long. True gives it up."""
+        """`on_silence`: called after each SILENCE_SECONDS without an answer; True gives the replica up."""
         self._replica_id = replica_id
         self._actor = actor
         self._on_silence = on_silence
@@ -65,7 +65,7 @@ class Mailbox:
             self._waiting.pop(request.request_id, None)
 
     def end_session(self, session_id: str) -> None:
-        """Travels with the next batch."""
+        """Ends a session of the replica, with the next batch."""
         self._ended_sessions.append(session_id)
         self._flush.plan()
 
@@ -102,7 +102,7 @@ class Mailbox:
                 elif generation is not None:
                     future.set_result(generation)
             if answers:
-                await asyncio.sleep(0)  # let who got an answer ask again before `while` looks
+                await asyncio.sleep(0)  # callers may send their next request before `while` looks
 
     async def _next_answers(self) -> list[Answer]:
         """Answers of one call. EngineError when the replica was given up as silent."""

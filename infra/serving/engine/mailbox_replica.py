@@ -1,4 +1,4 @@
-"""Engine replicas that take requests and hand out answers in batches, and the start of theirs as Ray actors.
+"""Engine replicas that take requests and hand out answers in batches, and their start as Ray actors.
 
 Clients reach them through `fleet`, which loads no engine.
 """

@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """Make it an actor with `ray.remote(EngineReplica).options(max_concurrency=1000)`."""
+    """One engine that follows a weight chain. As an actor it needs max_concurrency for its requests."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class EngineReplica:
         config: EngineConfig,
         chain: tuple[ObjectStore, str] | None = None,
     ) -> None:
-        """`chain`: the one it follows from the start, also when Ray starts it again."""
+        """`chain`: store and id of the chain it follows from the start, also after a restart by Ray."""
         self.replica_id = replica_id
         self._spec = spec
         self._config = config
@@ -140,7 +140,7 @@ class EngineReplica:
         return await self._engine.generate(request)
 
     async def end_session(self, session_id: str) -> None:
-        """Lets the cache of a finished conversation go."""
+        """Frees the KV cache of a finished conversation."""
         if self._engine is not None:
             await self._engine.end_session(session_id)
 

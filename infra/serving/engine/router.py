@@ -1,8 +1,7 @@
 """Which replica serves which request: session affinity first, then least outstanding tokens.
 
 A session stays where its keys and values are. At the start of a turn it moves when its replica is
-busier than the least busy one by more than the margin. Whose turn comes first on a replica is its
-engine's to say.
+busier than the least busy one by more than the margin. Each engine orders its own requests.
 """
 
 import heapq
@@ -13,7 +12,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.states import ReplicaState
 
 _SESSIONS_REMEMBERED = 100_000
-_ENTRIES_PER_REPLICA = 8  # in the heap, before it is made anew
+_ENTRIES_PER_REPLICA = 8  # in the heap, stale ones included, before it is rebuilt
 STEAL_MARGIN_TOKENS = 16_384  # by which a replica must be busier before sessions leave it
 
 
@@ -40,7 +39,7 @@ class RequestRouter:
         # session -> replica, least recently used first
         self._home: OrderedDict[str, str] = OrderedDict()
         self._loads = {replica_id: _Load(state) for replica_id in replica_ids}
-        # (outstanding, given, replica), a new one at each change; those that no longer hold are dropped late
+        # (outstanding, given, replica): each change adds an entry, stale ones are dropped at the top
         self._by_load: list[tuple[int, int, str]] = []
         self._sort_anew()
 

@@ -1,7 +1,4 @@
-"""What a replica may be, which requests it may take, and what it reports of new weights.
-
-It decides nothing by itself: `health` has the transitions.
-"""
+"""States of a replica, and the report of a weight swap. `health` has the transitions."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,7 @@
 """Tokens of one generation on their way to a reader.
 
-`EngineStream`: what the engine's loop puts in after each step and a reader takes out when it comes
-to it. A slow reader holds nothing up: it gets several tokens at once.
+`EngineStream`: the engine's loop puts tokens in after each step. A slow reader does not delay it: it
+gets several tokens at once.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ class EngineStream:
             self._is_changed.set()
 
     def end(self, generation: Generation) -> None:
-        """The last of it: tokens not put in yet are taken from the generation."""
+        """Ends the stream. Tokens that were not put in yet are taken from the generation."""
         self.put(generation.token_ids[self.num_tokens :])
         self._generation = generation
         self._is_changed.set()
 
     def fail(self, error: Exception) -> None:
-        """The engine will not go on."""
+        """Ends the stream with an error, which the reader raises."""
         self._error = error
         self._is_changed.set()
 

@@ -3,9 +3,9 @@
 Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
 Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
 there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
-generation has one version. What differs from our engine: experts' routes come on GPUs alone, then
-those of the whole context every time; draft layers stay out, vLLM has no model of their form. Needs
-the extra `vllm`; imported only where it was asked for.
+generation has one version. Unlike our engine's, routes of experts come on GPUs only, and always those
+of the whole context; draft layers are left out, since vLLM has no model of their form. Needs the extra
+`vllm`; imported only where it was asked for.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ class VllmEngine:
         return self._finish(request, sampled, _stop_reason(sampled.output, request, sampled.cut))
 
     async def end_session(self, session_id: str) -> None:
-        """Nothing to do: vLLM's prefix cache knows no sessions and makes room by itself."""
+        """Does nothing: vLLM's prefix cache knows no sessions and evicts by itself."""
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
         """Serves `weights` once running requests have ended. EngineError, and no change, when they are unsound."""
@@ -163,7 +163,7 @@ class VllmEngine:
         return SwapReport(version, prepare_seconds, perf_counter() - started_at)
 
     def statistics(self) -> dict[str, float]:
-        """Tokens generated so far. VLLM keeps its own metrics."""
+        """Tokens generated so far. Other metrics are vLLM's own."""
         return {"generated_tokens": float(self._generated_tokens)}
 
     def close(self) -> None:
@@ -204,8 +204,8 @@ class VllmEngine:
         return AsyncLLM.from_engine_args(arguments)
 
     def _cache_bytes(self) -> int:
-        """KV cache of all slots, at most half of the memory that is free: vLLM's own choice on a CPU is 92 % of
-        the machine, and no start where something else runs.
+        """Bytes of the KV cache of all slots, at most half of the free memory. By default vLLM takes 92 % of a
+        CPU machine, and does not start where something else runs.
         """
         width = 2 * self.spec.num_layers * self.spec.num_query_groups * self.spec.head_dim
         tokens = self._slots * (self.max_context_tokens + _BLOCK_TOKENS)

@@ -1,7 +1,7 @@
 """The HTTP API as a FastAPI application.
 
-`build_app`: routes, authentication, rate limits, error answers. The work is in
-completions.py and agents.py; nothing listens here (server.py does).
+`build_app`: routes, authentication, rate limits, error answers. The work is in answers/; nothing
+listens here (server.py does).
 """
 
 import json
@@ -336,7 +336,7 @@ def _openai_message(finished: Finished) -> dict[str, Any]:
 
 
 def _http_message(error: HTTPException) -> str:
-    """What the frameworks below refuse, in words that name what was wanted."""
+    """Message for a refusal by FastAPI or Starlette."""
     if error.status_code == 400:  # a number of thousands of digits, above all
         return "body is no JSON that can be read, wanted an object"
     return str(error.detail)

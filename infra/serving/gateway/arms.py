@@ -1,4 +1,4 @@
-"""Which checkpoint answers whom.
+"""Choice of the checkpoint that answers a session.
 
 A session goes to the candidate arm when the hash of its id falls into the canary's share: always
 the same arm for the same session, another draw for another candidate. It holds model clients and

@@ -47,7 +47,7 @@ class BodyScan:
         self._wanted_lows = _NONE  # places where the second half of a pair must stand
 
     def feed(self, piece: bytes, *, is_last: bool) -> None:
-        """Takes the next piece. ApiError for what is no UTF-8 text, nested too deeply or too much."""
+        """Takes the next piece. ApiError for a body that is not UTF-8, too deeply nested or too large."""
         self._check_text(piece, is_last=is_last)
         # no backslash that is left is itself escaped
         text = (self._rest + piece).replace(b"\\\\", b"  ")

@@ -1,4 +1,4 @@
-"""What a gateway is made over."""
+"""Dependencies of a gateway."""
 
 import time
 from collections.abc import Callable

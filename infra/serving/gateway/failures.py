@@ -86,8 +86,8 @@ def fault_answer(error: OstinatoError, headers: Mapping[str, str] | None = None)
 
 
 def fault_body(error: OstinatoError) -> dict[str, object]:
-    """Text and code of a failure for a client. A fault of the server is its code alone: texts may
-    hold local paths.
+    """Error body of a failure. A fault of the server shows its code alone: messages may hold local
+    paths.
     """
     code = next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
     said = (

@@ -1,4 +1,4 @@
-"""Keys of tenants in one file: issued and revoked by a command, read again by a gateway that runs.
+"""Keys of tenants in one file: issued and revoked by a command, reread by a running gateway.
 
 The file holds digests. A key is shown once, when it is issued.
 """
@@ -31,14 +31,14 @@ class IssuedKeys:
     def identify(self, api_key: str) -> IssuedKey | None:
         """The key's record as the file is now. None when it is unknown or revoked.
 
-        StorageError when the file is damaged: nobody is let in by what it said before.
+        StorageError when the file is damaged: its earlier content no longer lets anybody in.
         """
         seen = self._look()
         if seen != self._seen:
             try:
                 keys = self.read()
             except ConfigError as error:
-                raise StorageError(str(error)) from error  # no fault of whoever calls
+                raise StorageError(str(error)) from error  # not the caller's fault
             self._by_digest = {key.digest: key for key in keys if key.revoked_at is None}
             self._seen = seen
         return self._by_digest.get(digest_of(api_key))
@@ -93,7 +93,7 @@ class IssuedKeys:
 
     @contextmanager
     def _changing(self) -> Iterator[Callable[[tuple[IssuedKey, ...]], None]]:
-        """The file for one writer at a time."""
+        """Holds the file's lock, and gives a function that replaces the keys."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lock = self._path.with_name(f".{self._path.name}.lock")
         with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
@@ -107,7 +107,7 @@ def digest_of(api_key: str) -> str:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replaces a file that its owner alone may read. On disk when this returns."""
+    """Replaces a file, readable by its owner alone. It is flushed to disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -29,7 +29,7 @@ OPEN_PATHS = frozenset(
     {"/healthz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"},
 )
 _DISCARD_SECONDS = 2.0  # that a refused client may go on sending
-_DISCARD_PAUSE_SECONDS = 0.005  # between two reads, so that sending fast wins no processor time
+_DISCARD_PAUSE_SECONDS = 0.005  # between two reads, so that a fast sender costs little CPU
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class RequestLimits:
         """
         self._app, self._admit, self._spooled = app, admit, spooled
         self._body_seconds = body_seconds
-        self._turn = asyncio.Lock()  # of all long bodies, so that the loop runs one piece at a time
+        self._turn = asyncio.Lock()  # shared by all long bodies: one piece per turn of the loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a refusal itself, otherwise passes the request on with its caller."""
@@ -82,7 +82,7 @@ class RequestLimits:
         await self._app(scope, _given_first(body, receive), send)
 
     async def _pass_archive(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application gets an archive as a file that has arrived whole, and no body."""
+        """Receives an archive into a file, and passes the request on without its body."""
         try:
             with self._spooled(tenant) as path:
                 if not await receive_archive(Headers(scope=scope), receive, path):
@@ -119,7 +119,7 @@ class RequestLimits:
             ) from error
 
     async def _scan(self, body: bytes) -> None:
-        """Passes a sound body. Others' requests run between two pieces, short ones before long."""
+        """ApiError for an unsound body. Other requests run between two pieces of a long one."""
         pieces = scan_pieces(body)
         if len(body) <= PIECE_BYTES:
             next(pieces)
@@ -176,7 +176,7 @@ async def _refuse_unread(
 
 
 async def _discard(receive: Receive) -> None:
-    """Reads to the end of a body, or as far as a body may be long."""
+    """Reads to the end of a body, at most MAX_ARCHIVE_BYTES."""
     num_bytes = 0
     while num_bytes <= MAX_ARCHIVE_BYTES:
         message = await receive()

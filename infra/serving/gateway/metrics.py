@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_METHODS = frozenset({"GET", "POST", "DELETE"})  # names that callers cannot make up
+_METHODS = frozenset({"GET", "POST", "DELETE"})  # others share a label: callers can invent names
 _LATENCY_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 

@@ -1,5 +1,4 @@
-"""Keeps what happened: tokens to the object store, a row to the ledger, numbers for the status
-page.
+"""Records interactions: tokens in the object store, a row in the ledger, counters for the status page.
 
 Without consent only counters move: no text, no tokens, no row.
 """
@@ -44,9 +43,9 @@ class Interaction:
 
 
 def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | None = None) -> str:
-    """An id that says by itself whether anything is stored under it.
+    """A new id, with PRIVATE_PREFIX where nothing is stored under it.
 
-    With a key of the client it is the same at every try, so a request made again is recorded once.
+    With an idempotency key it is the same at every try, so a repeated request is recorded once.
     """
     if not consent:
         return f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
@@ -75,7 +74,7 @@ class Recorder:
         self._line = line
         self._spend = spend
         self._ledger, self._objects, self._clock = ledger, objects, clock
-        # by tenant: the only trace of what has no consent
+        # by tenant; all that is kept of interactions without consent
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:

@@ -1,8 +1,8 @@
-"""What goes over the wire: requests and answers of the HTTP API.
+"""Requests and answers of the HTTP API.
 
 Chat completions follow OpenAI's format: fields we do not read are ignored, except those that would
 change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
-Lists end at their first wrong entry: one is told, and describing thousands would hold up other requests.
+Lists are checked up to their first wrong entry: describing thousands would hold up other requests.
 """
 
 from typing import Annotated, Any, Literal
@@ -68,14 +68,14 @@ Uploads = Annotated[dict[str, str], Field(max_length=MAX_UPLOAD_FILES), BeforeVa
 
 
 class Wire(BaseModel):
-    """Our own endpoints."""
+    """Base of our own endpoints' requests and answers. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, sent: object) -> object:
-        """The object with the first of its unknown fields, which is refused by name."""
+        """Drops all unknown fields but the first, so that the error names only that."""
         if not isinstance(sent, dict):
             return sent
         known = cls.model_fields
@@ -84,7 +84,7 @@ class Wire(BaseModel):
 
 
 class OpenAIWire(BaseModel):
-    """OpenAI's endpoints: clients send more than we read."""
+    """Base of the OpenAI endpoints' requests. Fields that are not read are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
@@ -127,13 +127,13 @@ class ChatMessage(OpenAIWire):
 
     @property
     def num_characters(self) -> int:
-        """Of all that is tokenised: text and calls."""
+        """Characters of text and calls, which are tokenised."""
         calls = [call.function for call in self.tool_calls or ()]
         return len(self.text) + sum(len(call.name) + len(call.arguments) for call in calls)
 
 
 class FunctionDefinition(OpenAIWire):
-    """A tool as the client declares it. Nano knows its own by name. Other models read all of it."""
+    """A tool as the client declares it. Nano's prompt uses the name alone, other models' all of it."""
 
     name: str
     description: str | None = None
@@ -255,7 +255,7 @@ class Usage(Wire):
 
 class AgentAnswer(Wire):
     """Result of an agent attempt. `status`: finished, turn_limit, token_limit, broken_calls,
-    timed_out, sandbox_failed or engine_failed.
+    timed_out, box_ruined, sandbox_failed or engine_failed.
     """
 
     session_id: str

@@ -1,4 +1,4 @@
-"""Listens: an application on a port.
+"""HTTP server of the gateway: an application on a port.
 
 The socket is bound before anything is said to be up, so a busy port is one clear error.
 """
@@ -98,15 +98,15 @@ def raise_open_files() -> None:
 
 
 class _SoundHeads:
-    """Refuses heads that others may read otherwise: a proxy in front that goes by the length of a body in
-    chunks takes its end for the next request.
+    """Middleware against request smuggling: refuses heads that a proxy in front may read differently, which
+    would then take part of a body for the next request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes sound ones on."""
+        """Passes other requests on."""
         if scope["type"] == "http" and (refusal := _find_fault(scope)) is not None:
             await refusal_answer(refusal, {"connection": "close"})(scope, receive, send)
             return
@@ -172,10 +172,10 @@ class _TimedProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Keeps answering those it has while many others connect."""
+    """uvicorn server that accepts few connections at a time and lets many wait."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Few are accepted at once, but many may wait."""
+        """Raises the limit of open files, and the queue of waiting connections above `backlog`."""
         raise_open_files()
         await super().startup(sockets)
         for listener in sockets or ():
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
 
 
 class _QuietServer(_Server):
-    """Leaves the process's signal handlers alone: the block's owner decides when it ends."""
+    """Server that leaves the process's signal handlers alone: the block's owner ends it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

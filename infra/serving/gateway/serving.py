@@ -1,8 +1,8 @@
 """A gateway from checkpoint directories: engines, sandboxes and the application put together.
 
-ServedCheckpoint, ServingPlan, `ServedModels` (one engine a served checkpoint),
-`open_gateway` (all of it for the length of a block) and `follow_plan` (champion and canary change
-while it serves). Which checkpoint that is comes from outside.
+`ServingPlan` (champion and canary, chosen elsewhere), `ServedModels` (one engine per served
+checkpoint), `open_gateway` (all of it for the length of a block) and `follow_plan` (applies changed
+plans while it serves).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedCheckpoint:
-    """A checkpoint that users get. `weight_version` is written on every token it makes."""
+    """A checkpoint that users get. `weight_version` is recorded with every token it samples."""
 
     checkpoint_id: str
     directory: Path
@@ -116,7 +116,7 @@ class ServedModels:
         with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
             checkpoint = load_checkpoint(served.directory)
         name, spec = served.checkpoint_id, checkpoint.spec
-        # Memory is taken for whole contexts, and nobody may fill more than the harness's.
+        # the KV cache is allocated for whole contexts, and the harness allows no longer ones
         longest = min(spec.max_sequence_tokens, self._context_tokens)
         config = self._engine_config.model_copy(update={"max_context_tokens": longest})
         engine = start_engine(spec, checkpoint.weights, served.weight_version, config, name)
@@ -195,7 +195,7 @@ async def open_gateway(
 async def follow_plan(
     gateway: OpenGateway, read_plan: Callable[[], ServingPlan], *, poll_seconds: float
 ) -> None:
-    """Applies `read_plan` again and again until cancelled. A plan that cannot be read or loaded changes nothing."""
+    """Applies `read_plan` every `poll_seconds` until cancelled. A plan that cannot be read or loaded changes nothing."""
     while True:
         try:
             plan = await asyncio.to_thread(read_plan)

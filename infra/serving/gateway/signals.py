@@ -1,12 +1,10 @@
-"""The words in which clients report what users did. Shared by the API that takes them and the
-stages that read them.
-"""
+"""Feedback signals, shared by the API that takes them and the stages that read them."""
 
 from enum import StrEnum
 
 
 class Signal(StrEnum):
-    """Kind of feedback on an interaction. `value` in brackets."""
+    """Kind of feedback on an interaction, with its range of values in brackets."""
 
     EDIT_KEPT = "edit_kept"  # the edit was accepted (1)
     EDIT_REVERTED = "edit_reverted"  # the edit was undone (1)
@@ -23,4 +21,4 @@ class Signal(StrEnum):
 GATEWAY_SIGNALS = frozenset({Signal.LATENCY_SECONDS})
 """Signals a client may not send: the gateway measures them itself."""
 OWN_FEEDBACK = "gateway/"
-"""How ids of feedback begin that the gateway gives itself."""
+"""Prefix of the feedback ids that the gateway gives."""

@@ -1,7 +1,7 @@
-"""Who is calling, and whether they may call now: API keys, rates and budgets of tokens.
+"""Authentication and admission of callers: API keys, request rates and token budgets.
 
-A machine without configured tenants has its own in `gateway_keys.json`: made once, readable by its
-owner only.
+A machine without configured tenants has its own keys in `gateway_keys.json`: made once, readable by
+their owner only.
 """
 
 import json
@@ -40,7 +40,7 @@ class Tenants:
                 self._by_digest[digest] = config
 
     def identify(self, api_key: str) -> Caller | None:
-        """Caller of a key, or None. Looked up by digest, so timing tells nothing."""
+        """Caller of a key, or None. Looked up by digest, so timing does not leak keys."""
         known = self._by_digest.get(digest_of(api_key))
         if known is None and self._issued is not None:
             return self._issued.identify(api_key)
@@ -61,7 +61,7 @@ class Tenants:
         self._spent[account] = (day, tokens + self._spent_on(account, day))
 
     def tokens_left(self, caller: Caller, wall_seconds: float) -> int | None:
-        """What the caller may still use today. None: no limit."""
+        """Tokens that the caller may still use today (UTC). None: no limit."""
         if caller.tokens_per_day is None:
             return None
         spent = self._spent_on(caller.account, int(wall_seconds // DAY_SECONDS))

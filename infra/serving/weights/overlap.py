@@ -18,7 +18,7 @@ class OverlappedPublisher:
     def __init__(
         self, publisher: Publisher, on_error: Callable[[BaseException], None] = lambda _: None
     ) -> None:
-        """`on_error` is told at once, in the thread, what the next call will raise."""
+        """`on_error`: called in the publishing thread with the error that the next call will raise."""
         self._publisher = publisher
         self._on_error = on_error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
@@ -30,7 +30,9 @@ class OverlappedPublisher:
         return self._under_way is not None
 
     def start(self, version: int, weights: Tensors) -> ChainManifest | None:
-        """Copies the weights and commits them in the background. Returns what `finish` would have before."""
+        """Finishes the version under way, whose manifest it returns (None: there was none), copies the
+        weights and commits them in the background.
+        """
         before = self.finish()
         staged = self._publisher.stage(weights)
         self._under_way = self._thread.submit(self._commit, version, staged)

@@ -1,7 +1,7 @@
-"""An object store that is asked again when it fails for the moment.
+"""An object store that retries transient failures.
 
-Asked again: whatever an overloaded or unreachable server answers. Not asked again: an object that
-is missing, a right that is missing, a full disk; those would only repeat.
+Retried: whatever an overloaded or unreachable server answers. Not retried: a missing object, a
+missing permission, a full disk.
 """
 
 import errno
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class PatientStore(ObjectStore):
-    """The part of `ObjectStore` that chains use, with repeats."""
+    """The part of `ObjectStore` that chains use, with retries."""
 
     def __init__(self, inner: ObjectStore, attempts: int = ATTEMPTS) -> None:
         self.url = inner.url
@@ -35,7 +35,7 @@ class PatientStore(ObjectStore):
 
     @classmethod
     def around(cls, objects: ObjectStore) -> "PatientStore":
-        """The store itself when it is patient already."""
+        """A retrying store over `objects`, or `objects` itself when it is one."""
         return objects if isinstance(objects, PatientStore) else cls(objects)
 
     def put_bytes(self, key: str, data: bytes) -> str:
@@ -68,7 +68,7 @@ class PatientStore(ObjectStore):
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same operation may succeed in a moment."""
+    """Whether the error is transient, so that the same operation may succeed later."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or cause is None:
         return False

@@ -274,7 +274,7 @@ class ChainPublisher(Publisher):
                 return epoch
 
     def _tidy(self, manifest: ChainManifest) -> None:
-        """Work that may wait: answered requests for an anchor, and versions nobody needs."""
+        """Deletes answered requests for an anchor, orphans, and versions that nobody needs."""
         self._commits += 1
         try:
             if manifest.kind == "anchor":

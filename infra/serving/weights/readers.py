@@ -1,7 +1,7 @@
-"""What every reader of a chain holds: its acknowledgements and refusals, and what they keep alive.
+"""Records of a chain's readers: versions held, wanted and refused, and what they protect from deletion.
 
-A record that its reader has not renewed within the lease counts no more, so a dead replica holds
-nothing back for ever.
+A record that its reader has not renewed within the lease no longer counts, so a dead replica protects
+nothing for ever.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ LEASE_SECONDS = 3600.0
 
 
 class ReaderRecord(Record):
-    """One reader's last word."""
+    """Latest report of one reader."""
 
     reader_id: str
     held_version: int | None = None
@@ -52,7 +52,7 @@ def list_readers(
 ) -> list[ReaderRecord]:
     """Every reader whose lease runs (all of them when `now` is None), by id.
 
-    A record that cannot be read raises StorageError: who collects garbage must not guess.
+    A record that cannot be read raises StorageError: garbage collection must not guess.
     """
     prefix = f"{chain_prefix(chain_id)}/readers/"
     records = [

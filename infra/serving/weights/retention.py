@@ -1,7 +1,7 @@
-"""What of a weight chain may be deleted.
+"""Garbage collection of a weight chain.
 
-It never deletes an object that a kept version needs on its way from the nearest anchor, nor one
-that a living reader holds, fetches or has before it.
+It never deletes an object that a kept version is built from, nor one that a living reader holds,
+fetches or needs to get to the newest version.
 """
 
 import itertools
@@ -61,9 +61,9 @@ def collect_garbage(
 
 
 def collect_orphans(objects: ObjectStore, chain_id: str, *, now: float) -> list[str]:
-    """Deletes what publishers wrote of versions never committed. Returns the keys.
+    """Deletes objects of versions that were never committed. Returns their keys.
 
-    A publisher that was replaced may be past its last look at the epochs and about to commit. So its
+    A publisher that was replaced may be past its last check of the epochs and about to commit. So its
     objects stay until ORPHAN_GRACE_SECONDS after the claim that replaced it.
     """
     epochs = list_epochs(objects, chain_id)

@@ -1,7 +1,6 @@
-"""One rank's end of publishing: its tensors, the copy published last, and the upload of what changed.
+"""One rank's end of publishing: the copy of its tensors published last, and the upload of what changed.
 
-The copy published last moves on only after the version is committed, so a publish that fails changes
-nothing.
+That copy is replaced only after a version is committed, so a failed publish changes nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -117,7 +116,9 @@ class Publisher(ABC):
         has_delta: Callable[[Changes, Changes], bool],
         has_anchor: AnchorRule,
     ) -> ShardRecord:
-        """Puts the payloads that the rules ask for. They see what changed and what there is in all."""
+        """Uploads the payloads that the rules ask for. `has_delta` gets the changes and all tensors,
+        `has_anchor` the uploaded delta and all tensors.
+        """
         everything = whole(staged)
         changes = everything if self._base is None else difference(self._base, staged)
         delta = anchor = None

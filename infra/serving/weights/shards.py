@@ -55,7 +55,7 @@ class ShardRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Patience of one rank with another. `check` runs between polls and may raise."""
+    """Time limit and polling of one rank's wait for another. `check` runs between polls and may raise."""
 
     patience_seconds: float = PATIENCE_SECONDS
     poll_seconds: float = POLL_SECONDS
@@ -70,7 +70,7 @@ class Waiting:
         whence: str,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for an object, which comes from `whence`. `look` is called between looks and may raise."""
+        """Waits for an object. `whence` ends the error's message. `look` runs between polls and may raise."""
         deadline = self.clock() + self.patience_seconds
         while not objects.exists(key):
             look()
@@ -97,7 +97,7 @@ def await_record(
     waiting: Waiting,
     check: Callable[[], None] = lambda: None,
 ) -> Sealed:
-    """The record once it is there. `check` is called between looks and may raise."""
+    """The record once it is there. `check` runs between polls and may raise."""
     waiting.until_there(objects, key, "from the rank that writes it", check)
     return open_record(kind, key, objects.get_bytes(key))
 

@@ -1,8 +1,8 @@
 """The reading end of a weight chain.
 
 `ChainSubscriber`: one per engine replica. It holds the newest version it built, so that the next
-one costs only a delta. A subscriber with a reader id says on the chain what it fetches, holds and
-refuses, and garbage collection spares that.
+one costs only a delta. A subscriber with a reader id records on the chain what it fetches, holds and
+refuses, and garbage collection spares what it needs.
 """
 
 import logging
@@ -129,12 +129,12 @@ class ChainSubscriber:
         )
 
     def acknowledge(self, version: int) -> None:
-        """Says on the chain that `version` was applied and verified."""
+        """Records on the chain that `version` was applied and verified."""
         self._applied_version = version
         self._tell()
 
     def refuse(self, version: int, reason: str) -> None:
-        """Says on the chain that `version` could not be built or applied."""
+        """Records on the chain that `version` could not be built or applied."""
         self._tell(refused_version=version, reason=reason)
 
     def _tell(
@@ -156,7 +156,7 @@ class ChainSubscriber:
         )
         try:
             write_reader(self._objects, self.chain_id, record)
-        except StorageError as error:  # weights matter more: unprotected it still has other paths
+        except StorageError as error:  # not fatal: an unprotected reader can go by an anchor
             logger.warning(
                 "chain=%s reader=%s is silent: %s", self.chain_id, self._reader_id, error
             )

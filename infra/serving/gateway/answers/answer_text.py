@@ -1,8 +1,8 @@
 """The text of one answer while its tokens arrive, cut where a client's stop string begins.
 
-Enter: the bytes of one token after another. Leave: the text so far, how much of it no later token
-can change, and whether a stop is complete. Of several stops the one that is complete first counts,
-and of those the one that begins first, whatever tokens the text came in. A stop may begin and end
+Fed the bytes of one token after another, it has the text so far, the part that no later token can
+change, and whether a stop is complete. Of several stops the one that is complete first counts, and
+of those the one that begins first, however the text is split into tokens. A stop may begin and end
 inside a token.
 """
 

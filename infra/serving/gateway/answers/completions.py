@@ -61,7 +61,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An answer with all a client is told. Tokens are those sampled, the one that ended it included."""
+    """A finished answer, as a client gets it. `token_ids` include the stop token that ended it."""
 
     message: ChatMessage
     finish_reason: str
@@ -253,7 +253,9 @@ class ChatService:
     def _continued(
         self, owner: tuple[str, str], request: ChatRequest
     ) -> tuple[Conversation | None, list[ChatMessage]]:
-        """The conversation that the last assistant message ended, and what came since, where it is known."""
+        """The known conversation up to the last assistant message, and the messages since. None, and all
+        messages, where it is not known.
+        """
         messages = request.messages
         last = max(
             (index for index, message in enumerate(messages) if message.role == "assistant"),

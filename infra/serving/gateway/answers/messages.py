@@ -50,8 +50,7 @@ def render_messages(
     tools: Sequence[ToolDefinition] = (),
     earlier: Sequence[int] = (),
 ) -> list[int]:
-    """Tokens of a history, answer header included. With `earlier`, `messages` are those that follow
-    it.
+    """Tokens of a history, answer header included. `earlier`: tokens of the messages before `messages`.
 
     Messages of one side in a row are one message; tool results of one turn come together.
     """

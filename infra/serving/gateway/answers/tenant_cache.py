@@ -26,7 +26,7 @@ class TenantCache(Generic[Value]):
         self._of: dict[str, TTLCache[str, Value]] = {}
 
     def get(self, tenant: str, key: str) -> Value | None:
-        """A tenant's value, which counts as used now. It is forgotten no later for that."""
+        """A tenant's value, which counts as used now. Its idle time runs on: only `put` renews that."""
         held = self._of.get(tenant)
         return None if held is None else held.get(key)
 

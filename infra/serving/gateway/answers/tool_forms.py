@@ -1,8 +1,8 @@
-"""Tools of chats: how a model is told of them, and its text as OpenAI's calls and back.
+"""Tools of chats: how a prompt declares them, and the conversion of calls from and to OpenAI's form.
 
 `OwnTools`: nano's tags over the tools it was trained on. `ClientTools`: whatever functions a client
-declares, for models that other people trained; a call is JSON between `<tool_call>` tags, stated by
-the model's own chat template or, where that states none, in the system message.
+declares, for models that other people trained; a call is JSON between `<tool_call>` tags. The model's
+chat template declares them or, where it has no tools, the system message does.
 """
 
 import json
@@ -106,7 +106,7 @@ class OwnTools:
         return ""
 
     def write_call(self, call: ToolCall) -> str:
-        """A lone primary argument goes bare."""
+        """The primary argument stands without a tag where it holds no `<`."""
         name = call.function.name
         tool = TOOLS.get(name)
         if tool is None:
@@ -187,7 +187,7 @@ class ClientTools:
 
 
 def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
-    """The form of the served models: tools of their own where their dialect is one of tokens."""
+    """OwnTools for the compact dialect, ClientTools for dialects that a prompt explains."""
     if dialect_of(harness).is_explained:
         return ClientTools(renderer)
     return OwnTools(renderer, harness.tools)

@@ -51,8 +51,8 @@ class RepositoryWorkplaces:
         search: SearchService | None = None,
         uploads: Uploads | None = None,
     ) -> None:
-        """`search` answers codebase_search. None: without a trained encoder. `uploads`: what tenants have
-        besides.
+        """`search` answers codebase_search. None: without a trained encoder. `uploads`: repositories that
+        tenants sent.
         """
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository, sandbox)
@@ -107,7 +107,7 @@ class RepositoryWorkplaces:
 
 
 async def _collect_tests(place: RepositoryEnvironment) -> tuple[str, ...]:
-    """Every test of a repository. None where there are none, or none that can be collected."""
+    """Every test of a repository. Empty where none can be collected."""
     if not place.repository.test_paths:
         return ()
     try:

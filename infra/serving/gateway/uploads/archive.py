@@ -30,7 +30,7 @@ class Unpacked:
 
     @property
     def disk_bytes(self) -> int:
-        """Space that they take at most, in blocks."""
+        """Most bytes they take on disk, in whole blocks."""
         blocks = self.num_bytes // _BLOCK_BYTES + len(self.files) + len(self.folders)
         return blocks * _BLOCK_BYTES
 

@@ -7,16 +7,16 @@ from ostinato.infra.platform.settings import Settings
 
 MANIFEST = "upload.json"
 HOUR_SECONDS = 3_600.0
-LEFTOVER_SECONDS = HOUR_SECONDS  # after which what no upload came of is nobody's
+LEFTOVER_SECONDS = HOUR_SECONDS  # age at which files of unfinished uploads are removed
 
 
 def uploads_folder(settings: Settings) -> Path:
-    """Folder of a home that holds one folder a tenant."""
+    """Folder of a home that holds one folder per tenant."""
     return settings.home / "uploads"
 
 
 def last_used(upload: Path) -> float:
-    """When an upload was made or last worked on. 0 when it is gone."""
+    """When an upload was made or last used, in seconds since 1970. 0 when it is gone."""
     try:
         return (upload / MANIFEST).stat().st_mtime
     except OSError:
@@ -24,7 +24,7 @@ def last_used(upload: Path) -> float:
 
 
 def expired(folder: Path, hours: float, now: float) -> Iterator[Path]:
-    """Uploads that nobody used for so long, and what was left half done."""
+    """Uploads that were not used for `hours`, and files of unfinished ones."""
     for path in folder.glob("*/*"):
         used = last_used(path)
         try:

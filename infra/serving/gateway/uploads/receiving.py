@@ -1,4 +1,4 @@
-"""An archive on its way in: to a file of its tenant, piece by piece, within size and time."""
+"""Receives an archive into a file, piece by piece, within limits of size and time."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ ARCHIVE_BODY: dict[str, Any] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-"""What the published schema says of an archive."""
+"""OpenAPI's description of the body."""
 
 
 async def receive_archive(

@@ -1,7 +1,7 @@
-"""Uploads on disk: a folder a tenant, in it a folder an upload. Nobody but the gateway's user reads them.
+"""Uploads on disk: one folder per tenant, in it one per upload. Only the gateway's user can read them.
 
-An upload is written beside its place and renamed into it, so none is ever seen half. The time of its
-manifest is that of its last use.
+An upload is written beside its place and renamed into it, so readers never see a part of one. The
+modification time of its manifest is the time of its last use.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class UploadStore:
         bytes_per_tenant: int,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`hours`: an upload that nobody uses for so long expires."""
+        """`hours`: an upload that is not used for this long expires."""
         self._directory, self._hours = directory, hours
         self._bytes_per_tenant, self._wall_clock = bytes_per_tenant, wall_clock
 
@@ -90,7 +90,7 @@ class UploadStore:
         return tuple(sorted(filter(None, found), key=lambda upload: upload.created_at))
 
     def find(self, tenant: str, upload_id: str) -> Upload | None:
-        """A tenant's upload. None for one of others, one that expired, and what is no id at all."""
+        """A tenant's upload. None for another tenant's, an expired one and an invalid id."""
         if not _ID.fullmatch(upload_id):
             return None
         path = self._folder(tenant) / upload_id
@@ -102,7 +102,7 @@ class UploadStore:
             return None
 
     def expires_at(self, tenant: str, upload_id: str) -> float:
-        """When an upload is forgotten unless it is used before."""
+        """When an upload expires unless it is used before, in seconds since 1970."""
         return last_used(self._folder(tenant) / upload_id) + self._hours * HOUR_SECONDS
 
     def use(self, tenant: str, upload_id: str) -> None:
@@ -141,7 +141,7 @@ class UploadStore:
         return upload
 
     def _folder(self, tenant: str) -> Path:
-        """The folder of a tenant, whose name may hold anything."""
+        """The folder of a tenant, made when needed. Hashed: a tenant's name may hold any character."""
         folder = self._directory / hashlib.sha256(tenant.encode()).hexdigest()[:32]
         for path in (self._directory, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _on_disk() -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """First out of sight, then from the disk."""
+    """Renames an upload first, so that readers never see a part of one, then deletes it."""
     if path.is_dir() and not path.name.startswith("."):
         gone = path.with_name(f".removed-{path.name}-{secrets.token_hex(4)}")
         try:

@@ -1,4 +1,4 @@
-"""Uploaded repositories at work: sandboxes that are opened when first needed, few at a time."""
+"""Sandboxes of uploaded repositories, opened when first needed, few at a time."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -80,8 +80,8 @@ class Uploads:
 
     @asynccontextmanager
     async def place(self, tenant: str, upload_id: str) -> AsyncIterator[RepositoryEnvironment]:
-        """Boxes of an upload, which stays for the length of the block. ApiError for one that this tenant
-        does not have; CapacityExhausted when too many others are at work.
+        """Boxes of an upload, which is not removed within the block. ApiError for one that this tenant does
+        not have; CapacityExhausted when too many others are in use.
         """
         key = (tenant, upload_id)
         async with self._opening:
