@@ -94,7 +94,8 @@ class AgentEnvironment:
         failed = await self.sandbox.write_files(originals) if originals else {}
         for error in failed.values():
             raise error
-        self.state = HarnessState()
+        # jobs go on: a new one must not take the number, and so the files, of an earlier one
+        self.state = HarnessState(num_jobs=self.state.num_jobs)
 
     async def read_original(self, path: str) -> str | None:
         """A file as it was when the attempt began. None when it was not there."""

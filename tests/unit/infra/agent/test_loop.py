@@ -187,6 +187,12 @@ def test_an_attempt_starts_over_with_its_files_put_back(renderer, environment) -
     )
 
 
+def test_jobs_are_numbered_on_after_a_start_over(environment) -> None:
+    environment.state.num_jobs, environment.state.todo = 2, "[ ] test"
+    asyncio.run(environment.put_back())
+    assert (environment.state.num_jobs, environment.state.todo) == (2, "")
+
+
 def test_a_follow_up_extends_the_earlier_conversation(renderer, environment) -> None:
     first, _ = attempt(renderer, environment, [LOOK, "Which one?"])
     earlier = tuple(first.segments[0].token_ids_T.tolist())
