@@ -69,7 +69,6 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
     name, _, version = requirement.partition("==")
     if not name or not version:
         raise ConfigError(f"dependency {requirement!r}, wanted name==version")
-    source = SourceArchive(name=name, version=version)
     source = SourceArchive(name=name, version=version, sha256=sha256)
     return _fetch(source, cache / "wheels" / f"{name}-{version}", is_wheel=True)
 
