@@ -1,10 +1,10 @@
-"""What torch's autocast asks of operations that it does not know."""
+"""The dtype of torch's autocast, for operations that autocast does not cover."""
 
 import torch
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Dtype that products take on a device of this kind. None outside autocast, and where there is none."""
+    """The autocast dtype of the device's type. None where autocast is off or unavailable."""
     kind = device.type
     if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return None

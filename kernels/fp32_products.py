@@ -1,11 +1,11 @@
 """Which library multiplies fp32 matrices on this CPU.
 
 One process-wide choice. torch multiplies fp32 through MKL, which on AMD does not use AVX-512: 90
-GFLOP/s a core where oneDNN reaches 200 with the same error. torch offers oneDNN's products only
-under the name "medium" precision, which on CPUs with AMX rounds to bf16, there not in every shape: on such
-a CPU a probe passed, and the loss of a model was off by 3e-4. So CPUs with AMX keep torch's choice, and on
-others the error of a probe decides, never the CPU's name, nor how fast the machine happens to be at that
-moment.
+GFLOP/s per core where oneDNN reaches 200 with the same error. torch offers oneDNN's products only
+under the name "medium" precision, which on CPUs with AMX rounds some shapes to bf16: on such a CPU
+the probe passed, and the loss of a model was off by 3e-4. So CPUs with AMX keep torch's choice. On
+others the error of a probe product decides, neither the CPU's name nor a timing, which varies from
+run to run.
 """
 
 import torch

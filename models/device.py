@@ -1,8 +1,8 @@
 """Where a trainer computes: its device, the backend of its process groups, the precision of its products.
 
-Nothing else decides it. The device is chosen by name (`choose_device`) before process groups are
-opened, which set it up by `use_device`; `current_device` then tells it. Checkpoints know no device:
-weights and optimiser states leave for the CPU and come from it.
+The device is chosen by name (`choose_device`) before process groups are opened, which set it up by
+`use_device`; `current_device` then tells it. Checkpoints know no device: weights and optimiser
+states leave for the CPU and come from it.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,10 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "meta": "fake"}
 TOKEN_DISPATCHERS: dict[str, Literal["allgather", "alltoall"]] = {
     "gloo": "allgather",
     "nccl": "alltoall",
-    "fake": "alltoall",  # a dry run walks what GPUs would
+    "fake": "alltoall",  # a dry run takes the path of GPUs
 }
-# Below it a step is too short for a GPU: nano (1.9 M) launches kernels for longer than two cores compute.
+# Below it kernel launches bound a GPU: nano (1.9 M) takes longer to launch than two cores take to
+# compute.
 CUDA_FROM_PARAMETERS = 50_000_000
 CPU = torch.device("cpu")
 
@@ -60,8 +61,8 @@ def choose_device(
 
 
 def rank_device(kind: DeviceKind, rank: int) -> torch.device:
-    """The device of a rank. GPUs that its process was shown are taken in turn: a machine's ranks follow one
-    another, and a Ray actor is shown one.
+    """The device of a rank. GPUs visible to its process are assigned in turn: the ranks of a
+    machine have consecutive numbers, and a Ray actor sees one GPU.
     """
     if kind != "cuda":
         return torch.device(kind)
@@ -69,8 +70,8 @@ def rank_device(kind: DeviceKind, rank: int) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes `device` the one that this process trains on. On any but a GPU, those of the machine are hidden
-    from this process.
+    """Makes `device` the one that this process trains on. Unless it is a GPU, the machine's GPUs
+    are hidden from this process.
     """
     # Engines read this module too, and importing Megatron takes 4 s.
     from ostinato.models.megatron_versions import lead_megatron_to  # noqa: PLC0415
@@ -98,7 +99,7 @@ def current_device() -> torch.device:
 
 
 def token_dispatcher(device: torch.device) -> Literal["allgather", "alltoall"]:
-    """Megatron's name of what brings tokens to experts on other ranks."""
+    """Megatron's name of the dispatcher that brings tokens to experts on other ranks."""
     return TOKEN_DISPATCHERS[BACKENDS[device.type]]
 
 
@@ -108,7 +109,7 @@ def on_device(array: np.ndarray) -> Tensor:
 
 
 def newton_schulz_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where products of it are fast (on this CPU 3x as fast as fp32), else fp32."""
+    """bf16 where its products are fast (on a CPU with bf16 instructions 3x as fast), else fp32."""
     if device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32

@@ -1,8 +1,9 @@
 """Megatron-core without PyTorch's compiler, in processes that have no GPU.
 
-Megatron decorates functions with `torch.compile` while it is imported, and the first decoration loads the compiler with
-its backend: 840 modules, 3 of the 9 s of processor time of a trainer's imports (docs/lab-log.md). On a CPU none of the
-functions is called, so that is left to the first call of one. Part of it, `torch._dynamo`, PyTorch's optimizers load.
+Megatron decorates functions with `torch.compile` while it is imported, and the first decoration
+loads the compiler with its backend: 840 modules, 3 of the 9 s of processor time of a trainer's
+imports (docs/lab-log.md). On a CPU none of the functions is called, so compilation is deferred to
+the first call. PyTorch's optimizers still load part of the compiler, `torch._dynamo`.
 """
 
 import functools
@@ -39,5 +40,5 @@ def _compile_at_first_call(compile_now: Callable[..., Any]) -> Callable[..., Any
 
 
 def compile_late_in_megatron() -> None:
-    """Once a process, before its first import of Megatron-core."""
+    """Installs the watcher. To be called once per process, before it first imports Megatron-core."""
     sys.meta_path.insert(0, _MegatronWatcher())

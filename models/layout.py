@@ -97,7 +97,7 @@ class ParallelLayout(Record):
         return self.world_size > self.data or self.expert * self.expert_tensor > 1
 
     def leaders(self) -> list[int]:
-        """The first rank of the last stage, which has the losses, of each place in data parallelism."""
+        """The first rank of the last stage, which has the losses, for each data-parallel place."""
         last = (0, 0, self.pipeline - 1)
         return [
             place.rank

@@ -1,4 +1,4 @@
-"""What Megatron-core reads and this process must set, so that 0.16 (Python 3.11) and 0.19 (3.12) both run.
+"""Patches under which Megatron-core 0.16 (Python 3.11) and 0.19 (3.12) run on any device.
 
 Whatever device it trains on, Megatron allocates on `torch.cuda.current_device()` and counts tokens
 on the one called "cuda".
@@ -35,14 +35,14 @@ class _TorchHere:
 
 
 def lead_megatron_to(device: torch.device) -> None:
-    """Makes Megatron compute on `device`. Where that is no GPU, torch's names of the current CUDA device
-    and of streams stand for it and the CPU's.
+    """Makes Megatron compute on `device`. Unless it is a GPU, `torch.cuda.current_device` returns
+    it and torch.cuda's streams are those of torch.cpu.
     """
     cuda: Any = torch.cuda
     is_cuda = device.type == "cuda"
     schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
-    # else Transformer Engine's where it is installed, which needs CUDA
+    # otherwise an installed Transformer Engine is used, which needs CUDA
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
     # sums of gradients ask for the stream (0.19), all-to-alls of tokens for one of their own
     for name, function in _cuda_streams.items():

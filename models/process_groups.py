@@ -30,11 +30,11 @@ def open_process_groups(
     """Opens torch's and Megatron's process groups on this rank's device: gloo on CPUs, NCCL on GPUs. A
     second call with groups open changes nothing.
 
-    One process needs no meeting, nor does one of a dry run. Several meet in a store that all of them reach;
-    of `host_meeting` the first has the store itself and the others its URL. A rank that does not come within
-    `MEETING_SECONDS` is a TimeoutError. A collective that lasts longer than `patience_seconds` is an error too.
-    `layout` None: data parallel only.
-    `kind` None: the device of groups that are open, else the CPU.
+    One process needs no meeting, nor does one of a dry run. Several meet in a store that all of
+    them reach: the first gets the store of `host_meeting`, the others its URL. Raises TimeoutError
+    when a rank does not come within `MEETING_SECONDS`. A collective that lasts longer than
+    `patience_seconds` fails. `layout` None: data parallel only. `kind` None: the device of groups
+    that are open, else the CPU.
     """
     from megatron.core import parallel_state  # noqa: PLC0415 - see the head of this file
 

@@ -1,15 +1,15 @@
 """Causal grouped-query attention for training on a CPU.
 
-It holds no parameters and knows no padding: rows end where they end.
+It holds no parameters and masks no padding.
 
-At nano (head width 32, 256 tokens) torch's fused kernel spends most of its time in many tiny
-products: forward and backward of one layer took 36 ms, this 16 ms. Queries that share a key head
-are one matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
-backward, which takes memory by the square of the row's length. So long rows go to torch's kernel,
-which keeps none, and on CUDA all do.
+At nano (head width 32, 256 tokens) torch's fused kernel takes 36 ms for forward and backward of one
+layer, most of it in many tiny products, and this one 16 ms. Queries that share a key head are one
+matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
+backward, so memory grows with the square of the row's length. Long rows, narrow dtypes and all rows
+on CUDA go to torch's kernel, which keeps none.
 
-Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H width of a query or key
-head, V of a value head, Q queries of a block, S keys so far.
+Shapes: C batch x key/value heads, R query heads per key/value head, T tokens, H width of a query or
+key head, V of a value head, Q queries of a block, S keys so far.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 QUERY_BLOCK_TOKENS = 128
 HEADS_A_PASS = 16
-LONGEST_KEPT_TOKENS = 1024  # 4 MB of probabilities a head
+LONGEST_KEPT_TOKENS = 1024  # 4 MB of probabilities per head
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -88,8 +88,8 @@ def _blocks(heads: int, num_queries: int) -> list[tuple[slice, int, int]]:
 
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
-    """Attends each token to itself and those before it. Scores are scaled by H**-0.5. Queries may be
-    fewer than keys: those of the last tokens.
+    """Attends each token to itself and those before it. Scores are scaled by H**-0.5. There may be
+    fewer queries than keys: they are then those of the last tokens.
     """
     num_queries, num_tokens = query_CRTH.shape[2], key_CTH.shape[1]
     is_narrow = query_CRTH.dtype.itemsize < 4  # backward below adds in the operands' dtype

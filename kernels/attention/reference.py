@@ -1,7 +1,7 @@
 """The plain formula of causal grouped-query attention, to check `op.py` against.
 
-Shapes: C batch x key/value heads, R query heads a key/value head, T tokens, H width of a query or key head,
-V of a value head.
+Shapes: C batch x key/value heads, R query heads per key/value head, T tokens, H width of a query or
+key head, V of a value head.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
 The kernels behind `grouped_mm_op` and `grouped_wgrad_op` and their registration for CUDA. Sums are
 fp32, results have the operands' dtype. fprop and dgrad are one kernel: bf16 tensor cores read
-either orientation of the weights. fp32 operands are refused: tensor cores would round them to 11
-bits, and so is any other type. MXFP8 in 32-blocks comes here after `dequantize`.
+either orientation of the weights. Operands of any dtype but bf16 are refused: tensor cores would
+round fp32 to 11 bits. MXFP8 in 32-blocks comes here after `dequantize`.
 
 Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
 with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168).
@@ -32,7 +32,7 @@ from ostinato.kernels.grouped_gemm.triton_tiles import (
     store_halves,
 )
 
-# rows, columns and contracted elements. 8 warps: 128 accumulators a thread
+# rows, columns and contracted elements. 8 warps: 128 accumulators per thread
 TILE = (128, 256, 64)
 OPTIONS = {"num_warps": 8, "num_stages": 3}
 

@@ -44,7 +44,7 @@ PRODUCT_OPTIONS = {"num_warps": 8, "num_stages": 4}
 # scales along both edges keep two sums live at once
 GRADIENT_TILE = (128, 64)
 GRADIENT_OPTIONS = {"num_warps": 4, "num_stages": 3}
-GRADIENT_PROGRAMS = 2  # a multiprocessor
+GRADIENT_PROGRAMS = 2  # per multiprocessor
 SCALES_TILE = (128, 32)
 
 

@@ -81,8 +81,8 @@ def token_logprobs_op(
 def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of `targets_N` and, if asked for, entropies. Under torch's autocast the operands
-    are rounded to its dtype, and their products summed in fp32.
+    """Returns log-probabilities of `targets_N` and, if asked for, entropies, both [N] in nats.
+    Under torch's autocast the operands are rounded to its dtype, and their products summed in fp32.
     """
     dtype = autocast_dtype(hidden_ND.device)
     if dtype is None:

@@ -5,7 +5,7 @@ pass is a few numbers per token and vocabulary split, joined outside in order. T
 computes the logits of some thousand tokens once more, as gradients in the hidden states' dtype, and
 multiplies those twice: never a tensor of all tokens by the vocabulary.
 
-Shapes: T tokens, V vocabulary, D model width, X splits of the vocabulary.
+Shapes: N tokens, C tokens of a chunk, V vocabulary, D model width, X splits of the vocabulary.
 """
 
 # Triton's decorators and device functions have types of their own that Python checkers misread.
@@ -151,7 +151,7 @@ def options_of(dtype: torch.dtype) -> dict[str, int]:
 def head_scores_triton(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies and normalizers."""
+    """Log-probabilities, entropies and normalizers (log-sum-exp of the logits), each [N] in nats."""
     (tokens, width), vocabulary = hidden_ND.shape, head_VD.shape[0]
     split = triton.cdiv(triton.cdiv(vocabulary, NUM_SPLITS), TILE[1]) * TILE[1]
     splits = triton.cdiv(vocabulary, split)

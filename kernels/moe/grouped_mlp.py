@@ -79,7 +79,9 @@ def _activate(inner_PG: Tensor, scale_P: Tensor, precision: Precision) -> Operan
 def _round_gradient(
     grad: Tensor, precision: Precision, *, for_weights: bool
 ) -> tuple[Operand, Operand]:
-    """Copies for a product over columns, and for a weight gradient: the same where none is made."""
+    """Copies for a product over columns and for a weight gradient. The same copy twice where no
+    weight gradient is needed.
+    """
     if for_weights:
         return precision.round_both(grad)
     rounded = precision.round_rows(grad)

@@ -1,4 +1,4 @@
-"""Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product an expert,
+"""Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product per expert,
 gather back.
 
 Each expert is taken through all its products before the next one, so that its rows (about 1 MB at

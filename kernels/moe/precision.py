@@ -1,8 +1,8 @@
 """What the experts' products read: plain numbers, or MXFP8 in blocks of 32 or 128.
 
-`Precision`, which rounds activations, gradients and weights for a product and knows which copies
-the backward pass needs. The same rounding runs on two backends: `emulated` keeps the rounded
-numbers in bf16, the other keeps MXFP8 storage and the kernels that read it.
+`Precision` rounds activations, gradients and weights for a product and knows which copies the
+backward pass needs. The same rounding runs on two backends: `emulated` keeps the rounded numbers in
+bf16, the other keeps MXFP8 storage and the kernels that read it.
 
 mx32: one copy of everything, blocks (1, 32). It is turned into bf16 before each product, so the
 backward pass may contract it along the other dimension.

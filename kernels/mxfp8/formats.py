@@ -31,7 +31,7 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MxTensor:
-    """A matrix (or a stack of them) in MXFP8: values, one scale byte a block, and the block."""
+    """A matrix (or a stack of them) in MXFP8: values, one scale byte per block, and the block."""
 
     values: Tensor
     scales: Tensor

@@ -1,6 +1,6 @@
 """Rounding to MXFP8 and back as one compiled loop over fp32 numbers.
 
-Plain torch makes the same in twenty passes over memory. Needs numba, which takes a second to load:
+Plain torch needs twenty passes over memory for the same. Needs numba, which takes a second to load:
 imported on first use.
 
 Shapes: L matrices, M rows, K columns.

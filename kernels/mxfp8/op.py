@@ -3,7 +3,7 @@
 CPU paths; the Triton paths register themselves for CUDA (kernels/triton_backend.py). All paths are
 bit-equal to `reference.py`.
 
-Eager torch decodes e4m3 at 3.0 ns an element, so it is decoded through the bits of a half. A
+Eager torch decodes e4m3 at 3.0 ns per element, so it is decoded through the bits of a half. A
 training step on a CPU skips storage: `fake_quantize` gives at once what a product would read, in
 one compiled loop (native_rounding.py).
 
@@ -95,7 +95,7 @@ def dequantize_op(
 
 
 def quantize(matrix: Tensor, block: Block) -> MxTensor:
-    """Rounds a matrix, or a stack of them, to e4m3 with one scale a block."""
+    """Rounds a matrix, or a stack of them, to e4m3 with one scale per block."""
     values, scales = quantize_op(matrix, *block)
     return MxTensor(values, scales, block)
 

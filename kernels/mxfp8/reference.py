@@ -1,6 +1,6 @@
 """MXFP8 rounding in plain torch, to check every other path against, bit by bit.
 
-The meaning of `quantize` and `dequantize`: one scale byte a block from its largest magnitude,
+The meaning of `quantize` and `dequantize`: one scale byte per block from its largest magnitude,
 values divided by the scale, saturated and rounded to nearest even.
 
 The scale is RCEIL, the power of two not below amax / 448, by integers alone; FLOOR (OCP's first

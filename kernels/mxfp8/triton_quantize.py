@@ -3,7 +3,7 @@
 The kernels behind `quantize`, `quantize_row_col` and `dequantize`, their launches and their
 registration for CUDA. Bit-equal to `reference.py`. Importing it needs Triton, not a GPU.
 
-All are bound by memory (3.03 bytes an element; 4.06 for both copies), so a program reads its tile
+All are bound by memory (3.03 bytes per element; 4.06 for both copies), so a program reads its tile
 once. Block maxima are taken on the bits of the magnitudes: integers order like the numbers, and NaN
 comes out above all. The conversion instruction saturates and rounds to nearest even by itself. On
 Hopper, whose fp8 products read both operands along the contracted dimension, the column copy is
@@ -30,7 +30,7 @@ ROW_TILE = (8, 512)
 NARROW_COLUMN_TILE = (32, 256)  # blocks of up to 32 rows
 WIDE_COLUMN_TILE = (128, 64)
 BOTH_TILE = {32: (32, 128), 128: (128, 128)}
-# Triton 3.6 takes 142 registers for the big tile: one program a multiprocessor, whose loads wait
+# Triton 3.6 takes 142 registers for the big tile: one program per multiprocessor, whose loads wait
 # for its stores. 128 let two run side by side, without spills.
 BOTH_OPTIONS = {32: {"num_warps": 4}, 128: {"num_warps": 8, "maxnreg": 128}}
 

@@ -1,4 +1,4 @@
-"""A full disk, told by name whichever library met it."""
+"""Reports a full disk as one kind of error, whichever library met it."""
 
 import errno
 import os
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_BYTES = 64 * 1024  # torch's writer in C++ does not say why it failed
+_FULL_BYTES = 64 * 1024  # with less free: torch's writer in C++ does not say why it failed
 
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Makes what fails for want of room on the disk of `path` an OSError that names it."""
+    """Turns a failure for lack of disk space into an OSError (ENOSPC) that names `path`."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,8 @@
 """Points from which an interrupted training run continues, in Megatron's format `torch_dist`.
 
-Each rank writes the parts that it holds, beside the next steps, and reads back those that its layout
-wants: no rank holds a whole tensor. A point is a directory that gets its name when all parts are
-written. The directory must be one that all ranks see.
+Each rank writes the parts that it holds, while the next steps run, and reads back those that its
+layout wants: no rank holds a whole tensor. A point is a directory that gets its name when all parts
+are written. The directory must be one that all ranks see.
 
     resume-NAME/   __RANK_0.distcp, .metadata   parts, and where each lies
                    common.pt                    what all ranks share
@@ -48,7 +48,7 @@ class ResumePoints:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._is_alone = dist.get_world_size() == 1
-        # of the writing threads alone
+        # used by the writing threads only
         self._group: Any = None if self._is_alone else dist.new_group(backend="gloo")
         self._is_checked = self._is_alone
         self._writer: threading.Thread | None = None
@@ -58,7 +58,9 @@ class ResumePoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Waits for the last point. Where the run failed, not longer than others may need to end."""
+        """Waits for the point that is being written. After a failure at most `FAILED_RUN_SECONDS`,
+        since other ranks may never finish theirs.
+        """
         if kind is None:
             self.finish()
         elif self._writer is not None:
@@ -134,7 +136,7 @@ class ResumePoints:
                 process_group=self._group,
                 no_dist=self._is_alone,
             )
-        except CheckpointException as error:  # torch's is no Exception
+        except CheckpointException as error:  # torch derives it from BaseException
             causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
             raise RuntimeError(f"parts were not written, by rank: {causes}") from None
         if common is not None:

@@ -58,8 +58,8 @@ def save_checkpoint(
     metadata: Mapping[str, Any] | None = None,
     adapter: TrainedAdapter | None = None,
 ) -> Path:
-    """Writes a checkpoint atomically: readers see the old or the new. Metadata is JSON. What lies
-    in `published/` beside the tokenizer comes along.
+    """Writes a checkpoint. Readers never see a partial one; where it replaces another there is none
+    for a moment. Metadata is JSON. What lies in `published/` beside the tokenizer comes along.
     """
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
 

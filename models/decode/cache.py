@@ -1,4 +1,5 @@
-"""KV cache of the decode engine: one row of fixed length per slot, and the experts routed to there.
+"""KV cache of the decode engine: one row of fixed length per slot, and the experts that each
+position was routed to.
 
 Shapes: L layers, S slots, G key/value heads, d head width, C positions of a slot, K experts per
 token. Keys are stored with positions last ([d, C]): the score product of a decode step then streams

@@ -45,8 +45,8 @@ class DecodingConfig(Record):
     """draft tokens per step, at most, copied from what followed the same tokens before, in the
     context or in earlier answers; where it pays, and no sample changes; 0: none"""
     lookup_entries: NonNegativeInt = 65_536
-    """places of earlier answers remembered for that, a power of two (64 bytes each); 0: none, as
-    always before users, of whom none should learn from an answer's speed what others were told"""
+    """places of earlier answers remembered for that, a power of two (64 bytes each); 0: none. The
+    gateway always takes 0: an answer's speed must not tell a user what others were told"""
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -80,5 +80,5 @@ class EngineConfig(DecodingConfig):
 
 
 def configure_engine(decoding: DecodingConfig, **fields: object) -> EngineConfig:
-    """An engine's settings from a recipe's. `fields` are others of EngineConfig, or override."""
+    """An engine's settings from a recipe's. `fields`: further ones of EngineConfig, or overrides."""
     return EngineConfig.model_validate(decoding.model_dump() | fields)

@@ -1,11 +1,11 @@
-"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out. One
-thread, no waiting.
+"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out. It runs
+in the caller's thread and never blocks.
 
 `DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's
 cache over turns, in-flight weight swaps, finishing. The caller drives it with `step()`; threads,
 Ray and asyncio are above (infra/serving/engine).
 
-Shapes: S slots, B decoding slots, R sampled rows, m rows a decoding slot, N rows, C positions, L
+Shapes: S slots, B decoding slots, R sampled rows, m rows per decoding slot, N rows, C positions, L
 layers, K experts per token.
 """
 
@@ -62,7 +62,7 @@ class DecodeEngine:
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
-        self._telling = 0  # running requests that want the likeliest tokens told
+        self._telling = 0  # running requests that want likeliest tokens reported
         self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
         self._drafts_with_layers = depth > 0
         self._cache = SlotCache(spec, config.slots, positions)
@@ -94,7 +94,7 @@ class DecodeEngine:
         }
 
     def draft_acceptance(self) -> list[float]:
-        """Share of draft tokens accepted, a depth. Empty when the engine never drafts."""
+        """Share of draft tokens accepted, per depth. Empty when the engine never drafts."""
         return [] if self._speculator is None else self._speculator.policy.acceptance()
 
     def submit(self, request: GenerateRequest) -> None:
@@ -218,7 +218,7 @@ class DecodeEngine:
         slots = self._slots
         running = slots.running()
         is_fed = slots.context_S[running] - slots.cached_S[running] == 1
-        if self._drafts_with_layers:  # these begin with what the pass before left of a slot
+        if self._drafts_with_layers:  # they read the hidden state of the pass before
             is_fed &= slots.context_S[running] > slots.prompt_S[running]
         decode_slots_B, waiting = running[is_fed], running[~is_fed].tolist()
         if not waiting:

@@ -1,8 +1,8 @@
 """One step's forward pass and samples.
 
-It advances no slot: what the samples mean for a request is the engine's.
+It advances no slot: the engine applies the samples to requests.
 
-Shapes: B decoding slots, R sampled rows, m rows a decoding slot, N rows, V vocabulary, D model
+Shapes: B decoding slots, R sampled rows, m rows per decoding slot, N rows, V vocabulary, D model
 width, L layers, K experts per token.
 """
 
@@ -50,7 +50,8 @@ class DecodePasses:
         self, table: SlotTable, cache: SlotCache, native: "NativeTrunk", policy: CachePolicy
     ) -> None:
         self._table, self._cache, self._native = table, cache, native
-        # Where keys are computed again the routes recorded first stay: those made the tokens.
+        # Where keys are computed again, the routes recorded first stay: the tokens were sampled
+        # with them.
         is_kept = policy is CachePolicy.KEEP
         self._first_free_S = np.zeros_like(table.routed_S) if is_kept else table.routed_S
 

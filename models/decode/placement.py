@@ -5,7 +5,7 @@ import numpy as np
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.slots import SlotTable
 
-# a prefix another slot is about to have fed is waited for from this length on
+# a request waits for a prefix of at least this length that another slot is about to feed
 _WORTH_WAITING_TOKENS = 24
 
 

@@ -1,4 +1,4 @@
-"""The contract between whoever wants tokens and whoever makes them.
+"""The contract between clients that want tokens and engines that sample them.
 
 The request and answer records of generation and the `ModelClient` protocol that rollout workers,
 evaluation and the gateway talk to.
@@ -25,7 +25,7 @@ class StopReason(StrEnum):
 
 
 class Priority(StrEnum):
-    """Order of waiting when an engine is full: as they stand here."""
+    """Priority of waiting requests when an engine is full, highest first."""
 
     USER = "user"
     EVALUATION = "evaluation"
@@ -46,11 +46,11 @@ class GenerateRequest:
     seed: int = 0
     priority: Priority = Priority.TRAINING
     return_routes: bool = True
-    top_k: int = 0  # only the k likeliest tokens may be sampled, before top_p looks; 0: all
+    top_k: int = 0  # only the k likeliest tokens may be sampled, applied before top_p; 0: all
     # Runs of sampled tokens that end the answer. A run never begins in the prompt. Its tokens stay
     # in the answer, as a stop token does: they were sampled, so they are trained.
     stop_sequences: tuple[tuple[int, ...], ...] = ()
-    top_logprobs: int = 0  # likeliest tokens told beside each sampled one
+    top_logprobs: int = 0  # likeliest tokens reported beside each sampled one
 
 
 @dataclass(frozen=True, slots=True)

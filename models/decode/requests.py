@@ -1,7 +1,7 @@
 """Requests before and while they run.
 
 Request checking, `RequestQueue` (priority classes, first come first served inside a class) and
-`RunningRequest` (what the engine must remember a request beside the slot arrays).
+`RunningRequest` (what the engine keeps per request beside the slot arrays).
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of the noise; the compiled sampler draws the same.
+# Constants of the noise's hash, which the compiled sampler shares.
 GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
 MIX_64_A = np.uint64(0xBF58476D1CE4E5B9)
 MIX_64_B = np.uint64(0x94D049BB133111EB)
@@ -46,7 +46,7 @@ def sample_rows(
     top_k_R: np.ndarray,
     noise_RV: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws one token a row. Returns (tokens int64, logprobs float32).
+    """Draws one token per row. Returns (tokens int64, logprobs float32).
 
     The log-probability is that of the distribution sampled from: after temperature, and
     renormalised over the tokens top-k (0: all) and then top-p kept. A greedy row (temperature 0)

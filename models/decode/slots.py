@@ -1,6 +1,6 @@
-"""Who occupies which slot, and everything known about each position there, as arrays.
+"""The slot table: occupants of the slots, and everything known about each position, as arrays.
 
-`SlotTable`: states, token ids, log-probs and versions a slot, sessions and their
+`SlotTable`: states, token ids, log-probs and versions per slot, sessions and their
 least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
 slots.
 
@@ -149,8 +149,8 @@ class SlotTable:
     def take_samples(
         self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
     ) -> Taken:
-        """Adds samples up to the first that differs from the draft that stands behind the context.
-        A stop token, a stop sequence or the limit may cut them. Everything before them was fed.
+        """Adds samples up to the first that differs from the draft written after the context. A
+        stop token, a stop sequence or the limit may cut them. Everything before them was fed.
         """
         accepted_B, gained_B, ends_B = np.empty((3, len(slots_B)), dtype=np.int64)
         totals = take_samples(

@@ -23,7 +23,7 @@ def check_vectors(spec: ModelSpec) -> None:
                 'vLLM decodes this shape: [decoding] engine = "vllm"'
             )
     multiples = {"hidden_size": LANES, "head_dim": LANES, "mtp_hidden_size": LANES // 2}
-    # of mtp_hidden_size gate and up stand side by side
+    # gate and up of mtp_hidden_size lie side by side, so half a vector of each suffices
     multiples |= {"expert_hidden_size": LANES, "dense_hidden_size": LANES}
     for name, multiple in multiples.items():
         if getattr(spec, name) % multiple:

@@ -2,9 +2,9 @@
 
 Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
 that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
-interleaved so that a rotation works on neighbours. In bf16 matrices are rounded once, to the nearest,
-and those that arrive so are taken as they are: norms then stay apart, for a product with one would
-be rounded again.
+interleaved so that a rotation works on neighbours. In bf16 each matrix is rounded once, to nearest,
+and one that is bf16 already is kept: norms then stay apart, since a product with one would be
+rounded again.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
 expert width, M draft width.
@@ -48,16 +48,16 @@ class TrunkArrays(NamedTuple):
 
     embedding_VD: np.ndarray
     head: np.ndarray  # the embedding again, packed as [D, V]
-    qkv: np.ndarray  # packed [D, (H + 2G) * d] a layer
-    qk_scale: np.ndarray  # [H + G, d] a layer, the attention scale folded into queries
-    output: np.ndarray  # packed [H * d, D] a layer
-    gate: np.ndarray  # packed [D, E], E padded, a layer
-    gate_bias: np.ndarray  # [E] a layer
-    up: np.ndarray  # packed [D, 2F] an expert of a layer, gate half first
-    down: np.ndarray  # packed [F, D] an expert of a layer
+    qkv: np.ndarray  # packed [D, (H + 2G) * d] per layer
+    qk_scale: np.ndarray  # [H + G, d] per layer, the attention scale folded into queries
+    output: np.ndarray  # packed [H * d, D] per layer
+    gate: np.ndarray  # packed [D, E] per layer, E padded
+    gate_bias: np.ndarray  # [E] per layer
+    up: np.ndarray  # packed [D, 2F] per layer and expert, gate half first
+    down: np.ndarray  # packed [F, D] per layer and expert
     final_norm_D: np.ndarray
-    qkv_bias: np.ndarray  # [(H + 2G) * d] a layer; one zero where the model has none
-    norms: np.ndarray  # [2, D] a layer, before attention and experts; empty where folded in
+    qkv_bias: np.ndarray  # [(H + 2G) * d] per layer; one zero where the model has none
+    norms: np.ndarray  # [2, D] per layer, before attention and experts; empty where folded in
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
 
 @contextmanager
 def weights_put_back(model: "TrainerModel") -> Iterator[None]:
-    """Lets weights be imported within. After it weights and adapters are, bit for bit, as before."""
+    """Within it weights may be imported. On exit weights and adapters are restored bit for bit."""
     live = model.canonical_tensors() | model.adapters.state_dict()
     kept = {name: tensor.detach().clone() for name, tensor in live.items()}
     try:

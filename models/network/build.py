@@ -128,7 +128,9 @@ class TrainerModel(torch.nn.Module):
         return RankRouters([one.mlp.router for one in self.layers if one.layer_number > dense])
 
     def recompute_layers(self, is_recomputed: bool) -> None:
-        """From now on layers keep their input alone for backward (False: all that it needs)."""
+        """From now on layers keep only their input for the backward pass and compute the rest again
+        (False: they keep all activations).
+        """
         for layer in self.layers:
             layer.is_recomputed = is_recomputed
 
@@ -151,9 +153,9 @@ class TrainerModel(torch.nn.Module):
         plausibility_ratio: float = 0.5,
         tree: PrefixTree | None = None,
     ) -> Tensor:
-        """Returns the states after a chunk, time first. Under sequence parallelism this rank's part of
-        them, of the last chunk all. Where there is one before, `chunk.decoder.input_tensor` holds what it
-        gave.
+        """Returns the hidden states after a chunk, time first: under sequence parallelism this
+        rank's part, after the last chunk all. A chunk that is not the first reads the states before
+        it from `chunk.decoder.input_tensor`.
 
         `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
         count for load balancing. With a tree, chunks pass on the states of its nodes; the last gives the rows'.
@@ -301,10 +303,11 @@ def build_trainer_model(
     *,
     is_fresh: bool = True,
 ) -> TrainerModel:
-    """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds give
-    equal weights in every process on the same kind of device. `precision` is that of the experts'
-    products, and on a GPU bf16 that of all others unless it is fp32; `engine` Transformer Engine's for the
-    others. Weights are fp32 in all. Not `is_fresh`: the caller imports all weights.
+    """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds
+    give equal weights in every process on the same kind of device. `precision`: of the experts'
+    products; unless it is fp32, a GPU takes all other products in bf16. `engine`: Transformer
+    Engine's recipe for those others. Weights are always fp32. Not `is_fresh`: the caller imports
+    all weights.
 
     Opens single-process groups where none are open; for several processes call
     `open_process_groups` first.

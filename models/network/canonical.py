@@ -65,8 +65,8 @@ def _dense_tensors(mlp: Any, prefix: str) -> dict[str, Tensor]:
 
 
 def head_rows(name: str, spec: ModelSpec) -> tuple[int, ...]:
-    """Rows of the maps of one head, which follow one another and repeat with each head, in the matrix of that
-    name. Empty: it is not made of heads.
+    """Row counts of the projections that make up one head, in their order, in the matrix of that
+    name; every head repeats them. Empty for a matrix without heads.
     """
     if name.endswith((".qkv_proj.weight", ".q_b_proj.weight", ".self_attn.q_proj.weight")):
         return (spec.head_dim,)  # a key and a value between queries have as many

@@ -76,8 +76,8 @@ def _fresh_experts(
 
 
 class ExpertMlp(torch.nn.Module):
-    """This rank's experts' SwiGLU matrices, stacked. Gate rows before up rows. Of experts cut along their inner
-    width the output is a part of a sum.
+    """This rank's experts' SwiGLU matrices, stacked. Gate rows before up rows. Where experts are
+    cut along their inner width, the output is one part of a sum over ranks.
     """
 
     def __init__(self, config: TransformerConfig, precision: PrecisionName = "fp32") -> None:
@@ -96,7 +96,7 @@ class ExpertMlp(torch.nn.Module):
         )
 
     def forward(self, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        """Output, and None as bias. `padding_mask` is batch first. True is padding."""
+        """output_ND: the results of each token's experts, summed by weight."""
         if self.precision != "fp32":
             return grouped_mlp(
                 tokens_ND,
@@ -168,7 +168,8 @@ class SortedMoELayer(BaseMoELayer):
         shape = (num_tokens, self.router.weight.shape[0])
         is_chosen_NE = experts_NK.new_zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
         shares_NE = weights_NK.new_zeros(shape).scatter(1, experts_NK, weights_NK)
-        if isinstance(dispatcher, MoEAllGatherTokenDispatcher):  # it wants as many of each rank
+        # it wants equal row counts on all ranks
+        if isinstance(dispatcher, MoEAllGatherTokenDispatcher):
             more_rows = (0, 0, 0, _missing_rows(tokens_ND, dispatcher.tp_ep_group))
             tokens_ND, is_chosen_NE, shares_NE = (
                 functional.pad(one, more_rows) for one in (tokens_ND, is_chosen_NE, shares_NE)
@@ -185,7 +186,7 @@ class SortedMoELayer(BaseMoELayer):
 
 
 def _missing_rows(tokens_ND: Tensor, group: dist.ProcessGroup) -> int:
-    """Rows by which the rank with most has more: microbatches of transcripts differ in size."""
+    """Rows by which the fullest rank exceeds this one: microbatches of transcripts differ in size."""
     most = torch.tensor(len(tokens_ND), device=tokens_ND.device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     return int(most) - len(tokens_ND)

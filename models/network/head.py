@@ -36,8 +36,8 @@ def score_tokens(
 
 
 def my_targets(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(targets_N, chosen_C): of the positions that this rank has of whole rows, time first, the token that each
-    predicts, and which of them predict one that `mask_BT` names. Nothing predicts the first of a row.
+    """(targets_N, chosen_C) of this rank's positions, time first: the token that each predicts, and
+    the indices of those whose token is in `mask_BT`. The first token of a row is never predicted.
     """
     is_wanted_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if mask_BT is None else mask_BT
     is_wanted_BT = torch.cat((is_wanted_BT[:, 1:], torch.zeros_like(is_wanted_BT[:, :1])), 1)
@@ -72,7 +72,7 @@ def score_rows(
 
 
 def _of_whole_rows(scores_TB: Tensor) -> Tensor:
-    """[B, T] by the token that is predicted, from this rank's part by the position that predicts."""
+    """Scores [B, T] at the predicted token, from this rank's scores at the predicting position."""
     whole_TB = gather_scores(scores_TB)
     return torch.cat((torch.zeros_like(whole_TB[:1]), whole_TB[:-1])).T
 

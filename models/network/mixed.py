@@ -24,14 +24,16 @@ def is_mixed(precision: str, engine: str | None) -> bool:
 
 
 def mixed_context(mixed: bool) -> AbstractContextManager[Any]:
-    """Makes products of a mixed model compute in bf16, those of Transformer Engine's modules in FP8 from it."""
+    """Within it a mixed model multiplies in bf16. Transformer Engine's modules quantise that to
+    FP8.
+    """
     if not mixed:
         return contextlib.nullcontext()
     return torch.autocast(current_device().type, torch.bfloat16)
 
 
 def plain_context() -> AbstractContextManager[Any]:
-    """Takes `mixed_context` back."""
+    """Turns `mixed_context` off within it."""
     device = current_device().type
     if not torch.amp.is_autocast_available(device):
         return contextlib.nullcontext()

@@ -1,6 +1,6 @@
 """Draft layers for multi-token prediction, beside the trunk.
 
-It holds no attention and no cache, so a draft costs two small products. Depth 0 reads the trunk's
+It holds no attention and no cache, so a draft costs a few small products. Depth 0 reads the trunk's
 last hidden state after its final norm; with the embedding of token t+1 it predicts token t+2. Depth
 d reads depth d-1's state and the embedding of token t+1+d, and predicts token t+2+d.
 

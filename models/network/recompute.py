@@ -1,7 +1,8 @@
 """Activation recomputation: a layer keeps its input for backward and runs forward again there (arXiv 1604.06174).
 
-Megatron's own checkpoint function reads CUDA's random state. Nothing is drawn here, so torch's serves on
-every device. Tokens go to the experts that forward chose, and are not counted a second time.
+Megatron's own checkpoint function reads CUDA's random state. Nothing is drawn here, so torch's
+serves on every device. The second forward pass routes tokens to the experts that the first one
+chose, and counts none.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class RecomputableLayer(TransformerLayer):
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=self._forward_and_again,
-            # collectives at the end of a layer too: ranks may differ in what they still need
+            # an early stop could skip a layer's last collectives on some ranks only
             early_stop=False,
             **kwargs,
         )

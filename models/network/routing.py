@@ -39,7 +39,7 @@ def choose_experts(
     `replay_NK`.
 
     Positions of `replay_NK` holding LIVE_ROUTE are filled with the router's own candidates.
-    `groups`: in how many the experts stand side by side, and of how many a token may choose.
+    `groups`: number of groups that the experts form, and number from which a token may choose.
     """
     biased_NE = scores_NE + bias_E
     limited_NE = _limit_groups(biased_NE, *groups)
@@ -131,8 +131,8 @@ class ReplayRouter(TopKRouter):
 
 @contextmanager
 def replaying(chunk: Any, routes_BTLK: Tensor | None, plausibility_ratio: float) -> Iterator[None]:
-    """Within it, tokens that a chunk of layers routes take the experts of `routes_BTLK`, where it has plausible
-    ones. Routes are those of whole rows and of all layers.
+    """Within it, the routers of a chunk of layers take the experts of `routes_BTLK` where those are
+    plausible. It holds routes of whole rows and of all layers.
     """
     layers = [
         layer

@@ -59,8 +59,9 @@ def trunk_modules(recipe: EngineRecipe | None) -> TrunkModules:
 
 
 def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
-    """Fields of Megatron's configuration that make its layers compute in FP8, from today's weights: it would
-    keep those of the first call until its own schedules, which we do not run, tell of a step.
+    """Fields of Megatron's configuration that make its layers compute in FP8, without a cache of
+    FP8 weights: only Megatron's schedules renew it, so a forward pass outside of them would read
+    weights of an earlier step.
     """
     if recipe in (None, "bf16"):
         return {}

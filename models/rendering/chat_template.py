@@ -250,7 +250,7 @@ class TemplateRenderer(Renderer):
 
     @cached_property
     def _header_ids(self) -> list[int]:
-        """The header, and before it what stands behind an answer's end: there messages are appended."""
+        """The answer's header, and before it what the template writes after a message's end token."""
         told = self._render(_opening()[:1], opens_answer=False)
         opened = self._render(_opening()[:1], opens_answer=True)
         closed = self._render(_opening(), opens_answer=False)

@@ -1,4 +1,5 @@
-"""Which tokens a conversation's form alone may hold, and contents encoded without them.
+"""Control tokens, which only a conversation's form may hold, and the encoding of contents without
+them.
 
 Control tokens are the special ones and, of the others that were added to the vocabulary, those with
 punctuation (`<tool_call>`, `<think>`). Added words and runs of white space are text like any other.
@@ -41,7 +42,7 @@ class ControlTexts:
                 )
 
     def is_control(self, token_id: int) -> bool:
-        """Whether a token is none of a content's."""
+        """Whether a token is a control token."""
         return token_id in self._controls
 
     def find(self, text: str) -> str | None:
@@ -54,7 +55,7 @@ class ControlTexts:
         return encode_text(self._plain, text)
 
     def encode_answer(self, text: str) -> list[int]:
-        """Tokens of a model's words, which may be control tokens, but no special ones."""
+        """Tokens of a model's answer, which may be control tokens, but no special ones."""
         ids: list[int] = []
         for index, piece in enumerate(self._spoken.split(text)):
             ids += [self._ids[piece]] if index % 2 else self.encode_content(piece)

@@ -96,8 +96,8 @@ class Renderer:
         return b"".join(spelled).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to the text, which may end inside a character. None for an id of a
-        model's padded vocabulary, which no tokenizer knows.
+        """Bytes that a token adds to the text, which may end inside a character. Empty for an id of
+        a model's padded vocabulary, which no tokenizer knows.
         """
         table = self._token_bytes
         return table[token_id] if token_id < len(table) else b""

@@ -41,7 +41,7 @@ def render_whole(
 
 
 def _check_shown(message: Message, shown: str, index: int) -> None:
-    """Everything that the message says must stand in what is learned of it, white space aside."""
+    """Refuses an answer of which the template does not show all text, white space aside."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     words = "".join(shown.split())
     for text in (message.get("reasoning_content", ""), message["content"], *calls):

@@ -114,7 +114,7 @@ class Embedder(nn.Module):
 def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> Tensor:
     """InfoNCE both ways. Row i of `code_CD` answers query i, rows beyond the queries are negatives.
 
-    Nats a pair, averaged over both directions.
+    Nats per pair, averaged over both directions.
     """
     similarities_BC = query_BD @ code_CD.T / temperature
     targets_B = torch.arange(len(query_BD))

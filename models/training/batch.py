@@ -24,18 +24,17 @@ from ostinato.models.device import current_device
 from ostinato.models.network.attention.prefixes import PrefixTree
 from ostinato.models.training.config import TRANSCRIPT_ROW_MULTIPLE
 
-SHORTEST_BUCKETS = (
-    2 * TRANSCRIPT_ROW_MULTIPLE,
-    3 * TRANSCRIPT_ROW_MULTIPLE,
-)  # and each doubled, again and again
+# each is doubled again and again up to the longest row
+SHORTEST_BUCKETS = (2 * TRANSCRIPT_ROW_MULTIPLE, 3 * TRANSCRIPT_ROW_MULTIPLE)
 PAD_TOKEN = 0
 ROWS_A_BATCH = 8  # of held-out shards
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One microbatch, read in the CPU's memory. Index 0 of a row is never a target. With routes, tokens take
-    their experts where they are plausible; with a tree, common beginnings of rows are computed once.
+    """One microbatch, built in the CPU's memory. Index 0 of a row is never a target. With routes,
+    tokens take their experts where they are plausible; with a tree, common beginnings of rows are
+    computed once.
     """
 
     tokens_BT: Tensor
@@ -91,7 +90,7 @@ class RowSource:
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """An epoch's transcripts, longest bucket first, and the order of its microbatches."""
+        """An epoch's order of the documents, and the token at which each begins in it."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
         return order, np.concatenate(([0], np.cumsum(self.lengths[order])))
 

@@ -11,7 +11,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 DEMONSTRATIONS = "demonstrations"
 # Settings that say where a run is computed and not what: a run goes on when they change.
 PLACEMENT = {"world_size", "layout", "recompute"}
-TRANSCRIPT_ROW_MULTIPLE = 64  # rows of transcripts have this many tokens, so often as needed
+TRANSCRIPT_ROW_MULTIPLE = 64  # row lengths of transcripts are multiples of it
 
 
 class PhaseConfig(Record):

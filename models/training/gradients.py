@@ -59,9 +59,10 @@ class LayoutGradients:
             one.scale_gradients(factor)
 
     def clip(self, largest_norm: float | None) -> float:
-        """Scales the trunk's gradients, and those of draft layers, down to `largest_norm` (None: never), so
-        that drafts that learn beside a trunk do not slow it. Returns the trunk's norm before, or the
-        drafts' where they learn alone, the same on every rank and in every layout; not finite if one is not.
+        """Scales the trunk's gradients and, apart from them, those of draft layers down to
+        `largest_norm` (None: never), so that drafts that learn beside a trunk do not slow it.
+        Returns the trunk's norm before, or the drafts' where they learn alone, the same on every
+        rank and in every layout; not finite if one is not.
         """
         norms = [self._norm(part) for part in self.parts]
         for part, norm in zip(self.parts, norms, strict=True):

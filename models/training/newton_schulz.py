@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# coefficients of Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon)
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
@@ -29,7 +30,9 @@ def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
 def orthogonalise_all(
     stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """`orthogonalise_shared` of stacks of any shapes, lying or standing. Those of a shape become one."""
+    """`orthogonalise_shared` of stacks of any shapes, wide or tall. Stacks of equal shape are
+    joined.
+    """
     by_shape: dict[tuple[int, int], list[int]] = {}
     lying = [one if one.shape[-2] <= one.shape[-1] else one.mT for one in stacks]
     for index, one in enumerate(lying):
@@ -49,8 +52,8 @@ def orthogonalise_all(
 def orthogonalise_shared(
     stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """`orthogonalise` of stacks that every rank of a group has: each works on its share and they gather.
-    None: nobody else has them.
+    """`orthogonalise` of stacks that every rank of a group has: each works on its share and they
+    gather. `group` None: no other rank has them.
     """
     if group is None or group.size() == 1:
         return [orthogonalise(stack, dtype) for stack in stacks]
@@ -74,7 +77,9 @@ def orthogonalise_shared(
 
 
 def deal(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[int]]:
-    """Matrices of each stack by rank: as many for each, and what is left to those with least to multiply."""
+    """Matrices of each stack by rank: equal numbers, and the remainder to the ranks with the least
+    work so far.
+    """
     loads = [0] * ranks
     dealt: dict[int, list[int]] = {}
     costs = [rows**2 * columns for _, rows, columns in shapes]

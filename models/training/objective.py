@@ -12,12 +12,14 @@ from torch import Tensor
 
 
 def k1_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on sampled tokens: unbiased, any sign."""
+    """Per-token estimate of KL(sampled || other) in nats on sampled tokens: unbiased, any sign."""
     return sampled_logprobs_N - other_logprobs_N
 
 
 def k3_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) on sampled tokens: unbiased, never negative."""
+    """Per-token estimate of KL(sampled || other) in nats on sampled tokens: unbiased, never
+    negative (Schulman 2020, joschu.net/blog/kl-approx.html).
+    """
     log_ratio_N = other_logprobs_N - sampled_logprobs_N
     return torch.expm1(log_ratio_N) - log_ratio_N
 

@@ -4,11 +4,12 @@ It neither clips nor schedules: callers set `lr` in the groups, whose `kind` say
 rates applies.
 
 Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
-and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's. An expert is
-one matrix, and so is each head's query, key and value; all matrices of a shape go through one batched
-product. A matrix that ranks hold parts of is gathered first, which heads never are; ranks that hold the
-same matrices share the products (`newton_schulz.py`).
-AdamW's state is shared out over data parallelism (`sharded_adamw.py`), Muon's momentum is not.
+and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's (Liu et al.
+2025, arXiv 2502.16982). An expert is one matrix, and so is each head's query, key and value; all
+matrices of a shape go through one batched product. A matrix that ranks hold parts of is gathered
+first, which heads never are; ranks that hold the same matrices share the products
+(`newton_schulz.py`). AdamW's state is shared out over data parallelism (`sharded_adamw.py`), Muon's
+momentum is not.
 """
 
 from collections.abc import Iterable, Iterator
@@ -85,7 +86,7 @@ class Muon(torch.optim.Optimizer):
             parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=group["lr"])
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """The momentum, one gradient ahead (Nesterov). It takes the gradient in."""
+        """Adds the gradient to the momentum. Returns the Nesterov update."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -95,7 +96,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _matrices(update: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Stacks of the matrices to turn. Of heads one for each of their maps, by `rows`."""
+    """Stacks [M, R, C] of the matrices to orthogonalise: with `rows` one stack per projection of a
+    head.
+    """
     columns = update.shape[-1]
     if rows:
         return update.view(-1, sum(rows), columns).split(rows, 1)

@@ -14,4 +14,4 @@ class OptimizerConfig(Record):
     """muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW"""
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, times the rate")
     gradient_clip_norm: float | None = Field(default=None, gt=0)
-    """largest norm of the whole gradient; None: not clipped"""
+    """largest gradient norm, of trunk and draft layers each; None: not clipped"""

@@ -1,8 +1,9 @@
 """Forward and backward passes of a step's microbatches, in the order of Megatron's schedules.
 
-Without a pipeline one after the other; over stages one forward and one backward in turn (1F1B), with
-several chunks a stage interleaved. States go from stage to stage in one shape a step, that of the largest
-microbatch: all stages read the same microbatches, so each knows how many places are meant.
+Without a pipeline one after the other; over stages one forward and one backward in turn (1F1B),
+with several chunks per stage interleaved. States go from stage to stage in one shape per step, that
+of the largest microbatch: all stages read the same microbatches, so each knows how many places are
+meant.
 
 Shapes: B rows, T tokens (of this rank where a layout cuts rows), N = B*T, D model width.
 """

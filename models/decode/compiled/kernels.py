@@ -1,10 +1,10 @@
 """The pieces of a decode step as compiled loops over flat float32 arrays; matrices may be bf16.
 
 Products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of experts.
-The formulae are those of models/decode/forward.py; only the order of roundings differs. A row's
-numbers depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are
-flat, with the offset of what is meant; a packed matrix is panels of 64 columns (the last one
-narrower), each panel row after row.
+The formulae are those of models/network; only the order of roundings differs. A row's numbers
+depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are flat, with
+the offset of what is meant; a packed matrix is panels of 64 columns (the last one narrower), each
+panel row after row.
 
 Shapes: N rows, K depth or experts per token, O columns, H query and key heads, d head width, E
 experts, C positions.
@@ -82,7 +82,7 @@ def normalize_row(x, x_at, y, y_at, width, epsilon):
 
 @numba.njit(**BARE)
 def scale_row(row, scale):
-    """row *= scale, slices of one width: of a norm that is not folded into the matrix behind it."""
+    """row *= scale, of equal lengths: a norm's scale that is not folded into the next matrix."""
     for place in range(len(row)):
         row[place] *= scale[place]
 
@@ -100,7 +100,9 @@ def gate_row(inner, at, width):
 def rotate_heads(
     qkv, at, heads, width, scale_Hd, scale_at, rotation_Cd, rotation_at, epsilon, has_norm
 ):
-    """Norm (or none), scale and rotation of a row's query and key heads, in place. Pairs stand together."""
+    """Norm (or none), scale and rotation of a row's query and key heads, in place. Elements of a
+    rotated pair are adjacent.
+    """
     scale, rotation = address_of(scale_Hd, scale_at), address_of(rotation_Cd, rotation_at)
     for head in range(heads):
         first = at + head * width
@@ -137,9 +139,9 @@ def attend_rows(
     out_at,
     out_step,
 ):
-    """Attention of the heads of one group of consecutive positions of one slot, the first over
-    `length` of C positions, each of the others over one more. Keys and values are read once for
-    all; a position behind a row's own has weight 0.
+    """Attention of the heads of one group at consecutive positions of one slot: the first row sees
+    `length` of C positions, each further row one more. Keys and values are read once for all rows;
+    positions after a row's own get weight 0.
     """
     gathered, scores = buffers
     most = length + rows - 1

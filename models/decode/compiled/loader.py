@@ -1,4 +1,4 @@
-"""The door to compiled decoding: importing the trunk loads or compiles it, only where asked."""
+"""Imports compiled decoding on demand: the import compiles it, or loads numba's cache."""
 
 import contextlib
 import hashlib

@@ -1,6 +1,6 @@
 """The loops of the lookup: finding guesses, judging how often they hold, remembering answers.
 
-What the arrays mean is models/decode/drafts/lookup.py's.
+The arrays are described in models/decode/drafts/lookup.py.
 
 Shapes: S slots, C positions, B decoding slots, O orders (lengths of the tables), N entries of a
 table, K kinds of guess, w drafts in a step.
@@ -10,15 +10,15 @@ import numba
 import numpy as np
 
 MATCH_TOKENS = 2  # shorter matches in the context hold too rarely
-LONGEST_MATCH_TOKENS = 12  # of equally good places in the context the last one is taken
+LONGEST_MATCH_TOKENS = 12  # longer ones count no more; the latest of equals is taken
 ORDERS = (2, 4, 8, 16)  # lengths of the runs of tokens that the memory knows
 _LEAST_PROBABILITY = np.float32(0.05)  # a chain of drafts ends where it holds less often
 _MOST_VOTES = 64  # of an entry; halved there, so that old answers count less
-_FIRM_VOTES = 4  # an entry with so many loses votes to other tokens' keys, not its place
+_FIRM_VOTES = 4  # with so many an entry loses votes to a colliding key, not its place
 _MOST_GUESSES = 1024  # of a kind; halved there, so that what holds now counts
 _TAG, _TOKEN, _HITS, _VOTES = range(4)  # columns of an entry
 _LEVELS, _SHARES = 4, 9  # votes 1, 2, 4, 8 and more; eighths of them for the token
-_SAME, _DIFFERS = 1, 2  # what the context says beside the memory; 0: nothing
+_SAME, _DIFFERS = 1, 2  # the context's guess beside the memory's; 0: it has none
 _MEMORY_KINDS = len(ORDERS) * _LEVELS * _SHARES * 3
 KINDS = _MEMORY_KINDS + 2 * (LONGEST_MATCH_TOKENS + 1)
 
@@ -73,8 +73,8 @@ def propose_drafts(
 def _draft_chain(
     tokens_C, first, room, is_stop_V, probability, expected_w, entries_ON4, held_K, seen_K
 ):
-    """Writes guesses from `first` on, each taking those before it for true. Adds the probability
-    that so many hold to `expected_w`. Returns how many there are.
+    """Writes guesses from `first` on, each made as if those before it held. Adds to `expected_w[n]`
+    the probability that the first n hold. Returns how many there are.
     """
     place, depth, end = -1, 0, first
     while end - first < room:
@@ -179,7 +179,9 @@ def _lengthen(key, order, tokens_T, end):
 
 @numba.njit(cache=True)
 def learn_answer(tokens_T, start, entries_ON4, held_K, seen_K):
-    """See `Lookup.learn`. The memory takes the answer last: while it was made it was not there."""
+    """See `Lookup.learn`. Guesses are judged before the memory takes the answer, since it was not
+    there while the answer was sampled.
+    """
     place, depth = -1, 0
     for end in range(max(start, 1), len(tokens_T)):
         if place >= 0 and tokens_T[place] == tokens_T[end - 1]:

@@ -1,4 +1,4 @@
-"""The compiled decode step behind Python: the scratch memory of one engine and the calls that use it.
+"""Calls of the compiled decode step, and the scratch memory of one engine that they use.
 
 Shapes: N rows, R rows whose logits are asked for, L layers, S slots, K experts per token, D model
 width, V vocabulary, B slots.
@@ -98,7 +98,7 @@ class NativeTrunk:
     def sample(
         self, seed_keys_R: np.ndarray, positions_R: np.ndarray, temperature_R: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probabilities by the logits just made, unlimited by top-k and top-p."""
+        """Tokens and log-probabilities from the logits computed last, ignoring top-k and top-p."""
         tokens_R = np.empty(len(seed_keys_R), np.int64)
         logprobs_R = np.empty(len(seed_keys_R), np.float32)
         race_rows(
@@ -123,10 +123,10 @@ class NativeTrunk:
         first_free_S: np.ndarray,
         routes_SCLK: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Feeds `width` rows per slot and samples after them, `forward`, `project` and `sample` in one
-        call. Returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
-        top-p). `table` is what `run_decode_step` names so. Behind a slot's first sample that differs
-        from the draft fed after it nothing is drawn: zeros stand there.
+        """Feeds `width` rows per slot and samples after them, `forward`, `project` and `sample` in
+        one call. Returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
+        top-p). `table`: `SlotTable.decode_arrays`. After a slot's first sample that differs from
+        the draft fed next nothing is drawn, and zeros stand there.
         """
         rows = len(slots_B) * width
         self._make_room(rows)
@@ -174,9 +174,9 @@ class NativeTrunk:
             self._buffers[_LOGITS] = self._logits.ctypes.data
 
     def _open(self, weights: DecodeWeights) -> _Opened:
-        """Addresses of the packed weights, which are held as long as they are remembered, and two as
-        arrays: the embedding, whose type is that of the matrices and chooses the loops compiled for
-        it, and the norms, which may be none.
+        """Addresses of the packed weights, which are kept alive while the addresses are cached, and
+        two weights as arrays: the embedding, whose dtype selects the compiled loops, and the norms,
+        which may be empty.
         """
         if self._opened is None or self._opened[0] is not weights:
             trunk = weights.trunk

@@ -1,8 +1,8 @@
 """Sampling and drafting as compiled loops.
 
-`race_rows`, which draws a token a row by the exponential race of models/decode/sampling.py with the
-same noise of (seed, position, token), `race_drafts`, which stops where a draft fails, and
-`run_draft`, one draft layer. Rows limited by top-k or top-p are sampled by sampling.py.
+`race_rows` draws one token per row by the exponential race of models/decode/sampling.py with the
+same noise of (seed, position, token), `race_drafts` stops where a draft fails, and `run_draft`
+computes one draft layer. Rows limited by top-k or top-p are sampled by sampling.py.
 
 Shapes: R rows, m rows of a slot, V vocabulary, B slots, D model width, M draft width.
 """
@@ -86,7 +86,7 @@ def _token_noise(low, high, token):
 
 @numba.njit(**BARE)
 def _race(scores, seed_key, place, temperature, raced_V):
-    """One token and its log-probability, by the maximum where temperature is 0."""
+    """One token and its log-probability. Greedy where the temperature is 0."""
     vocab = len(scores)
     is_greedy = temperature == _ZERO
     divisor = _ONE if is_greedy else temperature
@@ -110,7 +110,7 @@ def _race(scores, seed_key, place, temperature, raced_V):
 def race_rows(
     logits, step, vocab, seed_keys_R, positions_R, temperature_R, raced_V, tokens_R, logprobs_R
 ):
-    """One token a row and its log-probability."""
+    """One token per row and its log-probability."""
     for row in range(len(tokens_R)):
         tokens_R[row], logprobs_R[row] = _race(
             logits[row * step : row * step + vocab],
@@ -135,9 +135,9 @@ def race_drafts(
     tokens_R,
     logprobs_R,
 ):
-    """The same for a slot's rows from `first` on, in order, while the samples are the drafts that
-    were fed: `fed_m` is the last token and the drafts. What comes behind the first that differs
-    counts for nothing and is left alone. Returns the rows drawn.
+    """As `race_rows`, for a slot's rows from `first` on, until a sample differs from the draft that
+    was fed next. `fed_m`: the last token and the drafts. Later rows are left alone. Returns the
+    number of rows drawn.
     """
     drawn = 0
     while drawn < len(fed_m):

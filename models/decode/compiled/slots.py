@@ -15,9 +15,9 @@ GOES_ON, STOP_TOKEN, STOP_SEQUENCE, FULL = range(4)  # how a step leaves a reque
 
 @numba.njit(cache=True)
 def take_samples(arrays, slots_B, tokens_Bm, logprobs_Bm, version, accepted_B, gained_B, ends_B):
-    """Adds to each slot the samples up to the first that differs from the draft that stands behind
-    the context. A stop token, a stop sequence or the limit may cut it. Returns the tokens gained,
-    the drafts among them and the requests ended, of all slots.
+    """Adds to each slot the samples up to the first that differs from the draft written after the
+    context. A stop token, a stop sequence or the limit may end them earlier. Returns the tokens
+    gained, the drafts among them and the requests ended, over all slots.
     """
     tokens_SC, logprobs_SC, versions_SC, context_S, cached_S, routed_S, limit_S = arrays[:7]
     prompt_S, proposed_S, used_S, is_stop_SV, stop_runs_SX = arrays[7:]

@@ -1,6 +1,6 @@
 """One decode-only step as one compiled call: rows of the slot table in, samples out.
 
-What it spares is Python between the pieces.
+It saves the Python calls between the pieces.
 
 Shapes: S slots, C positions, B decoding slots, m rows per slot, R = N = B * m rows, L layers, K
 experts per token.

@@ -40,22 +40,22 @@ from ostinato.models.decode.supported import LANES
 __all__ = ["JIT", "accumulate"]
 
 _MOST_ROWS = 6
-_settings: Any = config  # whose names numba sets as it is imported
+_settings: Any = config  # numba adds its settings to it as it is imported
 _FEATURES = _settings.CPU_FEATURES  # what it compiles for; None: this processor
 _IS_LONG = (
     bool(get_host_cpu_features().get("avx512f")) if _FEATURES is None else "+avx512f" in _FEATURES
 )
 # Columns of the widest tile, by its rows, whose sums do not spill from the registers.
 _WIDEST = (64,) * _MOST_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
-_AHEAD_BYTES = 2048  # of a packed panel are asked for before they are read
+_AHEAD_BYTES = 2048  # how far ahead of its reads a packed panel is prefetched
 _LINE_BYTES = 64
 
 
 def _ask_for(
     builder: ir.IRBuilder, pointer: Any, offset: Any, items: int, item: types.Type
 ) -> None:
-    """Has the processor read what lies at a pointer into its caches: the nearest one for whole panel rows,
-    the second for less, which waits for longer. It need not exist.
+    """Prefetches `items` items: into the nearest cache for whole panel rows, into the second for
+    narrower tiles, which read theirs later. The memory need not be mapped.
     """
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -157,17 +157,17 @@ _tiles_64, _tiles_32, _tiles_16 = _tiles(4), _tiles(2), _tiles(1)
 
 @numba.njit(**BARE)
 def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
-    """y[N, O] += x[N, K] @ w[K, O], each an address and a step of elements a row, w a pointer, whose
-    type chooses the tiles. `is_new`: what y held is not added. O is a multiple of 16.
+    """y[N, O] += x[N, K] @ w[K, O], x and y each an address and a row stride in elements, w a
+    pointer, whose type selects the tiles. `is_new`: what y held is not added. O is a multiple of
+    16.
     """
     at = 0
     while at < columns:
         panel = min(columns - at, PANEL)
         x_block, y_block, row = x, y + 4 * at, 0
         while row < rows:
-            blocks = (
-                rows - row + _MOST_ROWS - 1
-            ) // _MOST_ROWS  # of even sizes: 7 rows are 4 and 3
+            # of even sizes: 7 rows are 4 and 3
+            blocks = (rows - row + _MOST_ROWS - 1) // _MOST_ROWS
             some = (rows - row + blocks - 1) // blocks
             part = 0
             while part < panel:

@@ -1,10 +1,10 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
-Its matrices may be stored as bf16. Norms are folded into them, or else a scale of their own.
+Its matrices may be stored as bf16. Scales of norms are folded into them or kept apart.
 
 Eager torch would spend some 170 operations on a step.
 
-Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads a group, d head
+Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads per group, d head
 width, C positions, D model width, E experts, K experts per token, F expert width, V vocabulary.
 """
 
@@ -80,8 +80,8 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
 
 @numba.njit(**BARE)
 def _route(rows, sizes, routing, layer, logits_E, bias, chosen, scratch):
-    """Chooses each row's experts and lists their rows, those of one expert together and ascending,
-    as row * K + rank. Each expert's end in the list is left too.
+    """Chooses each row's experts. Leaves in `members` row * K + rank of every choice, grouped by
+    expert and ascending, and in `ends_E` each expert's end in that list.
     """
     _, num_experts, padded_experts, _, layers, per_token = sizes
     routes_NLK, shares_NK = chosen
@@ -197,9 +197,7 @@ def _normalize(rows, hidden, normal, width, epsilon, norms, norm):
 
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
-    """All layers for N rows. `weights` as `NativeTrunk` opens them, `buffers` are addresses. See the
-    module.
-    """
+    """All layers for N rows. `weights` as `NativeTrunk` opens them, `buffers` are addresses."""
     shape, sizes, epsilon, _, _, (has_norm, has_bias), routing = constants
     addresses, embedding, norms = weights
     (qkv_w, qkv_bias), qk_scale, output_w, gate_w, experts, final_norm = _open_weights(

@@ -305,7 +305,7 @@ def _pointer_at(typing_context, array, at):
 
 
 def _moved(typing_context, pointer, items):
-    """A pointer so many items on."""
+    """The pointer advanced by `items`."""
 
     def generate(context, builder, signature, arguments):
         item = context.get_data_type(signature.args[0].dtype)
@@ -354,14 +354,14 @@ bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)
 _largest: Any = intrinsic(_largest_of_vectors)
 sum_at = _sum_of(is_squared=False)
-# in the order that log-probabilities had from the start
+# keeps the summation order, and so the last bits, of the first log-probabilities
 mass_at = _sum_of(is_squared=False, is_paired=False)
 squares_at = _sum_of(is_squared=True)
 
 
 @numba.njit(**BARE)
 def largest_of(values):
-    """The largest of a slice. Of a plain loop LLVM makes no vectors."""
+    """The largest of a slice. LLVM does not vectorise a plain loop of it."""
     vectors = len(values) // LANES
     largest = _largest(address_of(values, 0), vectors) if vectors else values[0]
     for at in range(len(values) - LANES * vectors):

@@ -1,16 +1,16 @@
-"""What a decode step costs by the drafts it verifies.
+"""Cost of a decode step by the number of drafts that it verifies.
 
-Each number of drafts has a mean of its own, which counts the more the more often it was measured,
-against a line through all of them: an offset, since other code may run than for one row, and a
-slope. Until measured, drafts look cheap, so that they are tried.
+Each number of drafts has its own mean, blended with a line that is fitted to all means: the more
+measurements, the more the mean counts. The line has an offset, since other code may run for several
+rows than for one. Until measured, drafts look cheap, so that they are tried.
 
 Shapes: w drafts of the lookup in a step, 0 to k.
 """
 
 import numpy as np
 
-_FADING = 1 - 1 / 200  # of a measurement, each step of its kind after it
-_UNMEASURED_SLOPE_RATIO = 0.1  # of a plain step, a draft
+_FADING = 1 - 1 / 200  # weight that a measurement keeps for each later step of its kind
+_UNMEASURED_SLOPE_RATIO = 0.1  # of a plain step, per draft
 _DRAFT_MARGIN_RATIO = 1.05  # by which a step with drafts is taken to cost more than measured
 _LEAST_SLOPE_RATIO = 0.01
 _LINE_STEPS = 8.0  # measurements of a number of drafts that the line counts for

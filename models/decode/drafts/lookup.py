@@ -2,9 +2,9 @@
 that this engine gave before.
 
 `Lookup`: a memory of sampled answers, how often each kind of guess held, and the search. Such
-drafts cost no pass of any layer: an agent repeats the lines of the files it reads, its own names
-and, from one answer to the next, the forms of its calls. Whether a draft holds is the engine's: it
-is verified like any other.
+drafts cost no pass of any layer, and agents repeat the lines of the files they read, their own
+names and, from one answer to the next, the forms of their calls. The engine verifies these drafts
+like any other.
 
 The memory keeps, for the last 2, 4, 8 and 16 tokens of each place of an answer, the token that
 followed and how often it did, in hashed tables of fixed size: a back-off model of n-grams. The idea
@@ -22,7 +22,7 @@ from ostinato.models.decode.slots import SlotTable
 
 
 class Lookup:
-    """The memory of one engine. `entries` a table, 0 copies from the context only."""
+    """The memory of one engine. `entries` per table; 0: drafts come from the context only."""
 
     def __init__(self, entries: int) -> None:
         if entries & (entries - 1):
@@ -32,8 +32,8 @@ class Lookup:
         self._seen_K = np.full(KINDS, 2.0, dtype=np.float32)
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
-        """Takes a finished answer, the tokens from `start` on: what would have been guessed at each
-        of its places, and what followed.
+        """Learns from a finished answer, the tokens from `start` on: how the guess at each place
+        would have fared, and what followed there.
         """
         learn_answer(tokens_T, start, self._entries_ON4, self._held_K, self._seen_K)
 
@@ -45,10 +45,10 @@ class Lookup:
         drafted: int = 0,
         probability: float = 1.0,
     ) -> tuple[int, float]:
-        """Writes drafts behind each context and the `drafted` tokens that stand there already, which
-        hold with `probability`. Returns (drafts written a slot, tokens expected a slot and cost): as
-        many as give most tokens for what a step costs, where `costs_w[j]` is the cost of a step
-        with j drafts of ours. A slot with fewer guesses repeats its last token.
+        """Writes drafts behind each context and the `drafted` tokens that stand there already,
+        which hold with `probability`. Returns (drafts written per slot, tokens expected per slot
+        and unit of cost): as many as give most tokens for what a step costs, where `costs_w[j]` is
+        the cost of a step with j drafts of ours. A slot with fewer guesses repeats its last token.
         """
         count, rate = propose_drafts(
             table.tokens_SC,

@@ -72,7 +72,7 @@ class DraftPolicy:
         return at.best_layers if at.best_rate > _GAIN_RATIO * max(1.0, lookup_rate) else 0
 
     def count_proposal(self, batch: int, *, has_drafts: bool) -> None:
-        """Counts whether there was anything to draft: the less there is, the less it is asked."""
+        """Counts whether there was anything to draft. After misses in a row drafting rests."""
         self._at(batch).count_proposal(has_drafts=has_drafts)
 
     def costs(self, batch: int, layers: int) -> StepCosts:

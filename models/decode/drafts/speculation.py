@@ -24,7 +24,7 @@ from ostinato.models.decode.weights import DecodeWeights
 if TYPE_CHECKING:
     from ostinato.models.decode.compiled.native import NativeTrunk
 
-_ANSWERS_PER_LEARNED = 8  # while the lookup finds nothing, so many answers pass for one learned
+_ANSWERS_PER_LEARNED = 8  # while the lookup finds nothing it learns one answer of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Speculator:
 
     def remember(self, slots_B: np.ndarray, hidden_RD: np.ndarray, gained_B: np.ndarray) -> None:
         """Takes the hidden states of a pass, the same number of rows per slot. Draft layers begin
-        with that of a slot's last token gained. Read, if ever, before the next pass.
+        with the state of a slot's last token gained. They are views, read before the next pass.
         """
         self._fed = (slots_B, hidden_RD, gained_B)
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
-        """Takes a finished answer: its tokens from `start` on may be guessed again. While nothing is
-        found, one answer in some is enough to notice when that changes.
+        """Takes a finished answer: its tokens from `start` on may be guessed again. While nothing
+        is found, one answer in `_ANSWERS_PER_LEARNED` is enough to notice a change.
         """
         self._answers += 1
         is_due = self._was_found or self._answers % _ANSWERS_PER_LEARNED == 0
@@ -78,7 +78,7 @@ class Speculator:
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray
     ) -> Drafted | None:
         """Writes draft tokens behind each context as the policy chooses. Verified ones become part
-        of it. None: a plain step that nobody need measure.
+        of it. None: a plain step that need not be measured.
         """
         batch = len(slots_B)
         if not self.policy.should_measure(batch):
@@ -95,7 +95,9 @@ class Speculator:
         return Drafted(1 + layers + copied, layers)
 
     def _copy(self, table: SlotTable, slots_B: np.ndarray, layers: int) -> tuple[int, float]:
-        """Writes what the lookup finds behind `layers` drafts. (drafts, tokens expected per cost of a step)."""
+        """Writes what the lookup finds after `layers` drafts. Returns (drafts, tokens expected per
+        unit of a step's cost).
+        """
         if self._lookup is None:
             return 0, 0.0
         costs_w = self.policy.costs(len(slots_B), layers).relative_w

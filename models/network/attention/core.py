@@ -51,7 +51,7 @@ class BlockCoreAttention(torch.nn.Module):
         **_: Any,
     ) -> Tensor:
         """Attends each token to itself and all before it in its row, or in a tree of rows."""
-        # normed queries and keys come wider than values
+        # norms leave queries and keys in fp32 where values are bf16
         query_TBNH, key_TBMH, value_TBMV = (
             to_product_dtype(part) for part in (query_TBNH, key_TBMH, value_TBMV)
         )
@@ -74,8 +74,9 @@ class BlockCoreAttention(torch.nn.Module):
 def _attend_tree(
     query_T1NH: Tensor, key_T1MH: Tensor, value_T1MV: Tensor, tree: PrefixTree
 ) -> Tensor:
-    """Rows of a tree, whose nodes the T tokens are, in calls of like rows. One gather each: backward of a gather
-    fills a whole gradient.
+    """Attention of the rows of a prefix tree, whose nodes are the T tokens, in calls of rows of
+    like lengths. Queries, keys and values are gathered once for all calls, since the backward of
+    each gather fills a whole gradient.
     """
     sizes = [(call.num_keys, call.num_queries, call.num_rows) for call in tree.calls]
     keys, values = (

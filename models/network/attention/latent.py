@@ -121,7 +121,7 @@ class LatentSelfAttention(MegatronModule):
         return self.linear_proj(mixed)[0], None
 
     def _frequencies(self, base: float) -> Tensor:
-        """Turns of the rotated columns' pairs a token, in radians."""
+        """Rotation of each pair of rotated columns per token, in radians."""
         width, yarn = self.latent.rotary_head_dim, self.latent.yarn
         if yarn is None:
             return plain_frequencies(width, base).to(current_device())

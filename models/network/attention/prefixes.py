@@ -1,10 +1,11 @@
-"""Rows with common beginnings, computed once: the attempts of a group share their prompt, and as far as they went
-alike their turns.
+"""Rows with common beginnings, computed once: the attempts of a group share their prompt and often
+their first turns.
 
-Rows form a prefix tree whose nodes are tokens, each with all that stands before it. All but attention works
-node by node; attention gathers keys and values of the nodes into rows again, so that any kernel for causal rows
-serves, and takes each node's query once (after Prefix Grouper, arXiv 2506.05433, which shares one prefix).
-What a row's place has is its node's, so the gradients of all rows meet there.
+Rows form a prefix tree whose nodes are tokens, each with all that stands before it. All but
+attention works node by node; attention gathers keys and values of the nodes into rows again, so
+that any kernel for causal rows serves, and takes each node's query once (after Prefix Grouper,
+arXiv 2506.05433, which shares one prefix). Each place of a row takes the result of its node, which
+sums the gradients of all rows.
 
 Shapes: B rows, T tokens of a row, N nodes, L MoE layers, K experts per token, D model width, S keys and Q
 queries of a row, J rows that attend in one call.
@@ -28,7 +29,7 @@ ATTENTION_QUANTUM_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Rows of S keys each, of whose last Q the outputs are wanted."""
+    """Rows of S keys each, with queries and outputs for the last Q positions."""
 
     num_keys: int
     num_queries: int
@@ -39,13 +40,13 @@ class AttentionCall:
 class PrefixTree:
     """The rows of a batch by their nodes. Filler nodes make N even; nothing reads them."""
 
-    nodes_TB: Tensor  # of each place; at padding any
+    nodes_TB: Tensor  # node of each place; arbitrary at padding
     places_N: Tensor  # b*T + t of the first row with the node; of fillers 0
     positions_N: Tensor
     is_filler_N: Tensor
     keys_SJ: Tensor  # nodes whose keys each attention call reads, one call after the other, flat
     queries_QJ: Tensor  # nodes of its queries, likewise
-    outputs_N: Tensor  # where in the calls' outputs a node's is
+    outputs_N: Tensor  # index of each node in the concatenated outputs of the calls
     calls: tuple[AttentionCall, ...]
 
     @property
@@ -75,8 +76,9 @@ class PrefixTree:
 
 
 def find_prefixes(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """(order, shared): the rows sorted, and of each how many of its first items the row before it has too: no row
-    further before shares more. Items are along the first axis, of one shape and dtype.
+    """(order, shared): indices of the rows in sorted order, and for each the number of leading
+    items that it shares with the row before it. No earlier row shares more. Items are along the
+    first axis, of one shape and dtype.
     """
     keys = [row.tobytes() for row in rows]
     order = sorted(range(len(rows)), key=keys.__getitem__)
@@ -90,7 +92,9 @@ def find_prefixes(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
 
 
 def number_nodes(lengths: Sequence[int], shared: Sequence[int], num_tokens: int) -> np.ndarray:
-    """nodes_BT of sorted rows, numbered row by row: what a row shares with the one before it has that one's."""
+    """nodes_BT of sorted rows, numbered row by row. The places that a row shares with the one
+    before take that row's nodes.
+    """
     nodes_BT = np.zeros((len(lengths), num_tokens), dtype=np.int64)
     used = 0
     for row, (length, common) in enumerate(zip(lengths, shared, strict=True)):
@@ -102,8 +106,8 @@ def number_nodes(lengths: Sequence[int], shared: Sequence[int], num_tokens: int)
 
 
 def build_tree(nodes_BT: np.ndarray, padding_BT: np.ndarray, num_nodes: int) -> PrefixTree:
-    """The tree of rows whose places have these nodes, filled up to `num_nodes`. Padding is at the end of a row, and
-    a row shares its beginning alone.
+    """The tree of rows whose places have these nodes, filled up to `num_nodes`. Padding is at the
+    end of a row, and rows share beginnings only.
     """
     num_rows, num_tokens = nodes_BT.shape
     is_real_BT = ~padding_BT
@@ -149,7 +153,9 @@ def _fill_up(tokens: int) -> int:
 
 @contextmanager
 def rotating_nodes(chunk: Any, tree: PrefixTree | None) -> Iterator[None]:
-    """Within it, a chunk of layers turns each node by its place in its row. Latent heads see to it themselves."""
+    """Within it, RoPE of a chunk of layers takes each node's position in its row. Latent attention
+    reads the tree itself.
+    """
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is None or tree is None:
         yield

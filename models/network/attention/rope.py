@@ -10,7 +10,7 @@ from ostinato.models.spec import RopeBands, Yarn
 
 
 def stretch_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
-    """RoPE frequencies after the scaling of Llama 3."""
+    """RoPE frequencies after the scaling of Llama 3 (Hugging Face's `rope_type` llama3)."""
     turns = bands.original_tokens * frequencies / (2 * torch.pi)
     width = bands.high_frequency_factor - bands.low_frequency_factor
     kept = ((turns - bands.low_frequency_factor) / width).clamp(0, 1)
@@ -28,7 +28,7 @@ def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
     frequencies = plain_frequencies(width, base)
 
     def column(turns: float) -> float:
-        """Pair of columns that turns so often within the original context."""
+        """Pair of columns that makes so many turns within the original context."""
         return width * math.log(yarn.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = max(math.floor(column(yarn.fast_turns)), 0)

@@ -69,15 +69,18 @@ def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
 
 
 def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
-    """Those that leave a rank with a part of each matrix, not with fewer matrices of a stack or fewer heads."""
+    """Cuts that leave a rank with a part of each matrix, not with fewer matrices of a stack or
+    fewer heads.
+    """
     if head_rows(parameter):
         return ()
     return tuple(cut for cut in find_cuts(parameter) if cut.dimension >= parameter.ndim - 2)
 
 
 def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Ranks that have the same matrices when parts are gathered, of experts those of one rank of
-    expert-tensor parallelism, of heads those of one rank of tensor parallelism; None: groups are not open.
+    """Ranks that hold the same matrices once parts are gathered: for experts those with the same
+    place in expert-tensor parallelism, for heads those with the same place in tensor parallelism.
+    None: groups are not open.
     """
     if is_expert(parameter):
         group = parallel_state.get_expert_data_parallel_group(check_initialized=False)
@@ -91,8 +94,8 @@ def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
 
 
 def state_holders(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Ranks that share out the optimiser's state of a parameter: those that hold the same part of it, but
-    for ranks of tensor parallelism that hold the same whole. None: groups are not open.
+    """Ranks that share out the optimiser's state of a parameter: those that hold the same part of
+    it, without ranks of tensor parallelism that hold the same whole. None: groups are not open.
     """
     if is_expert(parameter):
         return matrix_holders(parameter)
