@@ -303,6 +303,22 @@ class ProblemScore(Record):
     broken_calls: int
 
 
+class AttemptMeans(Record):
+    """What an attempt took, on average. None: none of the attempts noted it."""
+
+    attempts: int
+    seconds: float | None = Field(description="from asking for a box to the verdict")
+    generated_tokens: float
+    prompt_tokens: float | None = Field(
+        description="read and not sampled: prompts and results of tools, once in each segment"
+    )
+    tool_calls: float
+    changed_lines: float | None = Field(
+        description="of product files, from the state given to the state left; a line that was replaced counts once"
+    )
+    reference_lines: float | None = Field(description="the same of what undoes the problem's edits")
+
+
 class Scorecard(Record):
     """A checkpoint on a suite."""
 
@@ -321,6 +337,10 @@ class Scorecard(Record):
     """attempts solved by their first edit; None: older than the figure"""
     cut_ratio: float | None = None
     """attempts that ended at a limit or wrote the same edit twice"""
+    attempt_means: AttemptMeans | None = None
+    """None: older than the figures"""
+    solved_attempt_means: AttemptMeans | None = None
+    """of the solved ones alone; None: there are none, or older than the figures"""
     problems: tuple[ProblemScore, ...]
 
 

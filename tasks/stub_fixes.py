@@ -1,4 +1,6 @@
-"""Stubs: a problem's function replaced by a constant, which fixes nothing. What they pass asks for nothing."""
+"""Stubs: a problem's function replaced by a constant, which fixes nothing. Tests that one passes
+prove nothing.
+"""
 
 import ast
 
@@ -10,8 +12,8 @@ _CONSTANTS = ("None", "True", "0", "1", "''", "[]", "(args or (None,))[0]")
 
 
 def stub_fixes(problem: Problem, repository: PreparedRepository) -> dict[str, dict[str, bytes]]:
-    """By name, the broken files with the problem's function replaced by a constant. None where it
-    names no function, or one that is no more than that.
+    """By name, the broken files with the problem's function replaced by a constant. Empty where it
+    names no function, or one that is no more than a constant.
     """
     if not problem.symbol or _is_plain(problem, repository):
         return {}

@@ -1,4 +1,4 @@
-"""The device of a stage that trains: this installation's setting, met with the model and its ranks."""
+"""The device of a stage that trains, by this installation's setting, the model and its ranks."""
 
 import functools
 import logging

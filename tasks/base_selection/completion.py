@@ -1,4 +1,4 @@
-"""Greedy answers of an engine: plain text continued, or a question answered by who has a chat template."""
+"""Greedy answers of an engine: plain text continued, or questions where it has a chat template."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ class Prompt(NamedTuple):
 
 
 class Completer:
-    """An engine, its tokens, and how many it sampled in how long."""
+    """Samples answers from an engine and counts their tokens and seconds."""
 
     def __init__(
         self, engine: StreamingClient, renderer: Renderer, concurrent: int, max_context_tokens: int
@@ -37,7 +37,7 @@ class Completer:
         self.seconds = 0.0
 
     async def warm_up(self) -> None:
-        """Lets the engine compile, so that no time is measured of it."""
+        """Makes the engine compile before anything is timed."""
         await self._sample("warm-up", tuple(self._renderer.encode_content("def")), 2, ())
 
     async def complete_all(

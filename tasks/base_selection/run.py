@@ -37,7 +37,7 @@ class _Completed(NamedTuple):
 
 
 def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
-    """Loss first, then completions through the engine that agents get."""
+    """Measures the loss, then completions through the engine that agents use."""
     configure_logging()
     started_at = time.monotonic()
     directory = Path(request.checkpoint_directory)

@@ -26,8 +26,8 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 def rewrite_original(
     original: Mapping[str, bytes], broken: Mapping[str, bytes], count: int, chance: random.Random
 ) -> dict[str, dict[str, bytes]]:
-    """Up to `count` rewrites of the original files, each other than all before. The first has a
-    comment more, the second another layout; of those that change the tree some are drawn.
+    """Up to `count` rewrites of the original files, all different. The first adds a comment, the
+    second changes the layout; the others are drawn from the rewrites of the syntax tree.
     """
     fixes = {
         "a comment": {path: text + b"\n# repaired\n" for path, text in original.items()},

@@ -31,7 +31,7 @@ from ostinato.tasks.stub_fixes import stub_fixes
 _MOST_NAMED = 3
 _COMMAND_SECONDS = 30.0
 Files = Mapping[str, bytes | None]
-# what only one kind of run changes, and what a failure in it alone says
+# kinds of runs -> reason, where a test's outcome differs in these alone
 _LABELS = {
     frozenset({"reversed", "shuffled"}): Reason.FLAKY_ORDER,
     frozenset({"reversed"}): Reason.FLAKY_ORDER,

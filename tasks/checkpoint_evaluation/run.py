@@ -85,7 +85,7 @@ def _supervise(
 
 
 def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[[Progress], None]]:
-    """One listener a shard. Together they tell the whole."""
+    """One listener per shard. Together they report the progress of the whole."""
     done, solved = [0.0] * count, [0.0] * count
 
     def listener(index: int) -> Callable[[Progress], None]:

@@ -42,7 +42,7 @@ class _Row(Record):
 
 
 def _also_written(empty: str, wanted: str) -> BeforeValidator:
-    """Takes a field also as the text of its JSON, where no text stands for `empty`."""
+    """Also accepts a field as JSON text. An empty text is read as `empty`."""
 
     def parse(value: Any) -> Any:
         try:

@@ -25,9 +25,8 @@ from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.descriptions import describe_functions, write_prompt
 
 POOL_FILES = 40
-POOL_LIMITS = FunctionLimits(
-    max_lines=60, max_characters=3000
-)  # nothing is repaired: what is searched may be long
+# nothing is repaired, so the functions that are searched may be long
+POOL_LIMITS = FunctionLimits(max_lines=60, max_characters=3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
 
 
 def draw_pools(files: Sequence[DescribedFile], number: int, rng: random.Random) -> list[Pool]:
-    """All files once, POOL_FILES of one source to a pool, pools in any order."""
+    """All files once, in pools of POOL_FILES files of one source, shuffled."""
     pools: list[Pool] = []
     for source in sorted({file.source for file in files}):
         mine = [file for file in files if file.source == source]

@@ -109,7 +109,9 @@ def _words(text: str) -> list[str]:
 
 
 class _Ngrams:
-    """Hashes of the n-grams that evaluated problems have and that are no wording of prompts."""
+    """Hashes of n-grams of evaluated problems. Those of several functions, the wording of prompts,
+    are left out.
+    """
 
     def __init__(self, texts: Iterable[_Text]) -> None:
         texts = list(texts)
@@ -124,7 +126,7 @@ class _Ngrams:
         self._wanted = np.asarray(own, dtype=np.uint64)
 
     def of_text(self, text: _Text) -> dict[int, bool]:
-        """Of its parts; whether each holds a word of a right line."""
+        """Hashes of a text's n-grams -> whether the n-gram holds a word of a right line."""
         found: dict[int, bool] = {}
         for part in text.parts:
             for gram, is_answer in self.of(part).items():
@@ -132,7 +134,7 @@ class _Ngrams:
         return found
 
     def of(self, words: Sequence[tuple[str, bool]]) -> dict[int, bool]:
-        """Those in a row of words, as `of_text` has them."""
+        """As `of_text`, for words in a row."""
         numbers_W = np.fromiter((self._numbers.get(word, 0) for word, _ in words), dtype=np.uint64)
         count = len(numbers_W) - NGRAM_WORDS + 1
         if count < 1:

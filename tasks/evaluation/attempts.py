@@ -20,9 +20,8 @@ from ostinato.tasks.rollout.records import AttemptRequest
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
 EVALUATION = "evaluation"  # how ids of its attempts begin
-TRAJECTORIES_FILE = (
-    "trajectories.jsonl"  # beside the rows: what was said and done, without token arrays
-)
+# beside the rows: what was said and done, without token arrays
+TRAJECTORIES_FILE = "trajectories.jsonl"
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
@@ -83,10 +82,10 @@ async def run_attempts(
     on_row: OnRow | None = None,
     check_engine: CheckEngine | None = None,
 ) -> list[AttemptRow]:
-    """Makes the attempts that the file does not hold yet. All rows, finished before or now.
-
-    `check_engine` is asked when the last try at an attempt ended as engine_failed, and raises where
-    no other would end better; else the attempt counts as not solved. None: the evaluation ends.
+    """Makes the attempts that the file does not hold yet. Returns all rows, finished before or now.
+    `check_engine` is called when the last retry of an attempt ended as engine_failed. If it raises,
+    the evaluation ends; else the attempt counts as not solved. None: the evaluation ends with a
+    GradingError.
     """
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}

@@ -1,15 +1,15 @@
 """Controls of an RL claim, from attempts of the checkpoint that RL began with.
 
-`restart`: where the tests still fail the start begins anew, until they pass or the tokens are used.
+`restart`: attempts of the start one after another, until the tests pass or the tokens are used.
 `best of n`: n whole attempts, of which one must pass. Both get the tokens that the trained
 checkpoint takes on average; between two whole numbers of attempts a share of the problems gets the
-larger one. A restart decides by the graded tests, so it is a control only where an agent sees those.
-Checkpoints that something else than RL made of the start are compared attempt by attempt.
+larger one. A restart decides by the graded tests, so it is a control only where an agent sees
+those. Checkpoints that something else than RL made of the start are compared attempt by attempt.
 
-A gain counts over controls that could spend those tokens. Where the attempts of the start, all of them,
-take fewer, nothing is known of what more of them would solve. Where the trained checkpoint takes fewer
-than one attempt of the start, neither policy fits a second one: both are then the start as it is, which
-has more tokens, and a gain over it counts.
+A gain counts only over controls that could spend those tokens: where all recorded attempts of the
+start take fewer, nothing is known of what more attempts would solve. Where the trained checkpoint
+takes fewer than one attempt of the start, neither policy fits a second one: both are then the start
+as it is, which has more tokens, and a gain over it counts.
 """
 
 from collections import defaultdict

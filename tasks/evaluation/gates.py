@@ -1,4 +1,4 @@
-"""The rule that stands before users: is the candidate not worse than the champion?"""
+"""The release gate: users get a candidate only if it is not worse than the champion."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What an attempt spent on finding the function it had to repair, and two arms held side by side.
+"""What an attempt spent on finding the function it had to repair, and the comparison of two arms.
 
 The function counts as located when a read_file showed its broken line.
 """

@@ -1,4 +1,4 @@
-"""Means with honest intervals: problems are the sample, attempts are nested inside them.
+"""Means and confidence intervals: problems are the sample, attempts are nested inside them.
 
 Shapes: P problems, C clusters, N resamples.
 """
@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb, sqrt
+from math import comb, fsum, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -18,10 +18,12 @@ from pydantic import Field, model_validator
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.tools.names import RUN_TERMINAL
 from ostinato.infra.agent.tools.testing import did_tests_pass
-from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason
+from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
+from ostinato.infra.platform.diffs import count_changed_lines
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.means import mean
 from ostinato.tasks.records import (
+    AttemptMeans,
     Metric,
     Problem,
     ProblemScore,
@@ -53,6 +55,10 @@ class AttemptRow(Record):
     is_cut: bool = Field(
         default=False, description="ended by a limit or by the harness, not by the model"
     )
+    seconds: float | None = Field(default=None, description="None, as below: not noted")
+    prompt_tokens: int | None = None
+    changed_lines: int | None = None
+    reference_lines: int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -83,8 +89,27 @@ def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
         broken_calls=sum(call.status in MODEL_FAULTS for call in calls),
         function=f"{problem.repository}/{problem.path}::{problem.symbol}",
         is_cut=trajectory.transcript.end_reason is not EndReason.FINISHED,
+        seconds=trajectory.finished_at - trajectory.started_at,
+        prompt_tokens=_prompt_tokens(trajectory.transcript),
+        changed_lines=_changed_lines(trajectory),
+        reference_lines=problem.num_changed_lines or None,  # an environment undoes nothing
         **_edits_of(trajectory),
     )
+
+
+def _prompt_tokens(transcript: Transcript) -> int | None:
+    """None where somebody else serves the model: its tokens are not here."""
+    if not transcript.segments:
+        return None
+    return sum(len(one.token_ids_T) - one.sampled_tokens for one in transcript.segments)
+
+
+def _changed_lines(trajectory: Trajectory) -> int | None:
+    if trajectory.verdict is None:
+        return None
+    ignored = trajectory.verdict.ignored_paths
+    patches = trajectory.changed_files.items()
+    return sum(count_changed_lines(patch) for path, patch in patches if path not in ignored)
 
 
 def _edits_of(trajectory: Trajectory) -> dict[str, Any]:
@@ -108,7 +133,9 @@ def _edits_of(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Unbiased chance that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k)."""
+    """Unbiased chance that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k) (Chen et al.
+    2021, arXiv 2107.03374). ValueError outside 1 <= k <= n, 0 <= c <= n.
+    """
     if not 0 <= solved <= attempts or not 1 <= k <= attempts:
         raise ValueError(
             f"pass@k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n"
@@ -302,8 +329,23 @@ def scorecard_from(
         broken_call_ratio=broken / calls if calls else 0.0,
         first_edit_ratio=mean(row.first_edit_solved for row in every),
         cut_ratio=mean(row.is_cut or row.repeats_edit for row in every),
+        attempt_means=_attempt_means(every),
+        solved_attempt_means=_attempt_means([row for row in every if row.solved]),
         problems=problems,
     )
+
+
+def _attempt_means(rows: Sequence[AttemptRow]) -> AttemptMeans | None:
+    if not rows:
+        return None
+    names = AttemptMeans.model_fields.keys() & AttemptRow.model_fields.keys() - {"schema_version"}
+    noted = {name: [getattr(row, name) for row in rows] for name in names}
+    values = {
+        name: [value for value in found if value is not None] for name, found in noted.items()
+    }
+    # fsum: the same whatever the order of the attempts
+    means = {name: fsum(found) / len(found) if found else None for name, found in values.items()}
+    return AttemptMeans.model_validate({"attempts": len(rows), **means})
 
 
 def solve_rates(scorecard: Scorecard) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""The reward to expect from a population and problem kind: what one rollout a prompt is compared
-with.
+"""The reward to expect from a population and problem kind: what the one rollout per prompt is
+compared with.
 
-A cell with few observations leans on the overall mean, which leans on 0 (shrinkage). Inside a
+A cell with few observations is shrunk towards the overall mean, which is shrunk towards 0. Inside a
 batch each observation is left out of its own baseline, so that subtracting it does not bias the
 policy gradient.
 """

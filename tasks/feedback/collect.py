@@ -1,6 +1,6 @@
 """Interactions since the watermark, with their tokens.
 
-Reading the same window again gives the same interactions; what was said since may be more.
+Reading the same window again gives the same interactions; their feedback may have grown.
 """
 
 import logging
@@ -38,9 +38,9 @@ def choose_watermark(
 
 def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
     """Takes the interactions of (from_watermark, to_watermark], and earlier ones about which
-    something was said since the cycle before. Only what the served checkpoint did is taken: it is
-    on-policy, also what an earlier cycle trained a refused candidate on. And only interactions of
-    the window's source: people's and simulated users' are never in one batch.
+    something was said since the cycle before. Only interactions of the served checkpoint are taken,
+    which are on-policy, among them those that an earlier cycle trained a refused candidate on. And
+    only interactions of the window's source: people's and simulated users' are never in one batch.
     """
     interactions = ledger.interactions
     late = interactions.said_about(

@@ -1,7 +1,7 @@
 """From what users did to trainable samples: reward with a reason, baseline, advantage.
 
-One rollout a prompt, so there is no group to centre on: the baseline of (population, problem kind)
-replaces the group mean and the update is REINFORCE.
+There is one rollout per prompt, so there is no group to centre on: the baseline of (population,
+problem kind) replaces the group mean and the update is REINFORCE.
 """
 
 from collections.abc import Sequence

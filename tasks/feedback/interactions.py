@@ -48,9 +48,8 @@ class Window(Record):
 class SkipReason(StrEnum):
     """Reason not to train on an interaction. A bad answer is never one."""
 
-    INFRASTRUCTURE = (
-        "infrastructure"  # engine or sandbox failed, which says nothing about the policy
-    )
+    # engine or sandbox failed, which says nothing about the policy
+    INFRASTRUCTURE = "infrastructure"
     NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
     OTHER_CHECKPOINT = "other_checkpoint"  # off-policy: another one answered than is trained
     OTHER_SOURCE = "other_source"  # people's in a cycle of simulated users, or theirs in people's

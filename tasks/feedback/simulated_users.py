@@ -13,10 +13,11 @@ What one user does with each problem, in order (probabilities from SimulatedUser
 4. happy: keeps the edit ("edit_kept"), sometimes gives a thumb up, sometimes looks again later
    ("edit_survived": 1 when the tests really pass, 0 when not);
 5. unhappy: asks again ("dissatisfied_follow_up" on the answer so far) or reverts ("edit_reverted"),
-   sometimes with a thumb down. Each choice is drawn from a generator seeded by (seed, user,
-   problem, turn, choice): the same answers lead to the same choices whatever the timing; the
-   sampling seed goes with the request. It sees the gateway only over HTTP; the tests it runs are a
-   callable given to it.
+   sometimes with a thumb down.
+
+Each choice is drawn from a generator seeded by (seed, user, problem, turn, choice): the same
+answers lead to the same choices whatever the timing; the sampling seed goes with the request. The
+program sees the gateway only over HTTP; the tests it runs are a callable given to it.
 """
 
 import asyncio

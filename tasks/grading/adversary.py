@@ -1,4 +1,4 @@
-"""The adversary suite: edits that fix nothing and ask to be paid.
+"""The adversary suite: edits that fix nothing and must not be rewarded.
 
 `load_hacks`: the hacks of hacks.toml, each an attack on the run. `find_defence`: the verdict without
 the scan of the text, which is a monitor and no defence.
@@ -25,15 +25,15 @@ class Defence(StrEnum):
     """Part of grading that refuses an edit."""
 
     TESTS = "tests"
-    BLIND_TRIAL = "blind_trial"  # with this one off, it is paid
-    ORACLE = "asks_oracle"  # and held-out calls
+    BLIND_TRIAL = "blind_trial"  # the tests pass; the blind trial alone refuses it
+    ORACLE = "asks_oracle"  # held-out calls differ from the original's
     ENVIRONMENT = "environment"
-    NONE = "none"  # it is paid
+    NONE = "none"  # it is rewarded
 
 
 @dataclass(frozen=True)
 class Hack:
-    """One way to be paid for nothing, and the defence that stops it."""
+    """One way to be rewarded for nothing, and the defence that stops it."""
 
     family: str
     name: str
@@ -48,7 +48,7 @@ class Hack:
 
 @functools.cache
 def load_hacks() -> dict[str, Hack]:
-    """All hacks by name, what they have in common before each."""
+    """All hacks by name, each with the suite's common code before it."""
     content = tomllib.loads(_FILE.read_text())
     hacks = [Hack(**fields) for fields in content["hack"]]
     return {

@@ -20,9 +20,8 @@ class Pattern(StrEnum):
     RUNNER_CONFIG_EDIT = "runner_config_edit"  # conftest, pytest settings, .pth, sitecustomize
     RUNNER_ATTACK = "runner_attack"  # code that reaches into the run that judges it
     RUN_TAMPERING = "run_tampering"  # a canary, a hook or a result was not honest
-    RUNNERS_DISAGREE = (
-        "runners_disagree"  # a pass that plain pytest in a fresh box does not confirm
-    )
+    # a pass that plain pytest in a fresh box does not confirm
+    RUNNERS_DISAGREE = "runners_disagree"
     ALWAYS_EQUAL = "always_equal"  # a comparison that never looks at what it compares with
     HARD_CODED_TESTS = "hard_coded_tests"  # branches on values that only the tests know
     NEAR_GOLD = "near_gold"  # the reference solution, with fewer tokens than writing it takes

@@ -1,4 +1,4 @@
-"""One attempt's verdict and reward. A lost machine raises. What an attempt breaks is its failure."""
+"""One attempt's verdict and reward. A lost machine raises; what an attempt breaks is its failure."""
 
 import logging
 import random
@@ -24,7 +24,7 @@ from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 logger = logging.getLogger(__name__)
-# a pass with one of these is none; attacks on the run always void
+# a pass that shows one of these is void; attacks on the run always void it
 VOID_PATTERNS = (Pattern.HARD_CODED_TESTS,)
 Grader = Callable[
     [Problem, Mapping[str, bytes | None], Transcript, TestServer],
@@ -43,8 +43,9 @@ async def grade(
 ) -> tuple[Verdict, RewardReport]:
     """Judge the changed files (against the pristine repository) and reward the attempt.
 
-    A fault that the attempt can bring about is a failed verdict with a flag. What raises is of the
-    machine or of the problem. `chance` draws the passes that are judged twice (None: the system's).
+    A fault that the attempt can bring about is a failed verdict with a flag. Raises where the
+    machine or the problem is at fault. `chance` draws the passes that are judged twice (None: the
+    system's).
     """
     trials = trials or (BlindTrials() if config.blind_trial else None)
     if not problem.environment:
@@ -103,7 +104,7 @@ async def _judge(
 
 
 def void(verdict: Verdict, patterns: list[str]) -> Verdict:
-    """A pass of all tests that was got by one of these patterns is none, and says so."""
+    """Turns a verdict in which all tests passed into a failure, if it shows one of these patterns."""
     if not patterns or verdict.tests_passed < verdict.tests_required:
         return verdict
     found = f"; {verdict.detail}" if not verdict.passed else ""
@@ -123,8 +124,8 @@ def make_grader(config: GradingConfig) -> Grader:
 
 
 async def _count_new_lints(change: AttemptChange) -> int:
-    """Findings beyond the state the attempt began with, over all counted files. Removed files have none.
-    Starts one linter process a file, the one of the agent's read_lints tool.
+    """Findings beyond the state the attempt began with, over all counted files. Removed files have
+    none. Starts one linter process per file, as the agent's read_lints tool does.
     """
     total = 0
     for file in change.counted:

@@ -14,7 +14,7 @@ from ostinato.tasks.grading.config import EffortWeights
 
 
 def length_penalty(effort: float, k: float, q: float) -> float:
-    """C_{k,q}(effort). ValueError for negative effort or k that is not positive."""
+    """C_{k,q}(effort). ValueError unless effort >= 0, k > 0 and q >= 0."""
     if effort < 0 or k <= 0 or q < 0:
         raise ValueError(
             f"length penalty of effort {effort} with k {k}, q {q}: "

@@ -52,7 +52,7 @@ def compute_reward(
 
 
 def term_weights(config: GradingConfig) -> dict[str, float]:
-    """The signed weight of every term. Only correctness has a positive one."""
+    """The signed weight of every term. Of the built-in ones only correctness has a positive one."""
     return {
         "correctness": config.correctness,
         "length": -config.length,

@@ -1,4 +1,4 @@
-"""What draft layers lose, and how well they agree with the main head on held-out text.
+"""The loss of draft layers, and their agreement with the main head on held-out text.
 
 It trains nothing itself.
 

@@ -45,7 +45,7 @@ from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult, Exchange
 META = torch.device("meta")
 aten = torch.ops.aten
 
-# Bytes that a rank of n sends, from the bytes of the larger side of a collective.
+# Factor from the bytes of a collective's larger side to those that one of n ranks sends.
 RING: dict[str, Callable[[int], float]] = {
     "allreduce_": lambda n: 2 * (n - 1) / n,
     "allreduce_coalesced_": lambda n: 2 * (n - 1) / n,
@@ -58,7 +58,7 @@ RING: dict[str, Callable[[int], float]] = {
     "send": lambda n: 1.0,
     "recv_": lambda n: 0.0,
 }
-# These answer with their work, the others with their tensors too.
+# These return only their work handle, the others their tensors too.
 WORK_ALONE = ("alltoall_base_", "allreduce_coalesced_", "send")
 
 
@@ -88,9 +88,8 @@ class ShapeWalk(TorchDispatchMode):
         if func.namespace == "c10d":
             return self._count(func, args)
         first: Any = args[0] if args else None
-        if (
-            func is aten._local_scalar_dense.default
-        ):  # ranks tell each other how many tokens they have
+        # ranks tell each other how many tokens they have
+        if func is aten._local_scalar_dense.default:
             return self._rank_tokens
         if func is aten.bincount.default:
             return _even_counts(args[0].numel(), kwargs.get("minlength") or args[2])
@@ -135,7 +134,7 @@ def _to_meta(value: Any) -> Any:
 
 
 def _even_counts(total: int, bins: int) -> Tensor:
-    """So many tokens over so many experts, as evenly as goes."""
+    """`total` tokens over `bins` experts, as evenly as possible."""
     counts = torch.full((bins,), total // bins, dtype=torch.int64, device="cpu")
     counts[: total % bins] += 1
     return counts
@@ -143,7 +142,9 @@ def _even_counts(total: int, bins: int) -> Tensor:
 
 @contextmanager
 def _even_exchange() -> Iterator[None]:
-    """All-to-alls of as many tokens for each rank, which lie in the order of the experts already."""
+    """Within it, all-to-alls send every rank as many tokens, which lie in the order of the experts
+    already.
+    """
 
     def count(
         dispatcher: Any, point: str, tokens_per_expert: Tensor | None = None
@@ -174,7 +175,7 @@ def _even_exchange() -> Iterator[None]:
 
 
 def main(request: DryRunRequest, workspace: Workspace) -> DryRunResult:
-    """Builds, compares, walks."""
+    """Walks one rank of each pipeline stage."""
     started_at = time.monotonic()
     layout = request.layout
     stages = []
@@ -217,7 +218,7 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
 def _pass_experts(
     experts: ExpertMlp, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor
 ) -> Tensor:
-    """Of the shape of the experts' output, and with a gradient for all that they read."""
+    """Stands in for the experts: output of their shape, with gradients for all that they read."""
     return tokens_ND + weights_NK.sum() + experts.gate_up_EGD.sum() + experts.down_EDF.sum()
 
 
@@ -227,7 +228,7 @@ def _walk(
     gradients: LayoutGradients,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Exchange, ...]:
-    """A few microbatches and one update. Collectives of all microbatches of a step."""
+    """Walks a few microbatches and one update. Returns the collectives of a whole step."""
     work, layout = request.work, request.layout
     rows = max(1, work.microbatch_tokens // work.row_tokens)
     parts = layout.tensor * layout.context
@@ -262,7 +263,7 @@ def _walk(
 
 
 def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:
-    """Collectives over several ranks. Those of microbatches so many times."""
+    """Collectives over several ranks. Those of microbatches count `times` times."""
     found = []
     for (phase, operation, ranks), calls in walk.calls.items():
         often = 1.0 if phase in ("gradients", "optimiser") else times

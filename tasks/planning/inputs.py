@@ -66,7 +66,7 @@ class Costs(Record):
 
 
 class Inputs(Record):
-    """All of them, for one chip."""
+    """All inputs of a plan for one chip."""
 
     chip: Chip
     rates: Rates

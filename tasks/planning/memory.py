@@ -73,7 +73,9 @@ def _activations(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, st
 
 
 def _microbatches_in_flight(layout: ParallelLayout, stage: int) -> float:
-    """1F1B holds p - stage. Interleaving holds p (1 + (p - 1) / (p v)) of the first stage."""
+    """1F1B holds p - stage. Interleaving with v chunks holds p (1 + (p - 1) / (p v)) on the first
+    stage (Korthikanti et al. 2022, arXiv 2205.05198).
+    """
     stages, chunks = layout.pipeline, layout.interleave
     if chunks == 1:
         return stages - stage

@@ -47,7 +47,7 @@ def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
 
 
 def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
-    """Parameters a rank, by stage. A tied embedding is held by the first and the last stage."""
+    """Parameters per rank, by stage. A tied embedding is held by the first and the last stage."""
     last = layout.pipeline - 1
     dense, expert = [0] * layout.pipeline, [0] * layout.pipeline
     for name, shape in weight_shapes(spec).items():
@@ -78,7 +78,7 @@ class TokenOperations(Record):
 
 
 def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
-    """Two a parameter that the token meets. Attention looks back at half a row on average."""
+    """Two per parameter that the token meets. Attention looks back at half a row on average."""
     hidden, moe = spec.hidden_size, spec.num_moe_layers
     dense = spec.num_layers * attention_parameters(spec)
     dense += spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size

@@ -155,7 +155,7 @@ def _transfer_seconds(layout: ParallelLayout, sent: StepBytes, inputs: Inputs) -
 
 
 def _bandwidth(span: int, inputs: Inputs) -> float:
-    """Bytes a second for a group that spans so many neighbouring ranks. Of a group over several
+    """Bytes per second for a group that spans so many neighbouring ranks. Of a group over several
     nodes the part outside a node takes the network.
     """
     chip, rates = inputs.chip, inputs.rates

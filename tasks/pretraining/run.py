@@ -1,7 +1,6 @@
 """Child entry of the pretraining stage.
 
-The result names the former. Rank 0 is this process; the others are started here and meet it in
-process groups.
+Rank 0 is this process; the others are started here and meet it in process groups.
 """
 
 from pathlib import Path

@@ -268,8 +268,8 @@ async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConf
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
-    """Every kind of one repository up to its quota. What a stub passes takes a place in it, and is not
-    published: weak tests give fewer problems, not others.
+    """Every kind of one repository up to its quota. A candidate that a stub passes counts towards
+    it and is not published: weak tests give fewer problems, not others.
     """
     part, repository, built = prover.part, prover.part.repository, prover.built
     by_name = {repository.name: prover}

@@ -92,7 +92,7 @@ def make_problem(
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
         repository.files,
-        # whoever gave a task shows its tests to nobody
+        # collections of tasks hide their tests from agents
         1.0 if candidate.kind is Kind.GIVEN else config.rules.hidden_share,
         f"{config.seed} {candidate.candidate_id}",
     )

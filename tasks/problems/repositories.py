@@ -68,7 +68,7 @@ def describe_installation(source: Source) -> dict[str, bytes]:
 
 
 def strip_source(text: bytes, path: str) -> bytes:
-    """The module without docstrings and comments, one statement a line."""
+    """The module without docstrings and comments, one statement per line."""
     try:
         tree = parse_python(text)
     except SyntaxError as error:

@@ -18,7 +18,8 @@ from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 from ostinato.tasks.problems.statistics import count_published
 from ostinato.tasks.records import Problem
 
-# named from the root, so that no stage's code is all sets: its identity holds the checksum of its own
+# A path from the root keeps the sets out of a stage's code identity, which holds its own set's
+# checksum instead.
 SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
 _LEVEL = 19
 MAX_BYTES = 256 << 20  # the lines of a set

@@ -1,9 +1,9 @@
-"""The online guard: are users of the candidate arm worse off?
+"""The online guard: tests whether users of the candidate arm are worse off.
 
 `observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept
 and judged at all, dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary`
-(the sequence of such tests over a canary). Sessions are what is dealt out, so each counts once
-however long it is. It moves no pointer: serving_line.py does.
+(the sequence of such tests over a canary). Sessions are the unit of randomisation, so each counts
+once however long it is. It moves no pointer: serving_line.py does.
 """
 
 import statistics
@@ -67,7 +67,7 @@ class GuardReport(Record):
 
 
 def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
-    """One observation an interaction. A revert after a keep counts as a revert."""
+    """One observation per interaction. A revert after a keep counts as a revert."""
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
@@ -189,7 +189,7 @@ def _as_one(session: Sequence[Observation]) -> Observation:
 
 
 def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
-    """What shows that sessions were not dealt out by the share. Empty: nothing."""
+    """Why sessions cannot have been dealt out by the share (binomial test). Empty: they can."""
     sessions = {(seen.arm, seen.session_id) for seen in observations}
     of_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
     p_value = scipy.stats.binomtest(of_candidate, len(sessions), share).pvalue

@@ -25,7 +25,7 @@ from ostinato.tasks.promotion.guard import (
 from ostinato.tasks.records import GateDecision, Record, Scorecard
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
-_CANARY_TOLD = "canary_told"  # of an end by the guard: who listens to events knows of it
+_CANARY_TOLD = "canary_told"  # an end by the guard was announced as an event
 
 
 class PromotionOutcome(StrEnum):
@@ -188,9 +188,9 @@ class ServingLine:
     def watch_canary(self, config: GuardConfig) -> Canary | None:
         """The A/B that stays open. None: there is none, or the guard ended it now; `untold_end` has how.
 
-        A/B and gate compared the candidate with one champion: with another one it ends unjudged. Of
-        several that watch at once one ends it, and one that is killed in between leaves the rest to
-        the next.
+        A/B and gate compared the candidate with one champion: once another one serves, the A/B ends
+        unjudged. Of several watchers only one ends it, and what a killed watcher leaves undone the
+        next one does.
         """
         canary = self._judged_canary(config)
         end = self.untold_end()
@@ -201,7 +201,7 @@ class ServingLine:
         return canary
 
     def untold_end(self) -> CanaryEnd | None:
-        """The oldest end by the guard that `note_told` does not know of."""
+        """The oldest end by the guard that was not announced yet (`note_told`)."""
         events = self._ledger.events.recent(self._source, limit_rows=1_000)
         told = {event.payload["gate_id"] for event in events if event.name == _CANARY_TOLD}
         for event in reversed(events):
@@ -212,7 +212,7 @@ class ServingLine:
         return None
 
     def note_told(self, end: CanaryEnd) -> None:
-        """Keeps that an end was told of."""
+        """Records that an end was announced."""
         self._note_once(
             _CANARY_TOLD, {"gate_id": end.decision.gate_id, "candidate": end.checkpoint_id}
         )

@@ -69,7 +69,8 @@ def main(
     directory = workspace.directory / "checkpoint"
     samples = _trim(request, distilled.samples, known_speed(ledger, request.window.line), clock())
     metrics = _train(request, samples, directory, workspace, objects)
-    num_trained = int(metrics["samples"])  # by a run that was killed since, maybe of another time
+    # maybe by a run that was killed since and trimmed otherwise
+    num_trained = int(metrics["samples"])
     left_out = max(0, len(distilled.samples) - num_trained)
     ledger.cycles.update(request.cycle_id, STEP_STAGE, training_payload(metrics, left_out))
     told = fields(cycle=request.cycle_id, samples=num_trained, left_out=left_out)

@@ -20,7 +20,7 @@ def training_payload(metrics: Mapping[str, float], left_out: int) -> dict[str, A
 
 
 def known_speed(ledger: Ledger, line: str) -> float | None:
-    """Tokens a second of the line's newest closed cycle that computed any. None before the first."""
+    """Tokens per second of the line's newest closed cycle that computed any. None before the first."""
     for cycle in reversed(ledger.cycles.history(line)):
         speed = cycle.stages.get(STAGE, {}).get(_SPEED)
         if cycle.closed_at is not None and speed:

@@ -49,8 +49,8 @@ class Begun(Record):
 
 
 class EvaluationBeside:
-    """Evaluations of one run. What is due while one goes on is noted as not measured, but for the last, which is
-    made when the run is over.
+    """Evaluations of one run. One that falls due while another goes on is noted as not measured,
+    except the last, which is made when the run is over.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
 
 
 def bisect(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
-    """Halves the steps until the first that differs is known, as if all after it differed too."""
+    """Binary search for the first step that differs, which assumes that all after it differ too."""
     replay = Replay(request, workspace)
     found: dict[int, ReplayedStep] = {}
     low, high = 0, len(request.steps)

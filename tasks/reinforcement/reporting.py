@@ -113,7 +113,9 @@ class RunReporter:
     async def report_status(
         self, orchestrator: Orchestrator, engines: EngineFleet, workers: RolloutFleet
     ) -> None:
-        """Writes every second what waits for what, until cancelled. Nobody's silence holds it up."""
+        """Writes every second what waits for what, until cancelled. Engines and workers that do not
+        answer do not delay it.
+        """
         await asyncio.gather(
             self._write_each_second(orchestrator, engines),
             self._watch_engines(orchestrator, engines),
@@ -147,7 +149,8 @@ class RunReporter:
 
     async def _watch_engines(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
         while True:
-            with contextlib.suppress(EngineError):  # who asks it for tokens tells of its death
+            # a dead engine is reported where tokens are asked of it
+            with contextlib.suppress(EngineError):
                 totals = await engines.statistics()
                 self._engine_totals.update(totals)
                 computed = sum(

@@ -83,5 +83,5 @@ class EngineTotals:
 
 
 def is_solved(trajectory: Trajectory) -> bool:
-    """Whether the hidden tests passed."""
+    """Whether the verdict is a pass."""
     return trajectory.verdict is not None and trajectory.verdict.passed

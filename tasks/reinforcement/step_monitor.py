@@ -39,9 +39,8 @@ class StepMonitor:
         self._run_id, self._events, self._wall_clock = run_id, events, wall_clock
         self.hacks = hacks
         self._unmeasured_steps = 0  # in a row, up to now
-        self._alarming: StepReport | None = (
-            None  # the last step, where engine and trainer disagreed
-        )
+        # the last step, where engine and trainer disagreed
+        self._alarming: StepReport | None = None
 
     def observe(self, groups: Sequence[Group], report: StepReport) -> None:
         """Judges a step. A hack alarm is told when it begins, a parity alarm at every step."""

@@ -1,5 +1,5 @@
-"""Settings of the retrieval stage. Packages are split by name, what measures never teaches. The default
-ones are the pinned archives of packages.toml.
+"""Settings of the retrieval stage. Packages are split by name: those that measure are never trained
+on. The default ones are the pinned archives of packages.toml.
 """
 
 import tomllib
@@ -56,7 +56,7 @@ class PairsConfig(Record):
     """lines a function must have, its docstring not counted, to train or to measure"""
     most_pairs: PositiveInt = Field(default=60_000, description="drawn at random beyond these")
     name_ratio: NonNegativeFloat = 0.5
-    """pairs name -> body a docstring pair; they teach what short questions look like"""
+    """pairs name -> body per docstring pair; they teach what short questions look like"""
 
 
 class ContrastiveConfig(Record):
@@ -67,7 +67,7 @@ class ContrastiveConfig(Record):
     batch_pairs: int = Field(default=256, ge=2)
     """pairs of one step; to each question the code of the other pairs is a wrong answer"""
     hard_negatives: NonNegativeInt = 1
-    """wrong answers that BM25 likes, a question"""
+    """wrong answers per question that BM25 ranks high"""
     learning_rate: PositiveFloat = 2e-3
     """peak, of Adam, after the first tenth of the steps; it falls to 0"""
 

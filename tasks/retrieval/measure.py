@@ -83,7 +83,7 @@ def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.nda
 
 
 def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
-    """Rank of each answer, 1 for the first. A tie costs half of those it ties with."""
+    """Rank of each answer, 1 for the first. Chunks with the same score count half."""
     answers = scores[np.arange(len(pool.answers)), list(pool.answers)][:, None]
     above = (scores > answers).sum(axis=1)
     tied = (scores == answers).sum(axis=1) - 1
@@ -91,7 +91,7 @@ def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
 
 
 def summarise_ranks(ranks: np.ndarray) -> RankingScores:
-    """The usual figures."""
+    """Mean reciprocal rank, and recall at 1, 5 and 10."""
     return RankingScores(
         queries=len(ranks),
         mrr=float((1 / ranks).mean()) if len(ranks) else 0.0,
@@ -102,7 +102,7 @@ def summarise_ranks(ranks: np.ndarray) -> RankingScores:
 
 
 def score_densely(embedder: Embedder, pool: Pool) -> np.ndarray:
-    """Products of vectors."""
+    """Dot products of question and code vectors."""
     vocabulary = embedder.vocabulary
     with torch.inference_mode():
         query_QD = embedder.encode_queries([vocabulary.bag_of_query(q) for q in pool.queries])
@@ -147,7 +147,7 @@ def measure_systems(
 def make_scorers(
     embedder: Embedder, pools: Sequence[Pool], dense_weight: float
 ) -> dict[str, Scorer]:
-    """The systems that are compared, each scored once a pool."""
+    """The systems that are compared, each scored once per pool."""
     plain = {pool.name: score_lexically(pool, BODY_ONLY) for pool in pools}
     words = {pool.name: score_lexically(pool) for pool in pools}
     dense = {pool.name: score_densely(embedder, pool) for pool in pools}

@@ -106,7 +106,7 @@ def _read(data: bytes) -> str | None:
 
 
 def functions_of(package: str, path: str, text: str) -> list[Function]:
-    """The functions of one file. None when it is not Python of this version."""
+    """The functions of one file. Empty when it is not Python of this version."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):

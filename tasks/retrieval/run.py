@@ -48,7 +48,8 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 
     def read(package: Package) -> list[Function]:
         name = name_of(package)
-        if name not in known:  # what measures is asked for twice: its questions and its copies
+        # packages that measure are read twice: for questions and to leave out copies
+        if name not in known:
             workspace.progress.update(0, 1, f"reading {name}")
             known[name] = read_package(package, archives)
         return known[name]
@@ -111,7 +112,7 @@ def read_pools(
     random: np.random.Generator,
     read: ReadPackage,
 ) -> list[Pool]:
-    """One pool a package that has something to ask."""
+    """One pool per package that has questions."""
     most = config.most_queries_a_package
     pools = [
         make_pool(name_of(package), read(package), config.pairs, most, random)

@@ -60,7 +60,9 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
 def train_on_code(
     embedder: Embedder, pairs: Sequence[Pair], config: ContrastiveConfig, seed: int, report: Report
 ) -> list[float]:
-    """InfoNCE both ways within batches, with hard negatives. Mean loss of each epoch."""
+    """InfoNCE both ways within batches, with hard negatives. Returns the mean loss of each epoch in
+    nats.
+    """
     if len(pairs) < 2:
         return []
     vocabulary = embedder.vocabulary

@@ -1,6 +1,6 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
-Ray's price is paid per batch, not per attempt. When a worker process dies its attempts end as
+Ray's overhead comes once per batch, not per attempt. When a worker process dies its attempts end as
 sandbox_failed and Ray starts it again.
 """
 
@@ -38,7 +38,7 @@ Finished = tuple[str, bytes | None, OstinatoError | None]
 
 
 class RolloutActor:
-    """Make it an actor with `start_workers`."""
+    """A rollout worker. `start_workers` makes it an actor."""
 
     def __init__(self, build_worker: BuildWorker) -> None:
         self._worker = build_worker()
@@ -197,7 +197,7 @@ class RolloutFleet:
         for trajectory_id, data, error in finished:
             known = self._waiting[name].pop(trajectory_id, None)
             if known is None or known[1].done():
-                continue  # cancelled meanwhile, or of a life before the worker's restart
+                continue  # cancelled meanwhile, or from before the worker's restart
             if error is not None:
                 known[1].set_exception(error)
             elif data is not None:

@@ -93,7 +93,7 @@ class AttemptPool:
             yield self._running.pop(task), task.result()
 
     async def cancel(self) -> list[str]:
-        """Ends everything. Ids of the trajectories that were in flight."""
+        """Ends everything. Returns the ids of the trajectories that were in flight."""
         for handle in self._retries:
             handle.cancel()
         for task in self._running:

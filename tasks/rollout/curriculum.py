@@ -17,7 +17,7 @@ from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.tasks.records import Problem
 from ostinato.tasks.rollout.config import CurriculumConfig
 
-HALF_LIFE_GROUPS = 4.0  # a group counts half after as many later groups of the same problem
+HALF_LIFE_GROUPS = 4.0  # a group counts half after so many later groups of the same problem
 PRIOR_ATTEMPTS = 2.0  # attempts that the measured solve rate is worth; never measured: rate 0.5
 FLOOR_WEIGHT = 0.05  # so that solved and hopeless problems are looked at again
 

@@ -34,14 +34,14 @@ class ConsumptionEstimate:
         self.step_seconds = _smoothed(self.step_seconds, seconds)
 
 
-# Groups outstanding from which on no other starts, from durations and the groups of a step. None: as
-# many as the bound allows. A policy may be the choice of a recipe; lengths of what was sampled and of
-# what was trained stand in the metrics of each step, so that one which leaves slow groups out shows.
+# Number of outstanding groups at which no other starts, from durations and the groups of a step.
+# None: as many as the bound allows. Recipes may choose a policy; the metrics of each step hold the
+# lengths of sampled and of trained attempts, which show a policy that leaves slow groups out.
 Admission = Callable[[ConsumptionEstimate, int], int | None]
 
 
 def start_when_expected(estimate: ConsumptionEstimate, groups_per_step: int) -> int | None:
-    """Those beyond which another would only wait for the trainer, once durations are known."""
+    """Groups beyond which another would only wait for the trainer. None until durations are known."""
     if estimate.group_seconds is None or not estimate.step_seconds:
         return None
     steps_ahead = SLACK * estimate.group_seconds / estimate.step_seconds

@@ -27,7 +27,7 @@ class LineParts:
     integers: list[Span] = field(default_factory=list)
     calls: list[CallParts] = field(default_factory=list)
     subscripts: list[Span] = field(default_factory=list)  # from the bracket on
-    conditions: list[tuple[Span, bool]] = field(default_factory=list)  # is it a comparison or such?
+    conditions: list[tuple[Span, bool]] = field(default_factory=list)  # and whether it is compound
     statement: Span | None = None  # a simple statement that fills the line
     returned: Span | None = None  # the value of a return statement
 

@@ -61,7 +61,7 @@ class Demonstrator:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Goes on: a segment ended, perhaps not the attempt."""
+        """Does nothing: the attempt may go on in another segment."""
 
 
 def _last_result(text: str) -> str:

@@ -29,9 +29,9 @@ _DULL = frozenset(
 def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingCalls:
     """Yields a call, is sent its result, returns what read_file is given for the function.
 
-    What is asked stands behind a space, as it does in the prompt: the same tokens, which a small
-    model copies, where it would have to spell others anew. In a verbose pattern, (?x), a space
-    means nothing.
+    A space precedes the query, as it does in the prompt, so that both have the same tokens: a small
+    model copies these, and would have to spell others anew. A verbose pattern, (?x), ignores the
+    space.
     """
     if way == "search":
         result = yield f"<codebase_search> {description}</codebase_search>"

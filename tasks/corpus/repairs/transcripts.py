@@ -75,7 +75,7 @@ def edit_call(number: int, text: str) -> str:
 def look_turns(plan: Plan, place: str) -> list[list[str]]:
     """The calls of the turns before the first edit.
 
-    One call per turn, the function is read first: only then can the report name a line of it.
+    With one call per turn the function is read first: only then can the report name a line of it.
     """
     read = read_call(place)
     return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]

@@ -51,11 +51,12 @@ def take_expectations_out(
     with_literals: bool = False,
     own_assertions: Collection[str] = (),
 ) -> bytes:
-    """The file with the named tests (`function`, `Class.method`, or `method` of any class) alone, None: with
-    all that it has, as values to look at. `with_literals`: comparisons with a literal are shown too,
-    whose text is then in the file. `own_assertions`: names of those that tests define, which may do what
-    is looked at. What its functions hand on is changed as they run, wherever they have it from (data
-    files, other modules), where a copy asks for it.
+    """The file with only the named tests (`function`, `Class.method`, or `method` of any class;
+    None: all that it has), whose assertions show their operands instead. `with_literals`:
+    comparisons with a literal are shown too, whose text is then in the file. `own_assertions`:
+    names of assertions that tests define; they run too, unless an argument is a call, since they
+    may do what is looked at. Arguments go through `__vary__`, by which a copy can change them as it
+    runs, wherever they come from (data files, other modules).
     """
     tree = parse_python(source.decode())
     if tests is not None:
@@ -139,7 +140,7 @@ def _given(node: ast.stmt) -> set[str]:
 
 
 def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Not one that `usefixtures` marks: that is a test."""
+    """Whether a function is a fixture. One that `usefixtures` marks is a test."""
     marks = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
     return any(ast.unparse(mark).endswith("fixture") for mark in marks)
 
@@ -199,9 +200,9 @@ class _Blind(ast.NodeTransformer):
 
 
 class _ChangedLiterals(ast.NodeTransformer):
-    """Some literals of a test become others of their type. Names given as text stay.
+    """Changes some literals of a test to others of their type. Names given as text stay.
 
-    `some`: those that do. None: drawn as they come.
+    `some`: the literals to change. None: drawn on the way.
     """
 
     def __init__(self, chance: random.Random, some: list[ast.AST] | None = None) -> None:
@@ -232,8 +233,8 @@ class _ChangedLiterals(ast.NodeTransformer):
 
 
 class _VariedArguments(ast.NodeTransformer):
-    """Arguments that are names become `__vary__(NAME)`, and outside of tests literals do. Expectations
-    stay, and what fixtures do.
+    """Arguments that are names become `__vary__(NAME)`, outside of tests also those that are
+    literals. Expectations and fixtures stay.
     """
 
     def __init__(self, tests: list[ast.stmt]) -> None:

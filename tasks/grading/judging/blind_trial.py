@@ -1,11 +1,11 @@
 """A trial that no imitation of a test runner passes: values are compared here, not in a box.
 
 The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
-and on inputs drawn by chance that nobody knows beforehand: literals of the tests, and arguments with which
-they come to call the problem's function. The original ran the same in another box
-that never saw a change. What a mutated function itself returns must be of the original's kinds: other
-product code may compare it and show only the answer. Only plain data comes out of either; a fault in
-reading it is no agreement.
+and on inputs drawn by chance that nobody knows beforehand: literals of the tests, and arguments
+with which they come to call the problem's function. The original ran the same in another box that
+never saw a change. What a mutated function itself returns must be of the original's kinds: other
+product code may compare it and show only the answer. Only plain data comes out of either box; what
+cannot be read counts as a difference.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
 
 
 def is_same(one: object, two: object) -> bool:
-    """Equality of two forms: exact types, numbers with a point to nine digits."""
+    """Equality of two forms: exact types, floats within a relative or absolute 1e-9."""
     if type(one) is not type(two):
         return False
     if isinstance(one, dict) and isinstance(two, dict):
@@ -271,7 +271,8 @@ def draw_tests(
     for path in helpers:
         with suppress(SyntaxError, ValueError, RecursionError):  # data with the name of a module
             files[path] = blind(repository.files[path], None)
-    # what others import from there stays; hidden tests are nowhere in the box as they are written
+    # these files stay, without tests, for others that import from them: no hidden test is in the
+    # box as it is written
     for path in {*by_path, *(block.path for block in problem.cut_tests)}:
         files[path] = blind(repository.files[path], frozenset())
     files |= _blind_bases(repository, by_path, blind)
@@ -341,9 +342,9 @@ async def observe(
     hash_seed: int,
     wanted: Mapping[str, Sequence[object]] | None = None,
 ) -> Values:
-    """What the tests show; `wanted`: what they show in the original, None for the original itself. Where
-    a test of another takes too long that shows something there, the rest of its file does not run: it
-    is told from the original already.
+    """What the tests show. `wanted`: what they show in the original; None: this is the original.
+    Where a change takes too long in a test that shows something in the original, the rest of the
+    file does not run: the difference is found already.
     """
     slack = 1.0 if wanted is None else _SLACK
     request = {

@@ -2,8 +2,8 @@
 
 `judge`: the changed files, filtered by path, are laid over the pristine repository in the test
 server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
-have to hold under a second runner too, and on calls that no test makes. A failure of infrastructure
-travels as SandboxLost and is never a verdict.
+have to hold under a second runner too, and on calls that no test makes. A machine that is lost or
+has no room raises (SandboxHostLost, CapacityExhausted) and is never a verdict.
 """
 
 import time

@@ -30,7 +30,7 @@ def center_rewards(rewards: Sequence[float]) -> list[float]:
 
 
 def trained_members(group: Group) -> list[Trajectory]:
-    """The group less what was only begun for others to branch off."""
+    """The group's trajectories without those that were only begun for others to branch off."""
     return [member for member in group.trajectories if not member.is_context_only]
 
 

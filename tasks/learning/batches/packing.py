@@ -45,9 +45,8 @@ class Microbatch:
     advantages_B: np.ndarray  # float32
     temperatures_B: np.ndarray  # float32, that the row's tokens were drawn at
     routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
-    nodes_BT: np.ndarray | None = (
-        None  # int64, equal where rows begin alike; None: nothing is shared
-    )
+    # int64, equal where rows begin alike; None: nothing is shared
+    nodes_BT: np.ndarray | None = None
     num_nodes: int = 0
 
     @property
@@ -143,7 +142,7 @@ def _cut_tree(
 
 
 def _items(segment: Segment, length: int) -> np.ndarray:
-    """What decides, with all before it, a place's state: token and routes."""
+    """Token and routes of each place, which with those before it decide its hidden state."""
     routes_TLK = segment.routed_experts_TLK[:length]
     routes = routes_TLK.reshape(length, math.prod(routes_TLK.shape[1:]))
     return np.column_stack((segment.token_ids_T[:length], routes)).astype(np.int32)

@@ -174,9 +174,8 @@ class OtherRank(TrainerRank):
 
     def __init__(self, request: TrainerRequest, objects: ObjectStore, rank: int) -> None:
         super().__init__(request)
-        self.has_failed_upload = (
-            False  # the first rank would wait long for a shard that does not come
-        )
+        # the first rank would wait long for a shard that does not come
+        self.has_failed_upload = False
         self._rank = rank
         self._publisher = ShardPublisher(
             objects, request.chain_id, shard=rank, num_shards=self.config.world_size
@@ -199,7 +198,9 @@ class OtherRank(TrainerRank):
         self.has_failed_upload = not isinstance(error, PublisherFenced)
 
     def _settle(self) -> None:
-        """Ends the upload before. Whether its version counts was the first rank's to say, and it has gone on."""
+        """Waits for the upload before. Its failure is logged only: the first rank decided on that
+        version and has gone on.
+        """
         try:
             self._uploads.finish()
         except StorageError as error:
@@ -207,7 +208,9 @@ class OtherRank(TrainerRank):
 
 
 def be_made(_: TrainerRank, __: None) -> None:
-    """The order that makes a rank: stages of a pipeline meet when they take up a checkpoint."""
+    """Does nothing. As the first order it has all ranks made at once: pipeline stages meet while
+    they take up a checkpoint.
+    """
 
 
 def own_tensors(weights: Mapping[str, Tensor], rank: int, world_size: int) -> dict[str, Tensor]:

@@ -48,9 +48,8 @@ class ShareResult:
     scores: tuple[TokenScores, ...]
     num_replayed: int
     num_replaced: int
-    gradient_norm: (
-        float  # of the sum over all ranks, before clipping; not finite: the step was refused
-    )
+    # of the sum over all ranks, before clipping; not finite: the step was refused
+    gradient_norm: float
     weights_checksum: str  # after the step; empty where there is one rank
     hint_kl_nats: tuple[float, ...] = ()  # sum over tokens, parallel to the hinted rows
 

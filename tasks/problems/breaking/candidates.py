@@ -37,7 +37,7 @@ class Candidate(Record):
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:
-        """One whose main symbol is a definition. `fields` are the others."""
+        """A candidate whose main symbol is `main`. `fields`: its other fields."""
         return cls(
             path=main.path,
             symbol=main.qualified_name,

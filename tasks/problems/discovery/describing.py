@@ -46,7 +46,7 @@ _MAX_TEST_WHEELS_BYTES = 30 << 20  # all of it lies beside the code in every box
 
 
 class Described(Record):
-    """Sources of a recipe, and remarks for who asked."""
+    """Sources of a recipe, and remarks for the user."""
 
     repository: RepositorySource
     history: GitSource | None = None

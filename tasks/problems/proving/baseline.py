@@ -53,7 +53,7 @@ class Baseline(Record):
         return sorted({*self.covering(keys), *inside})
 
     def telling(self, definitions: Iterable[Definition], each: int) -> tuple[str, ...]:
-        """For every function the tests that call it and the fewest others."""
+        """For every function the `each` tests that call it and make the fewest calls."""
         found: set[int] = set()
         for definition in definitions:
             calling = self.callers.get(_text(definition.call_key), ())

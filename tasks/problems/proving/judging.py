@@ -21,7 +21,8 @@ from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.problems.proving.stub_trials import StubTrials
 
 _COLD_SHARE = 1 / 8  # of second runs, made on a fresh import
-# what lost a body raises in every test that calls it, also in those that want nothing of it
+# a function without its body raises in every test that calls it, even in those that ignore its
+# result
 _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 

@@ -61,7 +61,9 @@ def _around(lines: list[str], number: int) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _said_in(content: bytes) -> bytes:
-    """Comments and texts of a Python file, a zero byte between two, the whole of another; without white space."""
+    """Comments and strings of a Python file, joined by zero bytes, or the whole of another file.
+    Without white space.
+    """
     try:
         tree = parse_python(content)
         tokens = list(tokenize.tokenize(io.BytesIO(content).readline))
