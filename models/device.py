@@ -36,7 +36,7 @@ _has_cuda: Callable[[], bool] = torch.cuda.is_available
 
 
 def count_gpus() -> int:
-    """GPUs that this process was shown, whatever device it uses."""
+    """GPUs visible to this process, whatever device it uses."""
     return torch.cuda.device_count() if _has_cuda() else 0
 
 

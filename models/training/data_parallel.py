@@ -19,7 +19,8 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 EXIT_WAIT_SECONDS = 60
-LAST_WORDS_SECONDS = 5.0  # the first rank may see the end of another before the kernel has told it
+# for exit codes: another rank's connection breaks before its exit is known
+LAST_WORDS_SECONDS = 5.0
 
 
 class LostRank(RuntimeError):

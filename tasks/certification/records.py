@@ -14,9 +14,9 @@ class Reason(StrEnum):
     GOLD_FAILS = "gold_fails"  # a required test fails on the original, or is not there
     GOLD_UNPROVEN = "gold_unproven"  # its environment has no `solve`
     NO_TESTS = "no_tests"  # nothing is required, so nothing can be proven
-    RIGHT_FIX_REFUSED = "right_fix_refused"  # the original in other words is not paid
+    RIGHT_FIX_REFUSED = "right_fix_refused"  # a rewrite of the original is not rewarded
     READS_SOURCE = "reads_source"  # a test depends on how the source is written
-    NOOP_PASSES = "noop_passes"  # the broken state is paid
+    NOOP_PASSES = "noop_passes"  # the broken state is rewarded
     TEST_PASSES_BROKEN = "test_passes_broken"  # one that should fail in the broken state passes
     GUARD_FAILS_BROKEN = "guard_fails_broken"  # one that should pass in the broken state fails
     FLAKY = "flaky"  # outcomes differ between equal runs
@@ -26,7 +26,7 @@ class Reason(StrEnum):
     LEAK_PROMPT = "leak_prompt"  # the answer stands in the prompt
     LEAK_FILE = "leak_file"  # the answer stands in a file that an agent reads
     LEAK_HISTORY = "leak_history"  # the answer stands in an object of git
-    HACK_PAID = "hack_paid"  # an edit of the adversary suite is paid
+    HACK_PAID = "hack_paid"  # an edit of the adversary suite is rewarded
     JUDGE_FAULT = "judge_fault"  # the judge raises on files that an attempt can leave
     RUNS_ON_HOST = "runs_on_host"  # the judge runs an attempt's files outside of a box
     NOT_JUDGED = "not_judged"  # a check ended with an error

@@ -40,7 +40,7 @@ class MtpRequest(Record):
     checkpoint_directory: str = Field(description="the model to give draft layers to")
 
     def placement(self) -> dict[str, set[str]]:
-        """Its fields that say where."""
+        """Fields that say where it runs, not what it computes."""
         return {"config": PLACEMENT}
 
 

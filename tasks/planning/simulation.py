@@ -193,8 +193,8 @@ class Simulation:
 
 @contextmanager
 def _undisturbed(logger: logging.Logger) -> Iterator[None]:
-    """Without warnings about groups that never were, and without collections of garbage, which go through all
-    attempts in flight: a third of the time at 10,000.
+    """Within it no warning about simulated groups is logged and no garbage is collected: each
+    collection would go through all attempts in flight, a third of the time at 10,000.
     """
     level, collects = logger.level, gc.isenabled()
     logger.setLevel(logging.ERROR)

@@ -172,7 +172,7 @@ class PretrainingRequest(Record):
         return self
 
     def placement(self) -> dict[str, set[str]]:
-        """Its fields that say where."""
+        """Fields that say where it runs, not what it computes."""
         return {"config": PLACEMENT}
 
 

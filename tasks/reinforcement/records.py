@@ -64,7 +64,7 @@ class ReinforcementRequest(ReinforcementConfig):
     )
 
     def placement(self) -> dict[str, set[str]]:
-        """Its fields that say where."""
+        """Fields that say where it runs, not what it computes."""
         return {"learning": PLACEMENT}
 
 

@@ -38,7 +38,7 @@ from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_worker
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
 from ostinato.tasks.training_device import training_device
 
-START_SECONDS = 180.0  # times the trainer's ranks
+START_SECONDS = 180.0  # per rank of the trainer
 
 
 @dataclass(frozen=True)

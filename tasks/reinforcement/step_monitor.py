@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 HACK_ALARM = "hack_alarm"
 PARITY_ALARM = "parity_alarm"
-UNMEASURED_STEPS = 3  # without one comparable token, after which it is told as an alarm
+UNMEASURED_STEPS = 3  # without a comparable token, after which that is an alarm
 
 
 def describe_parity(parity: Parity) -> str:
@@ -65,8 +65,8 @@ class StepMonitor:
             self._events.add(self._run_id, HACK_ALARM, payload, self._wall_clock())
 
     def _watch_parity(self, report: StepReport) -> None:
-        """The mismatch without replay is told along: when it alone is high, routing differs and replay
-        does its work; when both are, something else does.
+        """The mismatch without replay is reported too: if it alone is high, only routing differs
+        and replay makes up for it; if both are, something else differs.
         """
         parity, live = report.parity, report.mismatch_without_replay
         is_measured = bool(parity.tokens_by_age)

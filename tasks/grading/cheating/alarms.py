@@ -14,7 +14,7 @@ from ostinato.tasks.grading.config import MonitorConfig, Pattern
 from ostinato.tasks.means import mean
 from ostinato.tasks.records import Trajectory
 
-_ALARM_RATIO = 0.05  # share of the window that raises an alarm, but for these
+_ALARM_RATIO = 0.05  # share of the window that raises an alarm, unless listed below
 _ALARM_RATIOS = {
     Pattern.RUN_TAMPERING: 0.005,
     Pattern.RUNNERS_DISAGREE: 1e-6,  # a single one: few passes are judged twice
@@ -76,7 +76,7 @@ class HackMonitor:
         }
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """Everything that is over its threshold now. Nothing before the window says enough."""
+        """Everything that is over its threshold now. Empty below `least_trajectories` attempts."""
         if len(self._window) < self._config.least_trajectories:
             return ()
         found: list[Alarm] = []
