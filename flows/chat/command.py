@@ -31,7 +31,7 @@ from ostinato.flows.reporting.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
-from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.settings import Settings, load_settings, named_secret
 from ostinato.infra.sandbox.backends import check_kind
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.gateway.tenants import FILE_NAME, local_tenants
@@ -73,11 +73,13 @@ async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIter
             known = ", ".join(entry["id"] for entry in listed) or "none"
             raise ConfigError(f"gateway {base}: model is {wanted!r}, wanted one of {known}")
         first = chosen[0]
-        harness = OPEN_HARNESS
-        if "harness" in first:
+        harness, says_harness = OPEN_HARNESS, "harness" in first
+        if says_harness:
             harness = HarnessConfig.model_validate(first["harness"])
         name = f"{first['id']} at {base}"
-        yield ServedModel(name, harness, client=client, model_name=first["id"])
+        yield ServedModel(
+            name, harness, client=client, model_name=first["id"], says_harness=says_harness
+        )
 
 
 def read_rules(root: Path) -> str:
@@ -111,6 +113,7 @@ class ChatOptions:
     recipe: str
     settings: Sequence[str] | None
     api_key: str
+    key_env: str
     message: Sequence[str] | None
     apply: Apply
     temperature: float
@@ -124,7 +127,8 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
     screen = ChatScreen(console)
     async with contextlib.AsyncExitStack() as stack:
         if options.gateway:
-            key = key_for(load_settings(), options.gateway, options.api_key)
+            given = named_secret(options.key_env) if options.key_env else options.api_key
+            key = key_for(load_settings(), options.gateway, given)
             opened = connect_gateway(options.gateway, key, options.model)
         else:
             load_local = load_entry("ostinato.flows.chat.local:load_local")
@@ -179,7 +183,12 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
     recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
     settings: SetOption = None,
-    api_key: Annotated[str, typer.Option(help="default: this machine's own key")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="OSTINATO_API_KEY", help="default: this machine's own key")
+    ] = "",
+    key_env: Annotated[
+        str, typer.Option(help="another environment variable that holds the key")
+    ] = "",
     message: Annotated[
         list[str] | None, typer.Option(help="send this and end; may be repeated")
     ] = None,
@@ -196,6 +205,9 @@ def main(
     """A terminal agent on a repository. Its edits reach your files only when you agree."""
     if gateway and checkpoint:
         raise typer.BadParameter("wanted either --gateway or --checkpoint")
+    source = context.get_parameter_source("api_key")
+    if key_env and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("wanted either --api-key or --key-env")
     if gateway and settings:
         raise typer.BadParameter("--set changes a recipe, which goes with --checkpoint")
     interrupt = Interrupt()

@@ -44,6 +44,7 @@ class ServedModel:
     renderer: Renderer | None = None
     client: httpx.AsyncClient | None = None
     model_name: str = ""
+    says_harness: bool = True  # False: a server that is not ours, whose limits are not known
     search_directory: str | None = None  # encoder of code search; None: words alone
 
 
@@ -147,7 +148,13 @@ class ChatSession:
             )
         assert model.client is not None
         return open_messages(
-            model.client, model.model_name, environment, request, model.harness, self.session_id
+            model.client,
+            model.model_name,
+            environment,
+            request,
+            model.harness,
+            self.session_id,
+            sends_max_tokens=model.says_harness,
         )
 
     async def _show(self, turn: TurnRecord) -> None:

@@ -37,6 +37,8 @@ class MessageConversation:
     system_prompt: str | None = None
     temperature: float = 1.0
     session_id: str = ""
+    sends_max_tokens: bool = True
+    """False for servers whose contexts may be smaller than the harness's: they refuse what exceeds them"""
     messages: list[dict[str, Any]] = field(default_factory=list)
     interaction_ids: list[str] = field(default_factory=list)
     _counted_tokens: int = 0
@@ -57,8 +59,7 @@ class MessageConversation:
             "messages": self.messages,
             "tools": tool_schemas(self.tools.values()),
             "temperature": self.temperature,
-            "max_tokens": max_new_tokens,
-        }
+        } | ({"max_tokens": max_new_tokens} if self.sends_max_tokens else {})
         reply = await self._post(body)
         if reply is None:
             return Answer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")

@@ -38,6 +38,8 @@ def open_messages(
     request: AgentRequest,
     config: HarnessConfig,
     session_id: str = "",
+    *,
+    sends_max_tokens: bool = True,
 ) -> MessageConversation:
     """The attempt's conversation in messages, opened with the dialect's prompts. `session_id` is sent
     to the server in a header.
@@ -54,4 +56,5 @@ def open_messages(
         system_prompt=system,
         temperature=request.temperature,
         session_id=session_id,
+        sends_max_tokens=sends_max_tokens,
     )

@@ -22,6 +22,7 @@ from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import (
     ApiError,
+    check_model,
     error_body,
     fault_answer,
     fault_body,
@@ -146,19 +147,24 @@ def build_app(context: GatewayContext) -> FastAPI:
 
 
 def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
-    context = gateway.context
+    config = gateway.context.config
+    model = {
+        "id": config.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ostinato",
+        # what a client that runs the tools itself must do as training did
+        "harness": config.harness.model_dump(mode="json"),
+    }
 
     @app.get("/v1/models")
     async def list_models(tenant: Tenant) -> dict[str, Any]:
-        model = {
-            "id": context.config.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "ostinato",
-            # what a client that runs the tools itself must do as training did
-            "harness": context.config.harness.model_dump(mode="json"),
-        }
         return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def retrieve_model(model_id: str, tenant: Tenant) -> dict[str, Any]:
+        check_model(model_id, config.model_name)
+        return model
 
     @app.post("/v1/chat/completions", response_model=None)
     async def complete_chat(

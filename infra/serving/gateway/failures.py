@@ -56,6 +56,17 @@ def check_length(text: str, param: str) -> None:
         )
 
 
+def check_model(asked: str, served: str) -> None:
+    """ApiError for a model that is not the served one."""
+    if asked != served:
+        raise ApiError(
+            404,
+            f"model is {asked!r}, wanted {served!r}",
+            code="model_not_found",
+            param="model",
+        )
+
+
 SERVER_CODES = frozenset(
     {"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"}
 )

@@ -1,7 +1,7 @@
 """Requests and answers of the HTTP API.
 
-Chat completions follow OpenAI's format: fields we do not read are ignored, except those that would
-change the meaning of an answer, which are refused by name. Our own endpoints refuse unknown fields.
+Chat completions follow OpenAI's format: fields we do not read are ignored, except documented ones that
+would change the answer, which answers/completions.py refuses by name. Our own endpoints refuse unknown fields.
 Lists are checked up to their first wrong entry: describing thousands would hold up other requests.
 """
 
@@ -156,9 +156,11 @@ class StreamOptions(OpenAIWire):
 class ChatRequest(OpenAIWire):
     """POST /v1/chat/completions."""
 
+    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
+
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -167,7 +169,7 @@ class ChatRequest(OpenAIWire):
     seed: int | None = None
     tools: list[ToolDefinition] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
-    n: int | None = None
+    """auto or none"""
     stop: list[str] | None = Field(default=None, fail_fast=True)
     """one string may come bare"""
     logprobs: bool | None = None
@@ -175,8 +177,17 @@ class ChatRequest(OpenAIWire):
     """0 to 20 likeliest tokens at each place; needs logprobs"""
     return_token_ids: bool | None = None
     """as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"""
-    response_format: Any = None
     store: bool | None = Field(default=None, description="false withdraws consent for this request")
+
+    @property
+    def offered_tools(self) -> list[ToolDefinition]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _one_for_null(cls, value: object) -> object:
+        return 1.0 if value is None else value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -1,6 +1,7 @@
 """Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from ostinato.infra.serving.gateway.config import (
     GatewayConfig,
 )
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import ApiError, check_length
+from ostinato.infra.serving.gateway.failures import ApiError, check_length, check_model
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -52,11 +53,27 @@ from ostinato.models.decode.requests import MOST_TOP_LOGPROBS
 
 CHAT_KIND = "chat"
 MAX_STOPS = 4  # as OpenAI's API
-UNSUPPORTED = {
-    "n": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto"),
+_SAMPLING = "temperature and top_p alone shape what is sampled"
+_FREE_TEXT = "the model answers in free text"
+_TOOLS = "functions are declared in tools, and the model decides what it calls"
+NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((None,), _FREE_TEXT),
+    "frequency_penalty": ((None, 0), _SAMPLING),
+    "function_call": ((None, "auto", "none"), _TOOLS),
+    "functions": ((None, []), _TOOLS),
+    "logit_bias": ((None, {}), _SAMPLING),
+    "modalities": ((None, ["text"]), _FREE_TEXT),
+    "moderation": ((None,), "answers are not moderated"),
+    "n": ((None, 1), "each request has one answer"),
+    "parallel_tool_calls": ((None, True), _TOOLS),
+    "presence_penalty": ((None, 0), _SAMPLING),
+    "reasoning_effort": ((None,), "the model thinks as its chat template has it"),
+    "response_format": ((None, {"type": "text"}), _FREE_TEXT),
+    "tool_choice": ((None, "auto", "none"), _TOOLS),
+    "verbosity": ((None, "medium"), "max_tokens bounds an answer"),
+    "web_search_options": ((None,), "nothing is searched"),
 }
+"""By documented fields that would change the answer: the values that do not, and why no other is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ class ChatService:
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
         _check(request, self._config, self._form)
-        tools = request.tools or []
+        tools = request.offered_tools
         owner = (tenant.name, client_session or "")
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
@@ -268,7 +285,7 @@ class ChatService:
         return earlier, messages if earlier is None else messages[last + 1 :]
 
     def _key(self, owner: tuple[str, str], request: ChatRequest, history: list[ChatMessage]) -> str:
-        return history_key(owner, history, self._form.stated(request.tools or []))
+        return history_key(owner, history, self._form.stated(request.offered_tools))
 
     def _showable(self, answering: Answering) -> str:
         """Text that later tokens cannot change: no half character, nothing that may become a stop
@@ -301,19 +318,14 @@ def _check_top_logprobs(request: ChatRequest) -> None:
 
 def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
-    if request.model != config.model_name:
-        raise ApiError(
-            404,
-            f"model is {request.model!r}, wanted {config.model_name!r}",
-            code="model_not_found",
-            param="model",
-        )
-    for name, allowed in UNSUPPORTED.items():
-        value: Any = getattr(request, name)
-        if value not in allowed:
+    check_model(request.model, config.model_name)
+    for name, (neutral, reason) in NEUTRAL_VALUES.items():
+        value: Any = getattr(request, name, None)
+        if value not in neutral:
+            wanted = " or ".join(json.dumps(each) for each in neutral)
             raise ApiError(
                 400,
-                f"{name} is {repr(value)[:200]}, which this server does not support; leave it out",
+                f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
                 code="unsupported_parameter",
                 param=name,
             )
@@ -325,7 +337,7 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
             f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
             param="stop",
         )
-    tools = request.tools or []
+    tools = request.offered_tools
     form.check(tools)
     for message in request.messages:
         check_length(message.text, "messages")

@@ -223,7 +223,7 @@ async def test_history_cut_by_a_stop_string_goes_on_as_the_client_saw_it(
     ("change", "param", "words"),
     [
         ({"model": "gpt-4"}, "model", "'gpt-4', wanted 'ostinato'"),
-        ({"n": 2}, "n", "does not support"),
+        ({"n": 2}, "n", "n is 2, wanted null or 1: each request has one answer"),
         ({"stop": [""]}, "stop", "wanted 1 to 4 strings of 1 character or more"),
         ({"stop": list("abcde")}, "stop", "wanted 1 to 4 strings"),
         ({"stop": 3}, "stop", "valid list"),

@@ -137,7 +137,7 @@ async def test_tools_reach_the_model_and_its_tokens_are_continued(
     tmp_path: Path, template: str
 ) -> None:
     said = f"I look.{CALL}"
-    async with served(tmp_path, template, said, "Warm.", "Mild.") as (client, model):
+    async with served(tmp_path, template, said, "Warm.", "Mild.", CALL) as (client, model):
         first = await ask(client, {"role": "system", "content": "Be brief."}, USER)
         assert first["finish_reason"] == "tool_calls"
         assert first["message"]["content"] == "I look."
@@ -160,7 +160,12 @@ async def test_tools_reach_the_model_and_its_tokens_are_continued(
         assert 'getWeather", "description' not in model.renderer.decode(
             model.requests[-1].token_ids
         )
-        assert opening == model.requests[-1].token_ids[0]
+        without = model.requests[-1].token_ids
+        assert opening == without[0]
+        untold = await ask(client, *history, tool_choice="none")
+        assert (untold["finish_reason"], untold["message"]["content"]) == ("stop", CALL)
+        prompts = [request.token_ids for request in model.requests]
+        assert prompts.count(without) == 2
 
 
 @pytest.mark.asyncio
