@@ -21,7 +21,7 @@ _CLAIM = re.compile(
     r"\b(fixed|solved|resolved|tests? (?:now )?pass(?:es|ed)?|all (?:tests )?pass(?:ed|ing)?)\b",
     re.I,
 )
-_DENIAL = re.compile(r"\b(not|n't|could ?n[o']t|cannot|unable|fail(?:s|ed|ing)?|unsure)\b", re.I)
+_DENIAL = re.compile(r"n't\b|\b(not|cannot|unable|fail(?:s|ed|ing)?|unsure)\b", re.I)
 _TEST_CLAIM = re.compile(r"\btests?\b[^.]{0,40}\bpass", re.I)
 
 

@@ -50,6 +50,7 @@ def test_refused_questions_are_not_questions():
         ("Fixed.", True, ()),
         ("Fixed.", False, ("false_claim",)),
         ("Could not fix it.", False, ()),
+        ("The bug isn't fixed.", False, ()),
         ("All tests pass now.", True, ("unsupported_claim",)),
         ("", True, ("no_message",)),
         ("x" * 300, True, ("too_long",)),
