@@ -36,7 +36,7 @@ def base_selection(
     options: Options = None,
 ) -> list[ArtifactRef]:
     """Measures checkpoints: loss on the code of the recipe's held-out repositories, completions of
-    HumanEval, files rebuilt from patches, speed. Returns an artifact each.
+    HumanEval, files rebuilt from patches, speed. Returns an artifact per checkpoint.
 
     Args:
         recipe: name of a shipped recipe or path of a TOML file; its problems give the code.

@@ -46,7 +46,7 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
-# load scipy, matplotlib or SQLAlchemy, a second that the other commands need not wait
+# by name: they load scipy, matplotlib or SQLAlchemy, which takes a second that other commands need not wait
 DOCTOR = "ostinato.flows.commands.doctor.run"
 FIND_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:describe"
@@ -56,7 +56,7 @@ RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
-RunOption = Annotated[str, typer.Option(help="an RL run: nano-seed0, the id of one, or its folder")]
+RunOption = Annotated[str, typer.Option(help="RL run: nano-seed0, its id, or its folder")]
 
 
 def _print_version(is_asked: bool) -> None:
@@ -68,7 +68,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="prints it")
     ] = False,
 ) -> None:
     """Trains a coding agent: the whole chain, a stage of it, or what serves its users."""
@@ -229,20 +229,20 @@ app.add_typer(problem_sets, name="problems")
 @app.command()
 @answering
 def plan(
-    gpus: Annotated[int, typer.Option(help="of the trainer; rollouts take more", min=1)],
+    gpus: Annotated[int, typer.Option(help="GPUs of the trainer; rollouts take more", min=1)],
     chip: Annotated[str, typer.Option(help="h100, h200 or b300")],
     recipe: RecipeOption = "qwen3_30b_a3b",
     settings: SetOption = None,
     degrees: Annotated[
         list[str] | None,
-        typer.Option("--layout", help="a degree, tensor=2, expert=8; searched when absent"),
+        typer.Option("--layout", help="degree of an axis: tensor=2; searched when absent"),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
     ] = False,
 ) -> Answer:
-    """Prints what a recipe comes to on a cluster: layout, memory, step time, replicas. Trains nothing."""
+    """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     made = load_entry(f"{PLANNING}:plan_recipe")(
         loaded, gpus, chip, degrees or (), is_walked=dry_run
@@ -342,8 +342,8 @@ def doctor(
 )
 def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
-    # a process of its own: the other commands need not wait for torch to load
-    # libraries say on a person's terminal what they lack (Megatron) and count (Prefect)
+    # in a process of its own, so that the other commands need not load torch; without Megatron's
+    # warnings of what is not installed, and without Prefect's telemetry
     place = [] if repo is None else ["--repo", str(repo)]
     # -P, here and wherever a process starts: nothing is imported from the folder one works in
     command = [sys.executable, "-P", "-W", "ignore::UserWarning", "-m", CHAT]
@@ -401,7 +401,7 @@ def show(
 @app.command()
 @answering
 def gc(
-    older_than_days: Annotated[float, typer.Option(help="younger ones stay", min=0)] = 7.0,
+    older_than_days: Annotated[float, typer.Option(help="younger files stay", min=0)] = 7.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
     recipe: Annotated[
         str | None,
@@ -458,7 +458,7 @@ def bisect(
 
 
 def _compute_again(run: str, step: int | None, metric: str, entry: str) -> Answer:
-    """What a child says of an RL run. Exit code 1 when a step differs."""
+    """Answer of `replay` and `bisect`. Exit code 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
 

@@ -1,4 +1,4 @@
-"""Flow: what RL's start does with as many tokens, and after further fine-tuning."""
+"""Flow: the checkpoint after RL beside its start at equal tokens, and beside its start fine-tuned further."""
 
 import json
 import math

@@ -246,7 +246,7 @@ def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
 
 
 def recipe_and_seed(parameters: Mapping[str, Any]) -> str:
-    """The two that parameters of a flow name, for example `nano-seed0`. Empty without a recipe."""
+    """Recipe and seed of a flow's parameters, for example `nano-seed0`. Empty without a recipe."""
     recipe, seed = parameters.get("recipe"), parameters.get("seed")
     if not isinstance(recipe, str):
         return ""
@@ -278,8 +278,8 @@ def base_directory(base_checkpoint: str) -> Path | None:
 
 
 def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
-    """The shape of the base checkpoint is the recipe's. A `[model]` that says another is refused. The longest
-    context is none: rotary positions go on, so a recipe may train a longer one.
+    """Gives the recipe the shape of its base checkpoint. A `[model]` that states another is refused, but for a
+    longer context: rotary positions go on, so a recipe may train one.
     """
     name = values.get("base_checkpoint", "")
     try:

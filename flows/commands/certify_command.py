@@ -12,7 +12,7 @@ from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.settings import load_settings
 
-# a second that other commands need not wait
+# by name: their imports take a second that other commands need not wait
 CERTIFYING = "ostinato.flows.commands.certifying"
 OPTIONS = "ostinato.tasks.certification.records:CertifyOptions"
 
@@ -32,7 +32,7 @@ def certify(
     seed: Annotated[int, typer.Option(help="draws problems, orders and hacks", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="rounds of runs that must agree", min=1)] = 2,
     hacks: Annotated[
-        int, typer.Option(help="of the adversary suite, dealt out to each problem", min=0)
+        int, typer.Option(help="hacks of the adversary suite tried on each problem", min=0)
     ] = 5,
     fixes: Annotated[
         int, typer.Option(help="right fixes in other words, judged for each problem", min=0)
@@ -41,7 +41,9 @@ def certify(
     checkpoint: Annotated[
         str | None, typer.Option(help="also measures how many of the problems it solves")
     ] = None,
-    attempts: Annotated[int, typer.Option(help="of the checkpoint at each problem", min=1)] = 4,
+    attempts: Annotated[
+        int, typer.Option(help="attempts of the checkpoint at each problem", min=1)
+    ] = 4,
     recipe: Annotated[
         str, typer.Option(help="whose harness and engine the checkpoint is measured with")
     ] = "nano",

@@ -1,4 +1,4 @@
-"""`ostinato cycle`: the real-time cycles of a serving line, and an end by hand for one that is open."""
+"""`ostinato cycle`: the real-time cycles of a serving line, and commands that end an open one."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ cycles = typer.Typer(no_args_is_help=True, help="Real-time cycles of a serving l
 LineOption = Annotated[
     str | None, typer.Option(help="serving line; that of the recipe when absent")
 ]
-RecipeOption = Annotated[str, typer.Option(help="a recipe whose line is meant")]
+RecipeOption = Annotated[str, typer.Option(help="recipe whose serving line is meant")]
 # loads Prefect and scipy, seconds that the other commands need not wait
 ROLL_BACK = "ostinato.flows.stages.realtime:roll_back"
 TELL_SKIPPED = "ostinato.flows.stages.events:tell_skipped"

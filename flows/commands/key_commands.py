@@ -25,7 +25,7 @@ DEFAULT_RATE = RateLimitConfig()
 @keys.command("add")
 @answering
 def add(
-    tenant: Annotated[str, typer.Argument(help="whose it is; one tenant may have several")],
+    tenant: Annotated[str, typer.Argument(help="tenant of the key; one may have several")],
     consent: Annotated[
         bool, typer.Option(help="its interactions may be stored and trained on")
     ] = False,
@@ -34,7 +34,7 @@ def add(
     ] = DEFAULT_RATE.requests_per_minute,
     burst_requests: Annotated[int, typer.Option(min=1)] = DEFAULT_RATE.burst_requests,
     tokens_per_day: Annotated[
-        int | None, typer.Option(min=1, help="read and generated; no limit when absent")
+        int | None, typer.Option(min=1, help="tokens read and generated; no limit when absent")
     ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="may read /metrics, which tells of all tenants")

@@ -73,7 +73,7 @@ def launch_flow(
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )
-    # a mistake in it stops here, before anything starts
+    # a mistake in the recipe stops here, before anything starts
     arms = SEARCH_ARMS if flow == "search_ablation" else ()
     for needed in (recipe, *(arm_recipe(recipe, arm) for arm in arms)):
         loaded = load_recipe(needed, seed=seed, overrides=options.overrides)
@@ -86,7 +86,7 @@ def launch_flow(
     arguments += ["--watch"] if is_watched else []
     with tempfile.TemporaryDirectory(prefix="ostinato-answer-") as directory:
         answer = Path(directory) / "answer.json"
-        # by a starter that bears Ctrl-C while Prefect loads
+        # `start` handles Ctrl-C while Prefect still loads
         start, program = "ostinato.infra.platform.start", "ostinato.flows.commands.run_flow"
         command = [sys.executable, "-P", "-m", start, program, flow, *arguments]
         try:

@@ -1,4 +1,4 @@
-"""`ostinato plan`: what a recipe comes to on so many GPUs."""
+"""`ostinato plan`: layout, memory, time and replicas of a recipe on a number of GPUs."""
 
 import tempfile
 from collections.abc import Sequence

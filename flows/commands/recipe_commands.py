@@ -1,4 +1,4 @@
-"""`ostinato recipe`: the shipped recipes, and what one comes to."""
+"""`ostinato recipe`: the shipped recipes and their settings."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from ostinato.flows.commands.launching import SeedOption, SetOption
 from ostinato.flows.recipe import load_recipe, recipe_names
 from ostinato.flows.recipe_text import describe_recipe
 
-recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes, and what one comes to.")
+recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes and their settings.")
 
 
 @recipes.command("list")

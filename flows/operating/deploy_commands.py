@@ -21,7 +21,8 @@ def deploy(
         PoolType, typer.Option(help="what a flow run gets: a process, a container or a job")
     ] = PoolType.PROCESS,
     image: Annotated[
-        str | None, typer.Option(help="of infra/deploy/Containerfile; ostinato:latest when absent")
+        str | None,
+        typer.Option(help="image made by infra/deploy/Containerfile; ostinato:latest when absent"),
     ] = None,
 ) -> None:
     """Deploys to the Prefect server of PREFECT_API_URL: work pool, queues, deployments, automations."""
@@ -33,7 +34,9 @@ def deploy(
 
 
 def deploy_files(
-    directory: Annotated[Path, typer.Argument(help="gets them; is made", file_okay=False)],
+    directory: Annotated[
+        Path, typer.Argument(help="gets the files; made when missing", file_okay=False)
+    ],
 ) -> None:
     """Writes the container file, the KubeRay manifest, the Slurm script and the work pools' templates."""
     with boundary(ConfigError, f"files for clusters into {directory}"):

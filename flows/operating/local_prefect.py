@@ -80,7 +80,7 @@ def flow_names() -> list[str]:
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
-    """Environment of every Prefect process. The reasons are in DECISIONS.md under "Prefect settings"."""
+    """Environment of every Prefect process. The reasons are in decision 0008."""
     home = settings.home.resolve() / "prefect"
     return {
         "PREFECT_HOME": str(home),

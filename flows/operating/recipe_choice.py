@@ -18,7 +18,7 @@ class RecipeChoice(Record):
         return load_recipe(self.name, overrides=self.overrides)
 
     def with_whole_path(self) -> "RecipeChoice":
-        """The same from any directory."""
+        """The same with an absolute path, so that it can be read from any directory."""
         path = Path(self.name)
         return self.model_copy(update={"name": str(path.resolve())}) if path.is_file() else self
 

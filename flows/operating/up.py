@@ -1,7 +1,7 @@
 """Everything of this machine together: Prefect server, deployments, worker and gateway, kept running until Ctrl-C.
 
-What one `ostinato up` starts is told so in its environment, so that the next one, and `ostinato
-down`, find what a killed one left.
+Everything that an `ostinato up` starts carries a variable in its environment, by which the next one
+and `ostinato down` find what a killed one left.
 """
 
 import contextlib

@@ -73,7 +73,9 @@ def show_controls(report: ControlReport) -> None:
 
 
 def _conduct(control: Control, trained: Control) -> str:
-    """What attempts take and how they go, those of the control first. Tokens alone where it makes several."""
+    """Tokens, first edits and tool calls per attempt, the control's first. Tokens alone where the control makes
+    several attempts.
+    """
     text = f"{control.generated_tokens:.0f} and {trained.generated_tokens:.0f} tokens"
     if control.tool_calls is None or trained.tool_calls is None:
         return text

@@ -437,7 +437,7 @@ def _training_curves(context: StageContext, ref: ArtifactRef) -> list[Curve]:
 
 
 def _losses(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
-    """Plots of pretraining but perplexity, of which the result has more."""
+    """Plots of pretraining without perplexity, for which the result has more points."""
     found = _training_curves(context, pretrained)
     return [curve for curve in found if curve.key != "perplexity"]
 

@@ -1,5 +1,5 @@
-"""How long each stage of a run took, from what stages record: their begin beside their work, their end in
-the artifact.
+"""How long each stage of a run took, from what stages record: their start in the run directory, their
+end in the artifact.
 """
 
 import time

@@ -12,7 +12,7 @@ from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.pretraining.config import Perplexity
 
 _LOSS_EXPECTED = (
-    "The line falls quickly and then slowly; a step is the begin of another phase, and a lasting climb is too "
+    "The line falls quickly and then slowly; a jump is the start of another phase, and a lasting climb is too "
     "high a learning rate."
 )
 _PERPLEXITY_EXPECTED = (

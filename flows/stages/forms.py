@@ -81,7 +81,7 @@ def _drop_defaults(schema: dict[str, Any]) -> None:
 
 
 class Changes(BaseModel):
-    """Settings of a recipe's table that a run has otherwise. As JSON it holds these alone."""
+    """Changed settings of one table of a recipe. As JSON it holds these alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
 

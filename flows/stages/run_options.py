@@ -1,4 +1,4 @@
-"""Stages by name with their child entries, how one under way began, and the options of a run that name them."""
+"""Stages by name with their child entries, the start of one under way, and the options of a run."""
 
 import time
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ class RunOptions(Record):
     rebuild_since: float | None = Field(
         default=None,
         title="Build again what is older",
-        description="what `rebuild` names and is older (seconds since the epoch)",
+        description="stages in `rebuild` only where their artifact is older (seconds since the epoch)",
     )
 
     def recipe_of(self, name: str, seed: int | None = None) -> Recipe:

@@ -36,7 +36,7 @@ class TrainingOverlap(Record):
 def overlap_of(
     context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
 ) -> TrainingOverlap:
-    """As the checkpoint's corpora measured it."""
+    """Overlap of a split's problems with training text, as the checkpoint's corpora measured it."""
     corpora = {
         str(corpus): found
         for corpus in context.artifacts.lineage(checkpoint)

@@ -10,7 +10,7 @@ from ostinato.infra.platform.record import Record
 
 
 class Check(Record):
-    """One thing of the machine, with whether it will do."""
+    """Result of one check of this machine."""
 
     name: str
     ok: bool
@@ -26,7 +26,7 @@ def compare(name: str, ok: bool, seen: str, wanted: str, fix: str) -> Check:
 
 
 def attempt(name: str, action: Callable[[], str], fix: str) -> Check:
-    """A check that does something; what it says is the detail."""
+    """A check that runs `action`: what it returns, or its error, is the detail."""
     try:
         return Check(name=name, ok=True, detail=action())
     except (OstinatoError, OSError, subprocess.SubprocessError) as error:
@@ -34,5 +34,5 @@ def attempt(name: str, action: Callable[[], str], fix: str) -> Check:
 
 
 def gigabytes(size_bytes: float) -> str:
-    """A size in words."""
+    """A size in GiB."""
     return f"{size_bytes / 2**30:.1f} GiB"

@@ -11,19 +11,19 @@ from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.shapes import stage_activation_bytes
 
 _RANK_BYTES = 450 << 20  # of Python with torch and Megatron
-_TRAINED_BYTES = 16  # of a parameter: fp32 weights, gradients, moments
+_TRAINED_BYTES = 16  # per parameter: fp32 weights, gradients, moments
 _SERVED_BYTES = {Precision.FP32: 4, Precision.BF16: 2}
-_COMPARED_BYTES = 4  # of a version that is kept to compare older tokens under
+_COMPARED_BYTES = 4  # per parameter of each version that is kept for parity of older tokens
 _SERVED_COPIES = 3  # of an engine's weights: packed, as they came, and the next version's
 _WIDER = 2  # activations are counted in bf16 and kept in fp32
-# What a rank holds over the activations that are counted: gradients of them, and holes between blocks of many sizes.
+# Memory of a rank over its counted activations: their gradients, and holes between blocks of many sizes.
 # SmolLM2-135M held 3.0 times as much in pretraining, 3.4 times in RL.
 _HELD = 3.4
 _SERVICES_BYTES = 1 << 30  # Prefect's server, the flow, Ray's own processes, boxes
 
 
 def estimate_memory(recipe: Recipe) -> dict[str, int]:
-    """Bytes by what takes them, of the stage that takes most."""
+    """Bytes by consumer, of the stage that needs most."""
     parameters = num_parameters(recipe.model)
     rows = max(phase.microbatch_tokens for phase in recipe.pretraining.phases)
     pretraining = recipe.pretraining.world_size * _rank_bytes(recipe, parameters, rows)

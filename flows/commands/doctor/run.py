@@ -60,7 +60,7 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
 
 
 def show(checks: Sequence[Check]) -> None:
-    """A line each, and below what is not ok how to mend it."""
+    """Prints a line per check and, below one that failed, its fix."""
     for check in checks:
         mark = typer.style("ok    ", fg="green") if check.ok else typer.style("not ok", fg="red")
         typer.echo(f"{mark} {check.name:<22} {check.detail}")

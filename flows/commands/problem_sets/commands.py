@@ -29,7 +29,9 @@ def problems_from(
             "of Harbor, or a file of instances of SWE-bench (.json, .jsonl, .parquet)"
         ),
     ],
-    name: Annotated[str | None, typer.Option("--as", help="of the recipe; the source's")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="name of the recipe; the source's when absent")
+    ] = None,
     problems: Annotated[
         int, typer.Option(help="mutations over all splits", min=bringing.SMALLEST)
     ] = 100,
@@ -72,9 +74,11 @@ def problems_export(
     problems: Annotated[
         str, typer.Argument(help="artifact problems/NAME@VERSION, or folder of a built set")
     ],
-    directory: Annotated[Path, typer.Argument(help="gets a folder for each", file_okay=False)],
+    directory: Annotated[Path, typer.Argument(help="gets a folder per problem", file_okay=False)],
     form: Annotated[str, typer.Option("--format", help="harbor")] = "harbor",
-    limit: Annotated[int | None, typer.Option(help="the first so many", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="problems written, the first ones", min=1)
+    ] = None,
 ) -> Answer:
     """Writes problems as tasks of Harbor."""
     if form != "harbor":

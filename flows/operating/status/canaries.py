@@ -31,7 +31,7 @@ def open_canaries(settings: Settings, up: RunningUp, now: float) -> list[CanaryS
 
 
 def canary_rows(settings: Settings, up: RunningUp, now: float) -> Iterator[StatusRow]:
-    """A row for each."""
+    """A row per open canary."""
     for one in open_canaries(settings, up, now):
         arms = ", ".join(
             f"{name} {arm.checkpoint} {arm.share:.0%} of sessions, {arm.interactions} interactions"

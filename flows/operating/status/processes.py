@@ -68,7 +68,7 @@ def say_stopped(pids: Sequence[int]) -> str:
 
 
 def are_computing(roots: Sequence[int]) -> bool:
-    """Whether processes, or any below them, use a core to speak of, wait for one, or start others."""
+    """Whether processes, or any below them, compute, wait for a core, or start others."""
     before: dict[int, float] = {}
     for sample in range(_SAMPLES):
         table = ProcessTable()
@@ -86,7 +86,7 @@ def are_computing(roots: Sequence[int]) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a process and of those below it that ended."""
+    """CPU time of a process and of its children that ended."""
     with contextlib.suppress(psutil.Error):
         return float(sum(psutil.Process(pid).cpu_times()[:4]))
     return 0.0

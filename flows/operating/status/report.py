@@ -73,7 +73,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
 
 
 def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
-    """Prints a table of all parts and, below it, the findings. Columns without a word take no room."""
+    """Prints a table of all parts and, below it, the findings. Empty columns are left out."""
     now = time.time()
     columns = {
         "part": [row.part for row in rows],

@@ -1,4 +1,4 @@
-"""Rows of `ostinato status`, names of its findings, and the times after which a wait is one."""
+"""Rows of `ostinato status`, names of its findings, and the times after which a wait becomes a finding."""
 
 from enum import StrEnum
 

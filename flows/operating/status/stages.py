@@ -63,7 +63,7 @@ class StageFiles:
 
     @property
     def seen(self) -> str:
-        """Its last word on progress."""
+        """Its newest progress as text."""
         progress = self.progress
         return (
             "" if progress is None else f"{progress.done:g}/{progress.total:g} {progress.message}"
@@ -229,7 +229,7 @@ class StageRows:
 
 
 def _works_since(stage: StageFiles) -> float | None:
-    """Since when it should have come forward. None: it waits, and says for what."""
+    """When it last made progress. None where it waits for something that it names."""
     status = stage.status
     if status is None:
         return stage.progress.at if stage.progress is not None else None

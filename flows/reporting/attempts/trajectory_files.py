@@ -1,4 +1,4 @@
-"""Attempts as files: a page, parquet with a row an attempt, Harbor's ATIF with a document an attempt."""
+"""Attempts as files: a page, parquet with a row per attempt, Harbor's ATIF with a document per attempt."""
 
 import importlib
 import importlib.metadata
@@ -163,7 +163,7 @@ def _answers(
     segments: Sequence[Segment], turns: Sequence[dict[str, Any]]
 ) -> list[tuple[int, Segment, slice] | None]:
     """For each turn the tokens read before it, its segment and its sampled tokens there. None for all
-    when the sequences do not hold one run of sampled tokens a turn.
+    when the sequences do not hold one run of sampled tokens per turn.
     """
     found = [
         (run.start, segment, run) for segment in segments for run in _runs(segment.loss_mask_T)
