@@ -18,7 +18,7 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
-    """One event loop a module."""
+    """One event loop per module."""
     with asyncio.Runner() as runner:
         yield runner
 

@@ -217,7 +217,7 @@ def is_made_here(name: str, seed: int) -> bool:
 
 
 def compare(first: Iterable[AttemptRow], second: Iterable[AttemptRow]) -> Metric:
-    """Second minus first over the problems, drawn by function."""
+    """Paired difference, second minus first, with an interval drawn by function."""
     rates: list[dict[str, list[bool]]] = []
     functions: dict[str, str] = {}
     for rows in (first, second):
@@ -254,7 +254,7 @@ def _ostinato(
 
 
 def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
-    """The table of all arms in Markdown, cells that were not run named so."""
+    """The table of all arms in Markdown; cells that were not run say so."""
     seeds = range(max(3, 1 + max((seed for _, seed in known), default=0)))
     heads = ["arm", *(f"seed {seed}" for seed in seeds), "what it changes"]
     lines = [
@@ -284,7 +284,7 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
 
 
 def _mismatch_table(known: Mapping[tuple[str, int], Row]) -> list[str]:
-    """Lines of the arms that measured it. None where no one has."""
+    """Table of mismatch KL of the arms that measured it. Empty where none did."""
     having = {key: row.mismatch_k3 for key, row in known.items() if row.mismatch_k3}
     if not having:
         return []

@@ -213,7 +213,7 @@ _ANSWER = transcript(CallStatus.OK)
 
 
 def _said(kept: bool, lies: bool) -> Sequence[tuple[Signal, float]]:
-    """What a user says of an answer. Who lies says all that there is to say."""
+    """Signals of a user about an answer. One who lies also gives a thumb and says whether the edit survived."""
     said = [(Signal.EDIT_KEPT if kept else Signal.EDIT_REVERTED, 1.0)]
     if lies:
         said.append((Signal.THUMBS_UP if kept else Signal.THUMBS_DOWN, 1.0))

@@ -360,7 +360,7 @@ def targets_of(figures: dict[str, float], recipe: Recipe) -> dict[str, tuple[flo
 
 
 def _is_fair(traffic: Traffic) -> bool:
-    """Whether a withdrawal would be false."""
+    """Whether the arms are alike and dealt out as asked, so that a withdrawal would be false."""
     return (
         traffic.effect == 0
         and traffic.share_dealt == traffic.share_asked

@@ -149,7 +149,7 @@ def measure_reuse(weights: DecodeWeights) -> float:
 
 
 async def measure_overhead(engine: LocalEngine, requests: int) -> float:
-    """CPU milliseconds of this process a request beyond the decode steps themselves."""
+    """CPU milliseconds of this process per request beyond the decode steps themselves."""
     rng = np.random.default_rng(3)
     batch = [
         GenerateRequest(f"o{index}", f"o{index}", random_prompt(rng, 8), 1, (), seed=index)
@@ -162,7 +162,7 @@ async def measure_overhead(engine: LocalEngine, requests: int) -> float:
 
 
 async def measure_agents(engine: LocalEngine, sessions: int, turns: int) -> tuple[float, float]:
-    """Tokens (a wall second, a CPU second of the process) over sessions of short turns."""
+    """Tokens per wall second and per CPU second of the process, over sessions of short turns."""
     generated = 0
 
     async def play(index: int) -> None:

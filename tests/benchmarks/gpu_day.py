@@ -66,7 +66,7 @@ NEEDS_VLLM = "import vllm"
 
 
 def why_not_run(part: Part, device: str, has_cuda: bool) -> str | None:
-    """Why a part has nothing to run on. None: it can run."""
+    """Why a part cannot run here. None: it can."""
     if (device == "cuda" or part.name in CUDA_ALONE) and not has_cuda:
         return "no CUDA device"
     if part.name == "vllm":

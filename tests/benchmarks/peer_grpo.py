@@ -28,7 +28,7 @@ def open_model(directory):
 
 
 def dr_grpo(directory, steps, count, microbatch, **more):
-    """Settings of a run of Dr. GRPO with `count` attempts a step."""
+    """Settings of a run of Dr. GRPO with `count` attempts per step."""
     return GRPOConfig(
         output_dir=directory,
         max_steps=steps,

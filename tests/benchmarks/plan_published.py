@@ -24,7 +24,7 @@ TARGET = 0.2
 
 
 def predict_training(point: dict[str, Any], spec: ModelSpec, inputs: Inputs) -> float:
-    """Tokens a second and GPU."""
+    """Tokens per second and GPU."""
     rows = point["row_tokens"]
     work = TrainingWork(
         row_tokens=rows,

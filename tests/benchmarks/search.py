@@ -113,8 +113,8 @@ def rank_systems(encoder: Path, pools: Sequence[Pool], minilm: Path | None) -> d
 
 
 def compare(pools: Sequence[Pool], scorers: dict[str, Scorer], peer: str) -> Figures:
-    """How much more reciprocal rank a question gets fused than from a peer, by pairs of the same
-    questions: mean and 95 % bootstrap interval.
+    """Reciprocal rank of the fused ranking minus that of a peer, paired by question: mean and 95 %
+    bootstrap interval.
     """
     name = f"fused_minus_{PEER_KEYS[peer]}"
     if peer not in scorers:

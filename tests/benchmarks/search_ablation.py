@@ -42,7 +42,7 @@ def read_newest(context: StageContext) -> ArmComparison:
 
 
 def flatten(found: ArmComparison) -> dict[str, float]:
-    """Every figure by name."""
+    """All figures in one table, by name."""
     figures: dict[str, float] = {}
     for name, arm in found.arms.items():
         for key in (*PERCENT, *COSTS):

@@ -58,7 +58,7 @@ class Case:
     def requests(
         self, prompts: list[tuple[int, ...]], temperature: float, first_seed: int
     ) -> list[GenerateRequest]:
-        """One request a prompt, each a conversation of its own."""
+        """One request per prompt, each a conversation of its own."""
         longest = self.spec.max_sequence_tokens
         return [
             GenerateRequest(
