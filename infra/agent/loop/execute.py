@@ -176,13 +176,14 @@ async def _run_tool(
     call: ParsedCall, tool: Tool, environment: AgentEnvironment, config: HarnessConfig
 ) -> _Ran:
     """The call's outcome. Whatever it raises becomes a status or an infrastructure failure."""
+    limit_seconds = _limit_seconds(call, environment, config)
     try:
         with boundary(AgentError, f"tool {call.tool}"):
-            async with asyncio.timeout(_limit_seconds(call, environment, config)):
+            async with asyncio.timeout(limit_seconds):
                 return await _try_tool(call, tool, environment, config)
     except OstinatoError as error:
         if isinstance(error.__cause__, TimeoutError):
-            limit = f"{config.call_time_limit_seconds:g} seconds"
+            limit = f"{limit_seconds:g} seconds"
             return _Ran(CallStatus.TIMEOUT, f"error: {call.tool} ran longer than {limit}")
         if is_retryable(error) or not isinstance(error, SandboxError):
             return _Ran(CallStatus.ENVIRONMENT, "", failure=error)

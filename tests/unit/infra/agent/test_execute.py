@@ -126,10 +126,10 @@ def test_slow_calls_time_out_and_others_still_answer(environment) -> None:
         await asyncio.sleep(60)
         return question
 
-    slow = replace(environment, ask_user=never)
-    config = HarnessConfig(call_time_limit_seconds=0.05)
-    results = run(slow, "<ask_user>?</ask_user><todo_write>a</todo_write>", config)
+    slow = replace(environment, ask_user=never, ask_limit_seconds=0.05)
+    results = run(slow, "<ask_user>?</ask_user><todo_write>a</todo_write>")
     assert [result.record.status for result in results] == [CallStatus.TIMEOUT, CallStatus.OK]
+    assert results[0].text == "error: ask_user ran longer than 0.05 seconds"
 
 
 def test_independent_calls_run_at_the_same_time(environment) -> None:
