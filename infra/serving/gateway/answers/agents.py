@@ -312,7 +312,9 @@ class AgentService:
 
 
 def _told_detail(transcript: Transcript) -> str:
-    """Why an attempt ended. Of a box nothing but that it failed."""
+    """Why an attempt ended. Of a box or an engine nothing but that it failed."""
+    if transcript.end_reason is EndReason.ENGINE_FAILED:
+        return "the engine failed"
     if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
         return "the sandbox failed"
     return transcript.detail

@@ -79,12 +79,12 @@ async def test_same_seed_gives_the_same_sampling_seed(toy: Toy) -> None:
     assert seeds[:3] == seeds[3:] == [5, 6, 7]
 
 
-async def test_engine_failure_is_an_answer_with_a_reason(toy: Toy) -> None:
-    toy.model.failure = EngineError("replica 0 is gone")
+async def test_engine_failure_is_an_answer_without_what_the_server_says_of_it(toy: Toy) -> None:
+    toy.model.failure = EngineError("no checkpoint in /home/operator")
     async with toy.client() as client:
         answer = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
     assert answer["status"] == "engine_failed"
-    assert answer["detail"] == "replica 0 is gone"
+    assert answer["detail"] == "the engine failed"
 
 
 async def test_follow_up_to_an_attempt_without_an_answer_takes_the_headers_place(toy: Toy) -> None:
