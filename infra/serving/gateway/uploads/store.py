@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ostinato.infra.platform.errors import StorageError
@@ -106,9 +106,10 @@ class UploadStore:
         return last_used(self._folder(tenant) / upload_id) + self._hours * HOUR_SECONDS
 
     def use(self, tenant: str, upload_id: str) -> None:
-        """Keeps an upload for its whole time from now on."""
+        """Keeps an upload for its whole time from now on. What is gone already is no error."""
         now = self._wall_clock()
-        os.utime(self._folder(tenant) / upload_id / MANIFEST, (now, now))
+        with suppress(FileNotFoundError):
+            os.utime(self._folder(tenant) / upload_id / MANIFEST, (now, now))
 
     def repository(self, tenant: str, upload_id: str) -> PreparedRepository:
         """An upload as boxes take it."""

@@ -120,8 +120,8 @@ class Uploads:
 
     async def _make_room(self, tenant: str) -> None:
         """Closes the least recently used ones that no agent works on, of the tenant's own first."""
-        own = [key for key in self._open if key[0] == tenant]
-        for keys, most in ((own, MAX_OPEN_PER_TENANT), (list(self._open), MAX_OPEN)):
+        for owner, most in ((tenant, MAX_OPEN_PER_TENANT), (None, MAX_OPEN)):
+            keys = [key for key in self._open if owner in (key[0], None)]
             if len(keys) < most:
                 continue
             unused = next((key for key in keys if not self._users[key]), None)

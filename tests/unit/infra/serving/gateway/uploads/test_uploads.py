@@ -174,6 +174,28 @@ async def test_gc_removes_what_expired(
     assert [path.name for path in (tmp_path / "uploads").glob("*/*")] == [young]
 
 
+async def test_an_answer_outlives_the_upload_that_gc_removed_meanwhile(toy: Toy) -> None:
+    uploads = toy.context.uploads
+    async with toy.client() as client:
+        name = await send(client, files_tar({"a.py": b""}))
+    async with uploads.place("team", name) as place:
+        uploads.store.remove("team", name)
+        answer = place.repository.files
+    assert answer == {"a.py": b""}
+    await uploads.close()
+
+
+async def test_a_tenants_new_one_takes_the_place_of_its_own_alone(toy: Toy) -> None:
+    uploads = toy.context.uploads
+    for key, tenant, count in (("key-of-private", "private", 4), ("key-of-team", "team", 5)):
+        async with toy.client(key) as client:
+            names = [await send(client, files_tar({"a.py": b""})) for _ in range(count)]
+        for name in names:
+            await uploads.pristine(tenant, name)
+    assert [tenant for tenant, _ in uploads._open] == ["private"] * 4 + ["team"] * 4
+    await uploads.close()
+
+
 async def test_few_are_open_and_one_tenant_has_half_of_them(toy: Toy) -> None:
     uploads = toy.context.uploads
     async with toy.client() as client, toy.client("key-of-private") as other:
