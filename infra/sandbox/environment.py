@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxNotFound
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxNotFound
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
@@ -126,7 +126,7 @@ class RepositoryEnvironment:
             self._starts.move_to_end(key)
             snapshot = await asyncio.shield(self._starts[key])
             (sandbox,) = await self._backend.fork(snapshot)
-        except SandboxError:
+        except Exception:  # OSError and the like too: the next lease tries again
             self._starts.pop(key, None)
             raise
         finally:
@@ -146,11 +146,15 @@ class RepositoryEnvironment:
             await sandbox.close()
 
     async def _drop_old_starts(self) -> None:
-        unused = [key for key in self._starts if not self._starting[key]]
+        # a start that all its leases gave up may still run
+        unused = [
+            key for key, start in self._starts.items() if start.done() and not self._starting[key]
+        ]
         for key in unused[: max(0, len(self._starts) - _KEPT_STARTS)]:
             start = self._starts.pop(key)
             del self._starting[key]
-            await self._backend.remove_snapshot(start.result())
+            if start.exception() is None:
+                await self._backend.remove_snapshot(start.result())
 
 
 @asynccontextmanager

@@ -82,7 +82,7 @@ class RunBoxes(ABC):
         async with self._turns:
             for attempt in (1, 2):
                 channel = self._idle.pop() if self._idle else await self._start_box()
-                is_spent = False
+                is_spent = True  # a run that is given up goes on in its box
                 try:
                     reply, _ = await channel.request(
                         "run",

@@ -72,6 +72,57 @@ def test_failed_start_gives_its_place_back_and_is_tried_again(runner, wordkit):
     assert runner.run(fail_twice()) == {}
 
 
+def test_start_that_failed_for_any_reason_is_tried_again(runner, wordkit, monkeypatch):
+    async def fail_once():
+        environment = RepositoryEnvironment.create(wordkit, boxes=1)
+        create, fails = environment._backend.create, [OSError("no room")]
+
+        async def once(spec):
+            if fails:
+                raise fails.pop()
+            return await create(spec)
+
+        monkeypatch.setattr(environment._backend, "create", once)
+        try:
+            with pytest.raises(OSError, match="no room"):
+                await environment.lease()
+            async with environment.leased() as box:
+                return await box.diff()
+        finally:
+            await environment.close()
+
+    assert runner.run(fail_once()) == {}
+
+
+def test_start_that_nobody_waits_for_is_in_no_other_lease_s_way(runner, wordkit, monkeypatch):
+    monkeypatch.setattr("ostinato.infra.sandbox.environment._KEPT_STARTS", 0)
+
+    async def leave():
+        environment = RepositoryEnvironment.create(wordkit, boxes=1)
+        create, may_fail = environment._backend.create, asyncio.Event()
+
+        async def fail_late(spec):
+            if COUNTING in spec.files:
+                await may_fail.wait()
+                raise OSError("no room")
+            return await create(spec)
+
+        monkeypatch.setattr(environment._backend, "create", fail_late)
+        try:
+            waiting = asyncio.create_task(environment.lease({COUNTING: b"x = 1\n"}))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            async with environment.leased():  # while it starts
+                pass
+            may_fail.set()
+            async with environment.leased() as box:  # when it has failed
+                return await box.diff()
+        finally:
+            await environment.close()
+
+    assert runner.run(leave()) == {}
+
+
 def test_many_groups_side_by_side_get_their_own_files(runner, wordkit):
     async def lease_all():
         backend = open_backend()

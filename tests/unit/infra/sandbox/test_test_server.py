@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.fresh_runs import FreshRuns
+from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.config import ProblemsConfig, RepositorySource
@@ -421,3 +422,22 @@ def test_no_frame_below_a_test_holds_the_pristine_sources(runner, wordkit):
             await server.close()
 
     assert runner.run(run()).first_failure.message == "held by []"
+
+
+def test_box_of_a_run_that_was_given_up_gets_no_other(runner, wordkit):
+    async def give_up():
+        runs = FreshRuns(wordkit, SandboxLimits(), 1, hides_tests=False)
+        tests = ["tests/test_counting.py::test_count_words"]
+        endless = edit(wordkit, COUNTING, "total = 0", "import time; time.sleep(600)")
+        try:
+            await runs.start()
+            first = asyncio.create_task(runs.run({**wordkit.files, **endless}, tests, 300))
+            await asyncio.sleep(0.3)
+            first.cancel()
+            return await asyncio.wait_for(runs.run(wordkit.files, tests, 60), 50)
+        finally:
+            await runs.close()
+
+    assert runner.run(give_up())["outcomes"] == {
+        "tests/test_counting.py::test_count_words": "passed"
+    }
