@@ -142,7 +142,9 @@ class Recorder:
         if self._ledger.interactions.get(interaction.interaction_id) is not None:
             return  # asked again with the same idempotency key: what was kept first stands
         now = self._clock()
-        key = f"interactions/{interaction.interaction_id}/transcript.safetensors"
+        # a key of its own: of two requests at once the row tells which transcript is kept
+        name = f"transcript-{secrets.token_hex(4)}.safetensors"
+        key = f"interactions/{interaction.interaction_id}/{name}"
         self._objects.put_bytes(key, transcript.to_bytes())
         row = NewInteraction(
             interaction_id=interaction.interaction_id,
@@ -158,6 +160,10 @@ class Recorder:
             created_at=now,
         )
         self._ledger.interactions.record(row)
+        kept = self._ledger.interactions.get(row.interaction_id)
+        if kept is not None and kept.object_key != key:  # the other request was first
+            self._objects.delete(key)
+            return
         measured = {Signal.LATENCY_SECONDS: interaction.latency_seconds}
         if interaction.is_abandoned:
             measured[Signal.ABANDONED] = 1.0

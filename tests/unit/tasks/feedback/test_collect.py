@@ -71,7 +71,8 @@ async def test_nothing_vanishes_without_a_reason(make_toy: Callable[..., Toy]) -
     lost = await interact(toy)
     toy.model.failure = EngineError("replica 0 is gone")
     failed = await interact(toy)
-    toy.objects.delete(f"interactions/{lost}/transcript.safetensors")
+    (key,) = toy.objects.list(f"interactions/{lost}/")
+    toy.objects.delete(key)
     found = collect(toy.ledger, toy.objects, window(0, 3))
     assert len(found.interactions) == 1
     assert {skip.interaction_id: skip.reason.value for skip in found.skipped} == {
