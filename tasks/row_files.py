@@ -1,10 +1,11 @@
-"""Rows of a stranger's file: parquet (with pyarrow installed), JSON lines, or a JSON list."""
+"""Rows of a user's file: parquet (with pyarrow installed), JSON lines, or a JSON list."""
 
 import importlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ostinato.infra.platform.errors import ConfigError
 
@@ -24,7 +25,7 @@ def read_rows(
     if path.suffix not in suffixes:
         raise ConfigError(f"{path} ends in {path.suffix!r}, wanted {wanted}")
     if path.suffix == ".parquet":
-        yield from enumerate(_read_parquet(path, columns), 1)
+        yield from enumerate(read_parquet(path, str(path), columns), 1)
     elif path.suffix == ".jsonl":
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -42,20 +43,34 @@ def _parse(text: bytes, place: str) -> Any:
         raise ConfigError(f"{place} is not JSON: {error}") from None
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+@contextmanager
+def open_parquet(file: Path | IO[bytes], place: str) -> Iterator[Any]:
+    """The file as pyarrow's ParquetFile, of which the footer alone is read so far. `place`: what errors call it."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError(
-            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or "
+            f"{place}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or "
             "write JSON lines"
         ) from None
+    try:
+        opened = parquet.ParquetFile(file)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{place} is not read as parquet: {error}") from None
+    with opened:
+        yield opened
+
+
+def read_parquet(
+    file: Path | IO[bytes], place: str, columns: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Rows, unpacked a few at a time."""
     num_bytes = 0
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+    with open_parquet(file, place) as opened:
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
             num_bytes += batch.nbytes
             if num_bytes > MAX_PARQUET_BYTES:
                 raise ConfigError(
-                    f"{path} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
+                    f"{place} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
                 )
             yield from batch.to_pylist()

@@ -29,6 +29,7 @@ from ostinato.tasks.corpus.config import (
     FunctionLimits,
     TokenBudgets,
 )
+from ostinato.tasks.corpus.source_code.sources import pin_sources
 from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.mtp.config import MtpRequest, MtpResult
 from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
@@ -153,11 +154,13 @@ def search_directory(context: StageContext) -> str | None:
 
 def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
     """Source code and problems -> token shards and demonstrations."""
-    base = base_directory(context.recipe.base_checkpoint)
+    base, sources = base_directory(context.recipe.base_checkpoint), context.recipe.corpus.sources
+    pins = pin_sources(sources, context.settings)
 
     def build(directory: Path) -> tuple[Path, dict]:
         request = CorpusRequest(
             config=context.recipe.corpus,
+            pins=pins,
             limits=FunctionLimits(
                 max_lines=context.recipe.problems.max_function_lines,
                 max_characters=context.recipe.problems.max_function_characters,
@@ -167,14 +170,14 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
             search_directory=search_directory(context),
             tokenizer_path=None if base is None else str(base),
         )
-        _, summary = _run("corpus", request, CorpusResult, directory)
-        return corpus_files(directory), summary
+        result, summary = _run("corpus", request, CorpusResult, directory)
+        return corpus_files(directory), {**summary, SOURCES: result.sources}
 
     identity = {
         "config": context.recipe.corpus,
         "harness": context.recipe.harness,
         "base": base_identity(context.recipe),
-    }
+    } | ({"sources": pins} if any(pins) else {})
     return context.ensure("corpus", identity, (problems, *encoders_of(context)), build)
 
 

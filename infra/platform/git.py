@@ -1,18 +1,23 @@
 """git on untrusted repositories: no program that their configuration names is run."""
 
+import hashlib
 import os
 import posixpath
+import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
 _MAX_LINKS = 8  # of a chain from one link to the next
 _LINK = "120000"  # mode of a link in a tree
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FETCHED = "refs/fetched"  # commits by their names: what a name of ours holds, git keeps
 MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
 _SETTINGS = (
@@ -81,6 +86,58 @@ def run_git(
         return output
 
 
+class TreeEntry(NamedTuple):
+    """One path of a commit that is no folder."""
+
+    path: str
+    kind: str  # blob, or commit for a submodule
+    key: str  # name of the object
+    num_bytes: int
+    is_link: bool
+
+
+def resolve_commit(repository: Path, revision: str) -> str:
+    """The full name of the commit that a revision names. ProblemError when it names none."""
+    asked = f"{revision}^{{commit}}"
+    return run_git(repository, "rev-parse", "--verify", "--end-of-options", asked).decode().strip()
+
+
+def fetch_commit(url: str, revision: str, repository: Path) -> str:
+    """The full name of the commit that a revision of another repository names, which then lies in the
+    bare `repository` without its history. A commit that lies there already is not asked for again.
+    """
+    if not (repository / "HEAD").is_file():
+        repository.parent.mkdir(parents=True, exist_ok=True)
+        run_git(None, "init", "--quiet", "--bare", "--template=", "--", str(repository))
+    if _COMMIT.fullmatch(revision) and run_git(
+        repository, "for-each-ref", f"{_FETCHED}/{revision}"
+    ):
+        return revision
+    latest = f"refs/latest/{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
+    run_git(
+        repository, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules",
+        "--end-of-options", url, f"+{revision}:{latest}",
+    )  # fmt: skip
+    commit = resolve_commit(repository, latest)
+    run_git(repository, "update-ref", f"{_FETCHED}/{commit}", commit)
+    return commit
+
+
+def list_tree(
+    repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES
+) -> Iterator[TreeEntry]:
+    """Files, links and submodules of a commit. ProblemError for paths that leave the folder."""
+    arguments = ("ls-tree", "-r", "-z", "-l", "--full-tree", "--end-of-options", commit)
+    for entry in run_git(repository, *arguments, max_bytes=max_bytes).split(b"\0")[:-1]:
+        head, _, name = entry.partition(b"\t")
+        mode, kind, key, size = head.decode().split()
+        path = os.fsdecode(name)
+        if not _stays_inside(path):
+            raise ProblemError(f"{repository}: commit {commit} holds the invalid path {path!r}")
+        # no number for a submodule, nor for an object that is not there
+        yield TreeEntry(path, kind, key, int(size) if size.isdigit() else 0, mode == _LINK)
+
+
 def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) -> dict[str, bytes]:
     """Files of a commit by path as they are stored, `max_bytes` in all.
 
@@ -88,30 +145,10 @@ def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) 
     ProblemError for paths that leave the folder. Attributes are ignored: `git archive` and a
     checkout would run the filters that they and the repository's configuration name.
     """
-    listed = run_git(
-        repository,
-        "ls-tree",
-        "-r",
-        "-z",
-        "--full-tree",
-        "--end-of-options",
-        commit,
-        max_bytes=max_bytes,
-    )
-    modes: dict[str, str] = {}
-    objects: dict[str, str] = {}
-    for entry in listed.split(b"\0")[:-1]:
-        head, _, name = entry.partition(b"\t")
-        mode, kind, key = head.decode().split(" ")
-        path = os.fsdecode(name)
-        if not _stays_inside(path):
-            raise ProblemError(f"{repository}: commit {commit} holds the invalid path {path!r}")
-        if kind == "blob":
-            modes[path], objects[path] = mode, key
-    blobs = _read_blobs(repository, objects.values(), max_bytes)
-    is_link = {path: mode == _LINK for path, mode in modes.items()}
-    files = {path: blobs[key] for path, key in objects.items() if not is_link[path]}
-    links = {path: os.fsdecode(blobs[key]) for path, key in objects.items() if is_link[path]}
+    entries = [item for item in list_tree(repository, commit, max_bytes) if item.kind == "blob"]
+    blobs = read_blobs(repository, (item.key for item in entries), max_bytes)
+    files = {item.path: blobs[item.key] for item in entries if not item.is_link}
+    links = {item.path: os.fsdecode(blobs[item.key]) for item in entries if item.is_link}
     for link in links:
         target = _follow(link, links)
         if target in files:
@@ -124,7 +161,9 @@ def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) 
     return files
 
 
-def _read_blobs(repository: Path, keys: Iterable[str], max_bytes: int) -> dict[str, bytes]:
+def read_blobs(
+    repository: Path, keys: Iterable[str], max_bytes: int = MAX_OUTPUT_BYTES
+) -> dict[str, bytes]:
     """Content of objects by their names, as stored: `cat-file --batch` heeds no attribute."""
     names = list(dict.fromkeys(keys))
     asked = "".join(f"{name}\n" for name in names).encode()

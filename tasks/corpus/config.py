@@ -1,8 +1,9 @@
 """Settings, request and result of the corpus stage."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
@@ -18,21 +19,48 @@ DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluati
 class CodeSource(Record):
     """One place where general source code comes from."""
 
-    kind: Literal["standard_library", "package", "directory", "jsonl"]
+    kind: Literal["standard_library", "package", "directory", "git", "jsonl", "parquet"]
     """standard_library: of the Python that runs this; package: an installed one; directory: the
-    Python files below path; jsonl: a file with one source file a line"""
+    Python files below path; git: those of one commit; jsonl, parquet: one source file a row"""
     name: str = Field(default="", description="import name of an installed package, else a label")
     path: str = ""
-    """for directory and jsonl; a jsonl line has text and path"""
-    licence: str = Field(default="", description="for directory and jsonl; packages declare theirs")
+    """of a directory; of a git repository, or its URL; of a jsonl or parquet file, or a folder of
+    them, here or as s3://bucket/prefix"""
+    revision: str = Field(default="", description="for git: a commit in full, a tag or a branch")
+    text_column: str = Field(default="text", description="for jsonl and parquet")
+    path_column: str = Field(default="path", description="for jsonl and parquet")
+    licence_column: str = "licence"
+    """for jsonl and parquet; where a row has none, licence counts"""
+    licence: str = Field(default="", description="of all files; packages declare theirs")
 
     @model_validator(mode="after")
     def _located(self) -> "CodeSource":
         if self.kind == "package" and not self.name:
             raise ValueError("source of kind package has no name, wanted an import name")
-        if self.kind in ("directory", "jsonl") and not self.path:
+        if self.kind not in ("standard_library", "package") and not self.path:
             raise ValueError(f"source {self.name!r} of kind {self.kind} has no path")
+        if (self.kind == "git") != bool(self.revision):
+            wanted = "a commit, a tag or a branch" if self.kind == "git" else "none"
+            raise ValueError(
+                f"source {self.name!r} of kind {self.kind} has revision {self.revision!r}, wanted {wanted}"
+            )
+        for field in ("text_column", "path_column", "licence_column"):
+            value, default = getattr(self, field), CodeSource.model_fields[field].default
+            if value != default and self.kind not in ("jsonl", "parquet"):
+                raise ValueError(
+                    f"source {self.name!r} of kind {self.kind} has {field} {value!r}, wanted it for "
+                    "jsonl and parquet alone"
+                )
         return self
+
+    @field_validator("path")
+    @classmethod
+    def _without_password(cls, path: str) -> str:
+        if "://" in path and "@" in path and urlsplit(path).password:
+            raise ValueError(
+                "path is a URL with a password, wanted one without, for example ssh://"
+            )
+        return path
 
 
 class TokenBudgets(Record):
@@ -125,6 +153,8 @@ class CorpusRequest(Record):
     """One corpus to build."""
 
     config: CorpusConfig
+    pins: tuple[str, ...] = ()
+    """what each of the sources holds, as `pin_source` found it; without them it is found now"""
     limits: FunctionLimits = FunctionLimits()
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
     harness: HarnessConfig = HarnessConfig()
@@ -168,6 +198,7 @@ class CorpusResult(Record):
     demonstrations: int
     demonstration_tokens: int
     demonstrations_by_plan: dict[str, int]
+    sources: tuple[str, ...] = Field(default=(), description="with what they held when read")
     files_read: int
     files_dropped: dict[str, int] = Field(description="reason -> files")
     documents_decontaminated: int

@@ -10,11 +10,11 @@ from pathlib import Path
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.settings import Settings
 from ostinato.models.rendering import Renderer, load_renderer, train_tokenizer
 from ostinato.tasks.corpus.chat_rows import read_conversations
 from ostinato.tasks.corpus.config import (
     CONVERSATIONS,
-    CorpusConfig,
     CorpusRequest,
     CorpusResult,
     ShardStatistics,
@@ -41,7 +41,12 @@ from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
-from ostinato.tasks.corpus.source_code.sources import SourceFile, read_source
+from ostinato.tasks.corpus.source_code.sources import (
+    SourceFile,
+    describe_pins,
+    pin_sources,
+    read_source,
+)
 
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"
@@ -54,6 +59,7 @@ LIBRARY_REPEATS = 8
 class _Notes:
     """Counts for the statistics."""
 
+    sources: tuple[str, ...] = ()
     files_read: int = 0
     files_dropped: Counter[str] = field(default_factory=Counter)
     licences: Counter[str] = field(default_factory=Counter)
@@ -69,7 +75,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     )
     guard = Guard(source.problems)
     progress.update(0, 5, "reading sources")
-    files = _read_files(config, source, notes)
+    files = _read_files(request, source, notes, workspace.settings)
     functions = source.functions(request.limits)
     others = source.other_functions(request.limits)
     progress.update(1, 5, "tokenizer")
@@ -108,6 +114,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         demonstrations=len(demonstrations.documents),
         demonstration_tokens=sum(len(item.token_ids) for item in demonstrations.documents),
         demonstrations_by_plan=dict(sorted(demonstrations.by_plan.items())),
+        sources=notes.sources,
         files_read=notes.files_read,
         files_dropped=dict(notes.files_dropped),
         documents_decontaminated=guard.num_dropped,
@@ -119,16 +126,21 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     return result
 
 
-def _read_files(config: CorpusConfig, source: ProblemSource, notes: _Notes) -> list[SourceFile]:
+def _read_files(
+    request: CorpusRequest, source: ProblemSource, notes: _Notes, settings: Settings
+) -> list[SourceFile]:
     """General files that are neither copies of one another nor of the problem repositories."""
+    config = request.config
+    pins = request.pins or pin_sources(config.sources, settings)
+    notes.sources = describe_pins(config.sources, pins)
     deduplicator = Deduplicator(config.near_duplicate_ratio)
     for name in sorted({problem.repository for problem in source.problems}):
         for path, content in sorted(source.repository(name).files.items()):
             if path.endswith(".py"):
                 deduplicator.judge(content.decode(errors="replace"))
     kept: list[SourceFile] = []
-    for code_source in config.sources:
-        for file in read_source(code_source):
+    for code_source, pin in zip(config.sources, pins, strict=True):
+        for file in read_source(code_source, pin, settings, notes.files_dropped):
             notes.files_read += 1
             novelty = deduplicator.judge(file.text)
             if novelty is not Novelty.NEW:
@@ -184,7 +196,7 @@ class _ConversationSplit:
 
 
 def _read_conversations(request: CorpusRequest, renderer: Renderer) -> _ConversationSplit:
-    """Every so many, by `held_out_share` and at least one, are held out."""
+    """Splits the conversations at random: `held_out_share` of them, at least one, are held out."""
     config = request.config
     if not config.conversations:
         return _ConversationSplit()

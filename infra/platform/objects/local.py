@@ -9,7 +9,9 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
+from ostinato.infra.platform.objects.checksum import checksum_file
 from ostinato.models.flushing import flush
 
 _TEMPORARY_PREFIX = ".put-"
@@ -71,6 +73,15 @@ class LocalBackend:
                 with contextlib.suppress(FileNotFoundError):  # an upload that ended meanwhile
                     found[path.relative_to(self.root).as_posix()] = path.stat().st_mtime
         return found
+
+    def versions(self, path: str, suffix: str) -> dict[str, str]:
+        """Checksums by key: of the file `path`, or of those below it that end in `suffix`."""
+        below = [key for key in self.keys(f"{path}/" if path else "") if key.endswith(suffix)]
+        keys = [path] if self.exists(path) else filter(self.exists, below)
+        return {key: checksum_file(self.root / key) for key in keys}
+
+    def open(self, key: str) -> IO[bytes]:
+        return (self.root / key).open("rb")
 
     def remove(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)

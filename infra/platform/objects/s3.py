@@ -2,8 +2,9 @@
 too.
 """
 
+import io
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 from pydantic import Field, SecretStr
@@ -13,6 +14,7 @@ from ostinato.infra.platform.record import Record
 _CONNECT_TIMEOUT_SECONDS = 3
 _READ_TIMEOUT_SECONDS = 30
 _ATTEMPTS = 2
+_BLOCK_BYTES = 4 << 20  # read at once of an open object, at least
 
 
 class S3Options(Record):
@@ -92,6 +94,19 @@ class S3Backend:
     def _infos(self, prefix: str) -> dict[str, Any]:
         found = self._files.find(self._path(prefix.rstrip("/")), detail=True)
         return {path.removeprefix(self._base + "/"): info for path, info in found.items()}
+
+    def versions(self, path: str, suffix: str) -> dict[str, str]:
+        """ETags by key: of the object `path`, or of those below it that end in `suffix`."""
+        return {
+            key: info["ETag"].strip('"')
+            for key, info in self._infos(path).items()
+            if key == path or key.endswith(suffix)
+        }
+
+    def open(self, key: str) -> IO[bytes]:
+        """Reads that meet another ETag than the first fail."""
+        opened = self._files.open(self._path(key), "rb", block_size=_BLOCK_BYTES)
+        return io.BufferedReader(opened)  # its own lines copy a whole block each
 
     def remove(self, key: str) -> None:
         if self.exists(key):

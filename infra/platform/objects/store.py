@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -102,6 +103,21 @@ class ObjectStore:
         with self._operation("list", folder):
             return self._backend.changed_at(folder)
 
+    def versions(self, path: str, suffix: str = "") -> dict[str, str]:
+        """By key what changes with the bytes, a checksum or an ETag: of the object `path`, or of those
+        below it that end in `suffix`. An empty path is the whole store.
+        """
+        with self._operation("list", path or "."):
+            return self._backend.versions(path, suffix)
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[IO[bytes]]:
+        """The object as a file that is read in pieces, wherever its reader wants them."""
+        with self._operation("read", key):
+            file = self._backend.open(key)
+        with file:
+            yield file
+
     def delete(self, key: str) -> None:
         """Remove the object. Nothing happens if there is none."""
         with self._operation("delete", key):
@@ -135,7 +151,7 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the disk is full; free space, then run again"
     if isinstance(error, PermissionError):
-        return f"permission denied ({error}); check OSTINATO_OBJECT_STORE_URL and credentials"
+        return f"permission denied ({error}); check the URL and credentials"
     if "Credentials" in kind:
         return f"{error}; set OSTINATO_S3_ACCESS_KEY_ID and OSTINATO_S3_SECRET_ACCESS_KEY"
     if "Connect" in kind or "Timeout" in kind or "Endpoint" in str(error):
@@ -143,10 +159,10 @@ def _explain(error: Exception) -> str:
     return f"{kind}: {error}"
 
 
-def open_object_store(settings: Settings) -> ObjectStore:
-    """The store that the settings name."""
+def open_object_store(settings: Settings, url: str | None = None) -> ObjectStore:
+    """The store that the settings name, or another one that their endpoint and credentials reach."""
     return ObjectStore.from_url(
-        settings.object_store_url,
+        url or settings.object_store_url,
         S3Options(
             endpoint_url=settings.s3_endpoint_url,
             region=settings.s3_region,

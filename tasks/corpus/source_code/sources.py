@@ -2,18 +2,22 @@
 
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path
-
-from pydantic import BaseModel, ValidationError
+from pathlib import Path, PurePath
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.objects import checksum_bytes
+from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.corpus.config import CodeSource
+from ostinato.tasks.corpus.source_code.git_source import open_commit, read_commit
+from ostinato.tasks.corpus.source_code.row_source import pin_rows, read_rows
 
 MAX_FILE_CHARACTERS = 200_000
 MIN_FILE_CHARACTERS = 200
+_MAX_FILE_BYTES = 4 * MAX_FILE_CHARACTERS  # of a file of so many characters
 STANDARD_LIBRARY_LICENCE = "PSF-2.0"
 SKIPPED_DIRECTORIES = frozenset(
     ("__pycache__", "site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "_vendor")
@@ -30,16 +34,39 @@ class SourceFile:
     licence: str
 
 
-class _Row(BaseModel):
-    """One line of a JSON lines file. Other fields are ignored."""
+def pin_sources(sources: Sequence[CodeSource], settings: Settings) -> tuple[str, ...]:
+    """What each source holds now: a commit, or a checksum. Empty for packages, whose content is not looked at.
+    ConfigError for a place that cannot be read.
+    """
+    return tuple(_pin(source, settings) for source in sources)
 
-    text: str
-    path: str
-    licence: str | None = None
+
+def _pin(source: CodeSource, settings: Settings) -> str:
+    match source.kind:
+        case "git":
+            return open_commit(source, source.revision, settings)[1]
+        case "jsonl" | "parquet":
+            return pin_rows(source, settings)
+        case "directory":
+            files = [
+                f"{file.path} {checksum_bytes(file.text.encode())}"
+                for file in _read_directory(source)
+            ]
+            return checksum_bytes("\n".join(files).encode())
+        case _:
+            return ""
 
 
-def read_source(source: CodeSource) -> Iterator[SourceFile]:
-    """The files of one source."""
+def describe_pins(sources: Sequence[CodeSource], pins: Sequence[str]) -> tuple[str, ...]:
+    """Each source with what it held."""
+    names = [source.path or source.name or source.kind for source in sources]
+    return tuple(f"{name} at {pin}" if pin else name for name, pin in zip(names, pins, strict=True))
+
+
+def read_source(
+    source: CodeSource, pin: str, settings: Settings, dropped: Counter[str]
+) -> Iterator[SourceFile]:
+    """The files of one source as `pin_sources` found it. What cannot be a file is counted in `dropped`."""
     match source.kind:
         case "standard_library":
             root = Path(sysconfig.get_paths()["stdlib"])
@@ -47,12 +74,24 @@ def read_source(source: CodeSource) -> Iterator[SourceFile]:
         case "package":
             yield from _read_package(source.name)
         case "directory":
-            root = Path(source.path)
-            if not root.is_dir():
-                raise ConfigError(f"corpus source {source.name!r}: no directory {source.path}")
-            yield from _read_tree(source.name or root.name, root, source.licence or "unknown")
-        case "jsonl":
-            yield from _read_jsonl(source)
+            yield from _read_directory(source)
+        case "git":
+            repository, commit = open_commit(source, pin, settings)
+            name = source.name or PurePath(source.path.rpartition(":")[2]).name.removesuffix(".git")
+            for path, content in read_commit(repository, commit, _is_wanted, dropped):
+                yield from _make_file(name, path, content, source.licence or "unknown")
+        case "jsonl" | "parquet":
+            for stem, row in read_rows(source, pin, settings):
+                if MIN_FILE_CHARACTERS <= len(row.text) <= MAX_FILE_CHARACTERS:
+                    licence = row.licence or source.licence or "unknown"
+                    yield SourceFile(source.name or stem, row.path, row.text, licence)
+
+
+def _read_directory(source: CodeSource) -> Iterator[SourceFile]:
+    root = Path(source.path)
+    if not root.is_dir():
+        raise ConfigError(f"corpus source {source.name!r}: no directory {source.path}")
+    yield from _read_tree(source.name or root.name, root, source.licence or "unknown")
 
 
 def _read_package(name: str) -> Iterator[SourceFile]:
@@ -61,7 +100,8 @@ def _read_package(name: str) -> Iterator[SourceFile]:
         raise ConfigError(f"corpus source {name!r}: package is not installed")
     licence = package_licence(name)
     if not spec.submodule_search_locations:
-        yield from _read_one(name, Path(spec.origin), Path(spec.origin).name, licence)
+        origin = Path(spec.origin)
+        yield from _make_file(name, origin.name, origin.read_bytes(), licence)
         return
     for location in spec.submodule_search_locations:
         yield from _read_tree(name, Path(location), licence)
@@ -83,35 +123,21 @@ def package_licence(import_name: str) -> str:
 
 def _read_tree(source: str, root: Path, licence: str) -> Iterator[SourceFile]:
     for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        is_file = stat.S_ISREG(path.lstat().st_mode)  # links may lead out, pipes never end
-        if is_file and not SKIPPED_DIRECTORIES.intersection(relative.parts[:-1]):
-            yield from _read_one(source, path, relative.as_posix(), licence)
+        relative, status = path.relative_to(root), path.lstat()
+        is_file = stat.S_ISREG(status.st_mode)  # links may lead out, pipes never end
+        if is_file and _is_wanted(relative, status.st_size):
+            yield from _make_file(source, relative.as_posix(), path.read_bytes(), licence)
 
 
-def _read_one(source: str, path: Path, shown_path: str, licence: str) -> Iterator[SourceFile]:
+def _is_wanted(path: PurePath, num_bytes: int) -> bool:
+    is_skipped = bool(SKIPPED_DIRECTORIES.intersection(path.parts[:-1]))
+    return path.name.endswith(".py") and num_bytes <= _MAX_FILE_BYTES and not is_skipped
+
+
+def _make_file(source: str, path: str, content: bytes, licence: str) -> Iterator[SourceFile]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         return
     if MIN_FILE_CHARACTERS <= len(text) <= MAX_FILE_CHARACTERS:
-        yield SourceFile(source, shown_path, text, licence)
-
-
-def _read_jsonl(source: CodeSource) -> Iterator[SourceFile]:
-    path = Path(source.path)
-    if not path.is_file():
-        raise ConfigError(f"corpus source {source.name!r}: no file {source.path}")
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = _Row.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                place = ".".join(map(str, first["loc"])) or "the line"
-                raise ConfigError(
-                    f'{source.path}:{number}: {place}: {first["msg"]}, wanted {{"text": ..., "path": ...}}'
-                ) from None
-            licence = row.licence or source.licence or "unknown"
-            if MIN_FILE_CHARACTERS <= len(row.text) <= MAX_FILE_CHARACTERS:
-                yield SourceFile(source.name or path.stem, row.path, row.text, licence)
+        yield SourceFile(source, path, text, licence)

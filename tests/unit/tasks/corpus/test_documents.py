@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import json
-import os
 import random
 from pathlib import Path
 
@@ -12,10 +10,10 @@ import pytest
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.tasks.corpus.config import CodeSource, CorpusConfig, DemonstrationConfig
+from ostinato.tasks.corpus.config import CorpusConfig, DemonstrationConfig
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
@@ -31,7 +29,6 @@ from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import read_function
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
-from ostinato.tasks.corpus.source_code.sources import package_licence, read_source
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem
 
@@ -95,58 +92,6 @@ def test_copies_are_told_from_news() -> None:
     assert deduplicator.judge("x") is Novelty.NEW
 
 
-def test_sources_are_read_with_their_licence(tmp_path: Path) -> None:
-    assert package_licence("pytest") == "MIT"
-    assert package_licence("no_such_package") == "unknown"
-    lines = [json.dumps({"text": "x = 1\n" * 60, "path": "a.py"})]
-    (tmp_path / "code.jsonl").write_text("\n".join(lines))
-    source = CodeSource(kind="jsonl", path=str(tmp_path / "code.jsonl"), licence="CC0-1.0")
-    (file,) = read_source(source)
-    assert (file.path, file.licence, file.source) == ("a.py", "CC0-1.0", "code")
-    modules = {file.path for file in read_source(CodeSource(kind="package", name="json"))}
-    assert modules == {"decoder.py", "encoder.py", "scanner.py", "__init__.py", "tool.py"}
-
-
-def test_bad_sources_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no_such_package"):
-        list(read_source(CodeSource(kind="package", name="no_such_package")))
-    (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
-    with pytest.raises(ConfigError, match=r"bad.jsonl:1"):
-        list(read_source(CodeSource(kind="jsonl", path=str(tmp_path / "bad.jsonl"))))
-    with pytest.raises(ConfigError, match="missing"):
-        list(read_source(CodeSource(kind="directory", path=str(tmp_path / "missing"))))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"text": 5, "path": "a.py"}',
-        b'{"text": null, "path": "a.py"}',
-        b'{"text": "x", "path": ["a.py"]}',
-        b'{"text": "caf\xe9", "path": "a.py"}',
-        b"[" * 100_000,
-        b'"text"',
-    ],
-)
-def test_a_bad_line_of_code_is_named(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "x", "path": "a.py"}\n' + line + b"\n")
-    with pytest.raises(ConfigError, match=r"bad.jsonl:2"):
-        list(read_source(CodeSource(kind="jsonl", path=str(tmp_path / "bad.jsonl"))))
-
-
-def test_only_files_of_the_folder_itself_are_read(tmp_path: Path) -> None:
-    code, folder = "x = 1\n" * 60, tmp_path / "code"
-    (folder / "folder.py").mkdir(parents=True)
-    (folder / "kept.py").write_text(code)
-    (tmp_path / "secret.py").write_text(code)
-    (folder / "link.py").symlink_to(tmp_path / "secret.py")
-    (folder / "dangling.py").symlink_to(tmp_path / "nothing.py")
-    (folder / "linked").symlink_to(tmp_path)
-    os.mkfifo(folder / "pipe.py")
-    read = read_source(CodeSource(kind="directory", path=str(folder)))
-    assert [file.path for file in read] == ["kept.py"]
-
-
 def test_prompts_become_templates(problems_directory: Path) -> None:
     source = read_problem_source(problems_directory)
     assert source.prompt_templates() == ("Fix {symbol} in {path}",)
@@ -176,7 +121,3 @@ def test_a_rare_kind_of_bug_still_fills_its_budget() -> None:
 def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted at most 1"):
         DemonstrationConfig(wrong_first_share=0.8, give_up_share=0.3)
-    with pytest.raises(ValueError, match="no path"):
-        CodeSource(kind="jsonl")
-    with pytest.raises(ValueError, match="import name"):
-        CodeSource(kind="package")
