@@ -94,16 +94,23 @@ class IssuedKeys:
     @contextmanager
     def _changing(self) -> Iterator[Callable[[tuple[IssuedKey, ...]], None]]:
         """Holds the file's lock, and gives a function that replaces the keys."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        lock = self._path.with_name(f".{self._path.name}.lock")
-        with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with locked(self._path):
             yield lambda keys: write_private(self._path, _KEYS.dump_json(keys, indent=1))
 
 
 def digest_of(api_key: str) -> str:
     """SHA-256. Keys are drawn with 192 bits, so nothing slower is needed."""
     return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, which need not be there yet. Its folder is made when needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from ostinato.infra.platform.admission import TokenBucket
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig, TenantConfig
-from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, write_private
+from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, locked, write_private
 
 FILE_NAME = "gateway_keys.json"
 DAY_SECONDS = 86_400.0
@@ -75,12 +75,11 @@ class Tenants:
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
     """Consenting tenants of this machine by name. Their keys stay from start to start."""
     path = directory / FILE_NAME
-    keys: dict[str, str] = _read(path)
-    missing = [name for name in names if name not in keys]
-    if missing:
-        keys |= {name: f"ostinato-{secrets.token_urlsafe(24)}" for name in missing}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_private(path, json.dumps(keys, indent=1).encode())
+    keys = _read(path)
+    if not keys.keys() >= set(names):
+        with locked(path):  # of several first starts at once one makes the keys
+            keys = {name: f"ostinato-{secrets.token_urlsafe(24)}" for name in names} | _read(path)
+            write_private(path, json.dumps(keys, indent=1).encode())
     limit = RateLimitConfig(requests_per_minute=60_000, burst_requests=1_000)
     return {
         name: TenantConfig(

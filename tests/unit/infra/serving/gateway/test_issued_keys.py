@@ -1,6 +1,8 @@
 """Keys by command: hashed, revocable while the gateway runs, with a rate and a budget each."""
 
+import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.config import Caller, IssuedKey, RateLimitConfig
 from ostinato.infra.serving.gateway.issued_keys import FILE_NAME, IssuedKeys
+from ostinato.infra.serving.gateway.tenants import local_tenants
 from tests.fakes.toy_gateway import Toy
 
 CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first"}]}
@@ -68,6 +71,19 @@ def test_keys_issued_at_once_are_all_kept(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len({key.key_id for key in IssuedKeys(tmp_path).read()}) == 20
+
+
+def test_first_starts_at_once_have_the_same_local_keys(tmp_path: Path) -> None:
+    starts = threading.Barrier(8)
+
+    def start(number: int) -> str:
+        starts.wait()
+        tenant = local_tenants(tmp_path, ("people", f"other-{number}"))["people"]
+        return tenant.api_keys[0].get_secret_value()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(start, range(8)))) == 1
+    assert len(json.loads((tmp_path / "gateway_keys.json").read_text())) == 9
 
 
 def test_unknown_key_id_and_damaged_file_are_named(tmp_path: Path) -> None:
