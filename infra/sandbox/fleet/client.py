@@ -189,9 +189,6 @@ class FleetClient:
         if not alive:
             raise SandboxLost(f"{self._fleet_name} is not registered, wanted a live sandbox fleet")
         drawn = random.sample(alive, min(_NUM_CANDIDATES, len(alive)))
-        for name in drawn:
-            if name not in self._nodes:
-                self._nodes[name] = ray.get_actor(name)
         answers = await asyncio.gather(*map(self._ask_load, drawn), return_exceptions=True)
         scores = {
             name: answer.score(self._asking[name])
@@ -203,6 +200,8 @@ class FleetClient:
         return min(scores, key=scores.__getitem__)
 
     async def _ask_load(self, name: str) -> NodeLoad:
+        if name not in self._nodes:
+            self._nodes[name] = ray.get_actor(name)  # ValueError: it ended after the listing
         async with asyncio.timeout(_LOAD_SECONDS):
             return await _answer(self._nodes[name].load.remote(), f"load of {name}")
 
@@ -215,6 +214,9 @@ class FleetClient:
                     over = await _answer(self._nodes[name].renew.remote(held), f"renewal by {name}")
                 except ClusterError as error:  # a restarted node reports them as over later
                     _logger.info("no renewal %s", fields(node=name, error=str(error)))
+                    continue
+                except Exception:  # without renewals every lease would end
+                    _logger.exception("no renewal %s", fields(node=name))
                     continue
                 for lease_id in over:
                     box = self._live.pop(lease_id, None)

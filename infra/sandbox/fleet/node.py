@@ -199,6 +199,8 @@ class BoxNode:
                         await self._end_box(lease_id)
                 except SandboxError as error:
                     _logger.warning("box did not end %s", fields(lease=lease_id, error=str(error)))
+                except Exception:  # without reaping no other lease would end
+                    _logger.exception("box did not end %s", fields(lease=lease_id))
             await asyncio.sleep(_REAP_SECONDS)
 
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +18,10 @@ from ostinato.infra.platform.errors import (
     SandboxLost,
 )
 from ostinato.infra.sandbox.fleet.node import BoxNode, NodeLoad
+from ostinato.infra.sandbox.host import backend
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.snapshots.layers import remove_folder
 
 LONG = 300.0
 
@@ -82,6 +85,23 @@ async def test_a_silent_holder_loses_its_box_and_a_renewing_one_keeps_it(wordkit
             await node.call("silent", "diff")
         assert await node.renew(["silent", "alive"]) == ["silent"]
         assert await node.call("alive", "diff") == {}
+
+
+async def test_leases_are_ended_after_one_whose_folder_could_not_be_removed(wordkit, monkeypatch):
+    folders = []
+
+    def fail_first(folder: Path) -> None:
+        folders.append(folder)
+        if len(folders) == 1:
+            raise OSError("input/output error")
+        remove_folder(folder)
+
+    async with open_node(wordkit, 2) as node:
+        await node.acquire("first", "wordkit", 0.5, LONG)
+        await node.acquire("second", "wordkit", 1.5, LONG)
+        monkeypatch.setattr(backend, "remove_folder", fail_first)
+        await until(node, (0, 0))
+        assert folders
 
 
 async def test_a_full_node_refuses_after_the_wait_and_serves_in_order_after_a_release(wordkit):
