@@ -10,7 +10,7 @@ from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.ledger.tables import CYCLES
 
-_LOCK = 71_005
+_LOCK = 71_006
 
 
 class CycleRepository(Repository):

@@ -1,5 +1,7 @@
 """Failures under the ledger: each is one message with the URL and what to do, and loses no row."""
 
+import importlib
+import pkgutil
 import signal
 import socket
 import sqlite3
@@ -13,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from ostinato.infra.platform import ledger
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.database import Database
@@ -140,3 +143,14 @@ def test_first_connection_waits_for_another_process_that_makes_the_database(tmp_
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
     release.join()
     other.close()
+
+
+def test_every_lock_of_the_ledger_has_its_own_number() -> None:
+    modules = pkgutil.iter_modules(ledger.__path__, f"{ledger.__name__}.")
+    numbers = [
+        number
+        for module in modules
+        for name, number in vars(importlib.import_module(module.name)).items()
+        if name.endswith("_LOCK")
+    ]
+    assert len(set(numbers)) == len(numbers) >= 7
