@@ -260,7 +260,11 @@ def plan(
 @answering
 def import_command(
     place: Annotated[
-        str, typer.Argument(help="model directory, GGUF file, archive, or a pinned model: smollm2")
+        str,
+        typer.Argument(
+            help="model directory, GGUF file, archive, ORG/NAME[@REVISION] of the Hugging Face hub, or "
+            "a pinned model: smollm2"
+        ),
     ],
     name: Annotated[str | None, typer.Option("--as", help="name of the artifact")] = None,
     chat_template: Annotated[

@@ -14,7 +14,7 @@ from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.conversion.pinned import find_pinned
+from ostinato.tasks.conversion.pinned import find_hub_model, find_pinned
 from ostinato.tasks.records import Scorecard
 
 KIND = "checkpoint"
@@ -54,6 +54,8 @@ def import_model(
         f"{facts['dtype']}"
     )
     say(f"chat template: {facts['chat_template']}")
+    if find_hub_model(place) is not None:
+        say(f"commit: {facts['source']}")
     return ref
 
 
@@ -116,6 +118,8 @@ def _scores(settings: Settings, lineage: list[str]) -> list[str]:
 
 
 def _name_of(place: str) -> str:
-    """Last part of a path in the letters of a name, without the endings of files."""
+    """Last part of a path or of a hub's model in the letters of a name, without the endings of files."""
+    model = find_hub_model(place)
+    place = model.repository if model else place
     stem = re.sub(r"\.(gguf|whl|zip|tar|tgz|gz|xz|bz2)\b", "", Path(place).resolve().name)
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"

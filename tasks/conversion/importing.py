@@ -3,6 +3,7 @@
 import json
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from jinja2 import TemplateSyntaxError
@@ -34,8 +35,8 @@ def import_model(
     field, value seen and value wanted; then nothing is left behind. `chat_template`: a file or one of
     our names, in place of the model's own.
     """
-    with open_source(place, cache, directory.parent) as source:
-        family, spec = _read_shape(source)
+    with open_source(place, cache, directory.parent, _read_shape) as source:
+        family, spec = _read_shape(source.place, source.config)
         _check_tensors(source, family, spec)
         tokenizer = _read_tokenizer(source, spec)
         _check_template(source)
@@ -46,7 +47,7 @@ def import_model(
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
             "stage": "import",
-            "source": place,
+            "source": source.place,
             "family": family.model_type,
             "dtype": dtype,
             "parameters": num_parameters(spec),
@@ -65,20 +66,20 @@ def import_model(
     return facts
 
 
-def _read_shape(source: PublishedModel) -> tuple[Family, ModelSpec]:
-    name = source.config.get("model_type")
+def _read_shape(place: str, config: dict[str, Any]) -> tuple[Family, ModelSpec]:
+    name = config.get("model_type")
     if not isinstance(name, str):
-        raise ConfigError(f"{source.place}: config.json has model_type {name!r}, wanted a name")
+        raise ConfigError(f"{place}: config.json has model_type {name!r}, wanted a name")
     family: Family = FAMILIES.load(name)
     try:
-        return family, family.spec_of(source.config)
+        return family, family.spec_of(config)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         text = f"{field} = {first['input']!r}: {first['msg']}" if field else first["msg"]
-        raise ConfigError(f"{source.place}: config.json gives no possible shape: {text}") from None
+        raise ConfigError(f"{place}: config.json gives no possible shape: {text}") from None
     except ValueError as error:
-        raise ConfigError(f"{source.place}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _stored_dtype(source: PublishedModel, spec: ModelSpec, name: str) -> torch.dtype:

@@ -1,5 +1,6 @@
 """Public models that are known by name. Imports without torch, so that a wrong name is refused at once."""
 
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -19,16 +20,35 @@ class PinnedModel(Record):
     licence: str
 
 
+class HubModel(Record):
+    """A repository of the Hugging Face hub at a branch, tag or commit."""
+
+    repository: str
+    revision: str = "main"
+
+
+_HUB_MODEL = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?", re.ASCII)
+ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+
+
+def find_hub_model(place: str) -> HubModel | None:
+    """The model that ORG/NAME or ORG/NAME@REVISION names. None for a path that exists, or is a file's."""
+    found = _HUB_MODEL.fullmatch(place)
+    if found is None or place.endswith((".gguf", *ARCHIVE_SUFFIXES)) or Path(place).exists():
+        return None
+    return HubModel(repository=found[1], revision=found[2] or "main")
+
+
 def find_pinned(place: str) -> PinnedModel | None:
-    """The public model of that name, None for a path. ConfigError when it is neither."""
-    if Path(place).exists():
+    """The public model of that name, None for a path or a model of the hub. ConfigError for another name."""
+    if Path(place).exists() or find_hub_model(place) is not None:
         return None
     pinned = _pinned_models()
     if place in pinned:
         return pinned[place]
     raise ConfigError(
-        f"{place!r} does not exist, wanted a model directory, a GGUF file, an archive, or one of "
-        f"the pinned models {', '.join(pinned)}"
+        f"{place!r} does not exist, wanted a model directory, a GGUF file, an archive, ORG/NAME of "
+        f"the Hugging Face hub, or one of the pinned models {', '.join(pinned)}"
     )
 
 

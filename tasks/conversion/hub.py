@@ -1,0 +1,160 @@
+"""Models of the Hugging Face hub, fetched once into a cache of the hub's own layout.
+
+What the hub's library reads of the environment counts: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, proxies.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils import filter_repo_objects
+
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.published_models import CONFIG
+from ostinato.tasks.conversion.pinned import HubModel
+
+# other forms of a model stand in folders; Mistral's own form of the weights beside the shards
+_LEFT_OUT = ["*/*", "consolidated*"]
+_WEIGHTS, _PICKLES = ".safetensors", (".bin", ".pt", ".pth")
+_SECONDS = 30  # for an answer without files
+
+
+def fetch_model(
+    model: HubModel,
+    patterns: Sequence[str],
+    cache: Path,
+    scratch: Path,
+    check: Callable[[str, Path], object],
+) -> tuple[Path, str]:
+    """The directory with the files of `patterns`, and the model named by its commit. `check` gets that name
+    and config.json before weights are fetched. What the user's own cache of the hub holds is read
+    there; without a network, what a cache holds of the revision is taken.
+
+    ConfigError names model and fix, before weights are fetched. Files that came whole are kept.
+    """
+    name, revision = model.repository, model.revision
+    with _explaining(model):
+        try:
+            info = HfApi().model_info(
+                name, revision=revision, timeout=_SECONDS, files_metadata=True
+            )
+        except (httpx2.TransportError, errors.OfflineModeIsEnabled):
+            found = _find_copy(name, revision, patterns, cache) or _find_copy(
+                name, revision, patterns
+            )
+            if found is None:
+                raise
+            return found, f"{name}@{found.name}"
+        commit, place = str(info.sha), f"{name}@{info.sha}"
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        wanted = list(
+            filter_repo_objects(sizes, allow_patterns=list(patterns), ignore_patterns=_LEFT_OUT)
+        )
+        own = _find_copy(name, commit, patterns)
+        if own is not None and all((own / file).is_file() for file in wanted):
+            return own, place
+        _check_files(place, wanted, sizes)
+        if info.gated:
+            HfApi().auth_check(name)
+        check(place, _snapshot(name, commit, [CONFIG], cache) / CONFIG)
+        missing = sum(
+            sizes[file]
+            for file in wanted
+            if not isinstance(try_to_load_from_cache(name, file, cache, commit), str)
+        )
+        _check_disk(place, missing, sum(sizes[file] for file in wanted), cache, scratch)
+        fetched = _snapshot(name, revision, patterns, cache)
+        return fetched, f"{name}@{fetched.name}"
+
+
+@contextmanager
+def _explaining(model: HubModel) -> Iterator[None]:
+    hub, text = constants.ENDPOINT, ""
+    url = f"{hub}/{model.repository}"
+    try:
+        yield
+    except errors.GatedRepoError:
+        text = f"is gated: accept its conditions at {url}, then set HF_TOKEN to a token of that account"
+    except errors.RepositoryNotFoundError:
+        text = (
+            f"is no directory here and no model of {hub}, or private; correct it, or set HF_TOKEN"
+        )
+    except errors.RevisionNotFoundError:
+        text = f"is no branch, tag or commit of the model, see {url}/commits/main"
+    except errors.HfHubHTTPError as error:
+        text = f"cannot be fetched: {error.server_message or error}; see {url}, then run again"
+    except (
+        httpx2.TransportError,
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+    ) as error:
+        text = (
+            f"is no directory here, and {hub} is not reached ({str(error).splitlines()[0]}); run "
+            "again with a network, files that came whole are kept"
+        )
+    if text:
+        raise ConfigError(f"{model.repository}@{model.revision} {text}")
+
+
+def _find_copy(
+    name: str, revision: str, patterns: Sequence[str], cache: Path | None = None
+) -> Path | None:
+    """Where a cache has it, the user's own where none is named."""
+    try:
+        return _snapshot(name, revision, patterns, cache, is_local=True)
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _snapshot(
+    name: str, revision: str, patterns: Sequence[str], cache: Path | None, *, is_local: bool = False
+) -> Path:
+    found = snapshot_download(
+        name,
+        revision=revision,
+        cache_dir=cache,
+        allow_patterns=list(patterns),
+        ignore_patterns=_LEFT_OUT,
+        local_files_only=is_local,
+    )
+    return Path(found)
+
+
+def _check_files(place: str, wanted: Sequence[str], names: Iterable[str]) -> None:
+    """ConfigError unless weights and config.json are among the wanted of a repository's files."""
+    if any(name.endswith(_WEIGHTS) for name in wanted):
+        for start, missing in {CONFIG: CONFIG, "tokenizer.": "tokenizer.json or .model"}.items():
+            if not any(name.startswith(start) for name in wanted):
+                raise ConfigError(f"{place} holds no {missing}, wanted a whole model, no adapter")
+        return
+    found = {Path(name).suffix: name for name in names}
+    if ".gguf" in found:
+        raise ConfigError(
+            f"{place} holds GGUF files only; give one of them as a file: hf download "
+            f"{place.partition('@')[0]} {found['.gguf']} --local-dir . && ostinato import {found['.gguf']}"
+        )
+    pickled = next((found[suffix] for suffix in _PICKLES if suffix in found), None)
+    held = f"pickled weights only ({pickled}), which are programs" if pickled else "no weights"
+    raise ConfigError(
+        f"{place} holds {held}, wanted {_WEIGHTS} files; give a revision that has them "
+        "(@refs/pr/NUMBER), or convert the model with transformers' save_pretrained"
+    )
+
+
+def _check_disk(place: str, missing: int, whole: int, cache: Path, scratch: Path) -> None:
+    """The download must fit, and the checkpoint, which is about as large as the whole."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    needed = {cache: missing, scratch: whole}
+    if cache.stat().st_dev == scratch.stat().st_dev:
+        needed = {cache: missing + whole}
+    for path, size in needed.items():
+        free = shutil.disk_usage(path).free
+        if free < size:
+            raise ConfigError(
+                f"{place} takes {missing / 1e9:.1f} GB to fetch and {whole / 1e9:.1f} GB as a checkpoint; "
+                f"{free / 1e9:.1f} GB are free at {path}. Free space, or set OSTINATO_HOME or "
+                "OSTINATO_CACHE_DIRECTORY to a larger disk"
+            )
