@@ -5,6 +5,7 @@ system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and
 devices, which are the host's own, not even modes and times can be changed (starter.c).
 """
 
+import contextlib
 import errno
 import itertools
 import json
@@ -69,48 +70,48 @@ class BoxProcess:
         `repository_mounts`: bubblewrap's arguments for /repo. The calling thread must outlive the
         box.
         """
-        host_socket, box_socket = socket.socketpair()
-        self.information_pipe, information_end = os.pipe()
-        filter_end, filter_source = os.pipe()
-        os.write(filter_source, filter_program())  # far less than a pipe holds
-        os.close(filter_source)
-        self.socket = host_socket
+        # what may be missing is looked for before anything is opened
+        starter = [str(build_starter()), str(devices_folder()), *_isolation(limits)]
+        mounts = (*system_mounts(), *repository_mounts, *_read_only("/proc", "/dev", "/"))
+        variables = _variables({**_ENVIRONMENT, **(environment or {})})
+        allowed = filter_program()
         self.name = f"{os.getpid()}-{next(_counter)}"
         self.process_id: int | None = None  # of process 1, as this host counts
         self._limits = limits
-        self._group = ControlGroup(self.name, limits)
-        arguments = [
-            str(build_starter()),
-            str(devices_folder()),
-            *_isolation(limits),
-            *system_mounts(),
-            *repository_mounts,
-            *_read_only("/proc", "/dev", "/"),
-            *_variables({**_ENVIRONMENT, **(environment or {})}),
-            *("--seccomp", str(filter_end)),
-            *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
-            *_start_server(server, box_socket.fileno()),
-        ]
-        try:
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(box_socket.fileno(), information_end, filter_end),
-                env={},
-                process_group=0,  # Ctrl-C in a terminal is for the host program, not for its boxes
-            )
-        except OSError as error:
-            host_socket.close()
-            os.close(self.information_pipe)
-            if error.errno in _NO_ROOM:
-                raise CapacityExhausted(f"no room for box {self.name}: {error}") from error
-            raise SandboxError(f"bubblewrap cannot be started ({arguments[0]}): {error}") from error
-        finally:
-            box_socket.close()
-            os.close(information_end)
-            os.close(filter_end)
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
+            try:
+                self.socket, box_socket = socket.socketpair()
+                undo.callback(self.socket.close)
+                handed_over.callback(box_socket.close)
+                self.information_pipe, information_end = os.pipe()
+                undo.callback(os.close, self.information_pipe)
+                handed_over.callback(os.close, information_end)
+                filter_end, filter_source = os.pipe()
+                handed_over.callback(os.close, filter_end)
+                os.write(filter_source, allowed)  # far less than a pipe holds
+                os.close(filter_source)
+                self._group = ControlGroup(self.name, limits)
+                undo.callback(self._group.remove)
+                self._process = subprocess.Popen(
+                    [
+                        *(*starter, *mounts, *variables, "--seccomp", str(filter_end)),
+                        *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
+                        *_start_server(server, box_socket.fileno()),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(box_socket.fileno(), information_end, filter_end),
+                    env={},
+                    process_group=0,  # Ctrl-C in a terminal is for the host program, not for its boxes
+                )
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    raise CapacityExhausted(f"no room for box {self.name}: {error}") from error
+                raise SandboxError(
+                    f"bubblewrap cannot be started ({starter[0]}): {error}"
+                ) from error
+            undo.pop_all()
 
     def admit(self) -> None:
         """Put process 1 under the box's limits. Blocks until bubblewrap has made it.
