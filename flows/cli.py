@@ -55,6 +55,7 @@ REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
+SHOW_ATTEMPTS = "ostinato.flows.reporting.evaluation_report:show_attempts"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="RL run: nano-seed0, its id, or its folder")]
 
@@ -179,7 +180,8 @@ def evaluate(
             code = ended.exit_code
             if not written.is_file():
                 raise
-        return Answer(json.loads(written.read_text()), lambda: None, code)
+        made = json.loads(written.read_text())
+        return Answer(made, lambda: load_entry(SHOW_ATTEMPTS)(made, open_console()), code)
 
 
 @app.command("compare-bases")
@@ -241,12 +243,14 @@ def plan(
         bool,
         typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
     ] = False,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="of any currency; adds prices to the GPU-hours", min=0)
+    ] = None,
 ) -> Answer:
     """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
-    made = load_entry(f"{PLANNING}:plan_recipe")(
-        loaded, gpus, chip, degrees or (), is_walked=dry_run
-    )
+    make = load_entry(f"{PLANNING}:plan_recipe")
+    made = make(loaded, gpus, chip, degrees or (), is_walked=dry_run, price=price_per_gpu_hour)
 
     def show() -> None:
         load_entry(f"{PLANNING}:show")(made, open_console())

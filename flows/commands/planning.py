@@ -1,7 +1,7 @@
 """`ostinato plan`: layout, memory, time and replicas of a recipe on a number of GPUs."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -47,6 +47,7 @@ SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
 GIGA = 1e9
 GIB = 2**30
+SECONDS_PER_HOUR = 3600
 WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
@@ -79,6 +80,12 @@ def learning_work(recipe: Recipe) -> TrainingWork:
     )
 
 
+def _planned_tokens(recipe: Recipe) -> int:
+    """Places that the steps of all phases of pretraining compute."""
+    phases = recipe.pretraining.phases
+    return sum(phase.num_steps * phase.global_batch_tokens for phase in phases)
+
+
 def rollout_work(recipe: Recipe, inputs: Inputs) -> RolloutWork:
     """The attempts of an RL step, each as long as the harness allows."""
     generated = min(recipe.harness.max_generated_tokens, recipe.harness.context_tokens)
@@ -93,6 +100,28 @@ def rollout_work(recipe: Recipe, inputs: Inputs) -> RolloutWork:
 
 def _attempts(recipe: Recipe) -> int:
     return recipe.rollout.group_size * recipe.rollout.groups_per_step
+
+
+class StageHours(Record):
+    """Use of GPUs by a stage: steps x seconds of a step x GPUs."""
+
+    steps: float
+    step_seconds: float
+    gpus: int
+    gpu_hours: float
+    price: float | None = Field(description="None: no price of a GPU-hour was given")
+
+    @classmethod
+    def of(cls, steps: float, step_seconds: float, gpus: int, price: float | None) -> "StageHours":
+        """`price`: of a GPU-hour."""
+        hours = steps * step_seconds * gpus / SECONDS_PER_HOUR
+        return cls(
+            steps=steps,
+            step_seconds=step_seconds,
+            gpus=gpus,
+            gpu_hours=hours,
+            price=None if price is None else hours * price,
+        )
 
 
 class RecipePlan(Record):
@@ -112,6 +141,9 @@ class RecipePlan(Record):
     simulated: dict[int, SimulatedRun] = Field(
         description="with the planned replicas, by the bound on staleness"
     )
+    hours: dict[str, StageHours] = Field(
+        description="by stage; without waits of the trainer, MTP and evaluations"
+    )
     dry_run: DryRunResult | None = None
 
     @property
@@ -121,13 +153,19 @@ class RecipePlan(Record):
 
 
 def plan_recipe(
-    recipe: Recipe, gpus: int, chip: str, degrees: Sequence[str], *, is_walked: bool
+    recipe: Recipe,
+    gpus: int,
+    chip: str,
+    degrees: Sequence[str],
+    *,
+    is_walked: bool,
+    price: float | None = None,
 ) -> RecipePlan:
     """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages. Without them the
     fastest that fits is searched for each. ConfigError names what does not fit. `is_walked`: also
     builds a rank's part on the meta device and walks a step.
     """
-    plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees))
+    plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price)
     if not is_walked:
         return plan
     return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
@@ -144,8 +182,14 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
     return degrees
 
 
-def make_plan(recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int]) -> RecipePlan:
-    """The plan of a recipe on so many GPUs of a chip."""
+def make_plan(
+    recipe: Recipe,
+    gpus: int,
+    inputs: Inputs,
+    degrees: dict[str, int],
+    price: float | None = None,
+) -> RecipePlan:
+    """The plan of a recipe on so many GPUs of a chip. `price`: of a GPU-hour."""
     spec = recipe.model
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
@@ -163,6 +207,13 @@ def make_plan(recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int]
     bounds = (bound, WIDER * max(1, bound))
     plans = {"pretraining": pretraining, "reinforcement": learning}
     options = {name: settings_of(name, plan) for name, plan in plans.items()}
+    # steps of the planned size that take the tokens of all phases
+    steps = _planned_tokens(recipe) / pretraining.work.step_tokens
+    rl_gpus = gpus + rollouts.replicas * rollouts.replica.gpus
+    hours = {
+        "pretraining": StageHours.of(steps, pretraining.step.seconds, gpus, price),
+        "reinforcement": StageHours.of(recipe.reinforcement.max_steps, seconds, rl_gpus, price),
+    }
     return RecipePlan(
         recipe=recipe.name,
         parameters=num_parameters(spec),
@@ -174,6 +225,7 @@ def make_plan(recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int]
         rollouts=rollouts,
         publish=publish,
         simulated={one: Simulation(load.with_bound(one)).run() for one in bounds},
+        hours=hours,
     )
 
 
@@ -184,6 +236,7 @@ def show(plan: RecipePlan, console: Console) -> None:
     _show_training("reinforcement", plan.reinforcement, plan, console)
     _show_rollouts(plan.rollouts, plan.publish, console)
     _show_simulation(plan, console)
+    _show_hours(plan.hours, console)
     console.print(NOTE, highlight=False, soft_wrap=True)
     if plan.dry_run is not None:
         _show_dry_run(plan.dry_run, plan.pretraining, console)
@@ -336,4 +389,20 @@ def _show_simulation(plan: RecipePlan, console: Console) -> None:
     for bound, found in plan.simulated.items():
         shares = f"{found.trainer_idle_ratio:.0%}", f"{found.slots_busy_ratio:.0%}"
         table.add_row(str(bound), shares[0], f"{found.staleness_mean:.1f}", shares[1])
+    console.print(table)
+
+
+def _show_hours(stages: Mapping[str, StageHours], console: Console) -> None:
+    """GPU-hours of each stage and of the chain, with prices where one was given."""
+    prices = [one.price for one in stages.values() if one.price is not None]
+    table = Table(
+        "stage", "steps", "seconds a step", "GPUs", "GPU-hours", *["price"][: len(prices)]
+    )
+    table.title = "RL with its replicas; without waits (trainer idle, above), MTP and evaluations"
+    for name, one in stages.items():
+        uses = f"{one.steps:,.0f}", f"{one.step_seconds:.2f}", f"{one.gpus:,}"
+        price = [] if one.price is None else [f"{one.price:,.2f}"]
+        table.add_row(name, *uses, f"{one.gpu_hours:,.1f}", *price)
+    hours = sum(one.gpu_hours for one in stages.values())
+    table.add_row("chain", "", "", "", f"{hours:,.1f}", *[f"{sum(prices):,.2f}"][: len(prices)])
     console.print(table)

@@ -1,17 +1,21 @@
 """Report of an evaluation: on the console, as artifacts, and as the two files that CI reads."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
+from rich.console import Console
+from rich.table import Table
 
 from ostinato.flows.reporting.console import say
-from ostinato.flows.reporting.figures import interval, share
+from ostinato.flows.reporting.figures import interval, rounded, share
 from ostinato.flows.reporting.gate_picture import show_gate
 from ostinato.flows.reporting.overlap_notes import UNKNOWN
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.records import GateDecision, Scorecard
+from ostinato.tasks.records import AttemptMeans, GateDecision, Scorecard
 
 SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
 
@@ -70,13 +74,57 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
         f"## {title}: `{report.checkpoint}`",
         "",
         *([] if decision is None else [decision.reason, ""]),
+        *_markdown_table(rows),
+        *_markdown_table(attempt_rows(report)),
+        "; ".join(f"{name} {value}" for name, value in facts.items() if value),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def show_attempts(report: Mapping[str, Any], console: Console) -> None:
+    """Prints the means of attempts. `report`: an EvaluationReport as JSON."""
+    rows = attempt_rows(EvaluationReport.model_validate(report))
+    if not rows:
+        return
+    table = Table(*rows[0], title="means of attempts")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def attempt_rows(report: EvaluationReport) -> list[dict[str, str]]:
+    """What attempts took, those that solved also apart. None for scorecards older than the figures."""
+    rows = []
+    for card in report.scorecards:
+        every, solved = card.attempt_means, card.solved_attempt_means
+        named = {"all": every, "solved": None if solved == every else solved}
+        rows += [_attempt_row(card, name, means) for name, means in named.items() if means]
+    return rows
+
+
+def _attempt_row(card: Scorecard, name: str, means: AttemptMeans) -> dict[str, str]:
+    return {
+        "model": card.checkpoint,
+        "suite": card.suite,
+        "attempts": f"{name} {means.attempts}",
+        "seconds": rounded(means.seconds),
+        "generated tokens": rounded(means.generated_tokens),
+        "prompt tokens": rounded(means.prompt_tokens),
+        "tool calls": rounded(means.tool_calls),
+        "lines changed": rounded(means.changed_lines),
+        "lines of the reference": rounded(means.reference_lines),
+    }
+
+
+def _markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    if not rows:
+        return []
+    return [
         f"| {' | '.join(rows[0])} |",
         "| --- |" + " ---: |" * (len(rows[0]) - 1),
         *(f"| {' | '.join(row.values())} |" for row in rows),
         "",
-        "; ".join(f"{name} {value}" for name, value in facts.items() if value),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _opponent(report: EvaluationReport, held_against: Scorecard | None) -> str:

@@ -63,6 +63,13 @@ _PLOTS = (
         "policy learns to be short.",
     ),
     Plot(
+        "durations",
+        "RL: seconds per attempt, of the latest sampled and the latest trained ones",
+        ("sampled_seconds_mean", "trained_seconds_mean"),
+        "",
+        "Both lines lie together; a trained one that stays below says that slow attempts are left out.",
+    ),
+    Plot(
         "staleness",
         "RL: staleness in versions",
         ("staleness_mean", "staleness_max"),

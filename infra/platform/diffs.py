@@ -21,6 +21,19 @@ def unified_diff(
     return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines)
 
 
+def count_changed_lines(patch: str) -> int:
+    """Lines that one file's patch without context changes: in each hunk those removed or those added,
+    whichever are more.
+    """
+    count, removed, added = 0, 0, 0
+    for line in patch.split("\n")[2:]:  # below the two names
+        if line.startswith("@@"):
+            count, removed, added = count + max(removed, added), 0, 0
+        removed += line.startswith("-")
+        added += line.startswith("+")
+    return count + max(removed, added)
+
+
 def changed_lines(before: str, after: str, context_lines: int = 1) -> list[str]:
     """The hunks of a text's change without header or line ends."""
     lines = difflib.unified_diff(

@@ -18,6 +18,7 @@ STEP = {
     "staleness_mean": 0.2,
     "staleness_max": 1,
     "sampled_tokens_mean": 90.0,
+    "sampled_seconds_mean": 3.0,
     "entropy_nats": 0.3,
     "published_bytes": 8_000_000,
     "evaluation_step": 0,
@@ -38,14 +39,24 @@ def curves_of(path: Path, *rows: dict) -> dict[str, Curve]:
 
 
 def test_rl_has_plots_with_intervals_staleness_and_sizes_of_the_chain(tmp_path: Path) -> None:
-    later = {**STEP, "solve_rate": 1.0, "evaluation_step": 2, "trained_tokens_mean": 80.0}
+    later = {
+        **STEP,
+        "solve_rate": 1.0,
+        "evaluation_step": 2,
+        "trained_tokens_mean": 80.0,
+        "trained_seconds_mean": 2.5,
+    }
     found = curves_of(tmp_path, STEP, later)
     assert found.keys() == {
-        "evaluation", "solve-rate", "pacing", "staleness", "entropy", "weight-chain",
+        "evaluation", "solve-rate", "pacing", "durations", "staleness", "entropy", "weight-chain",
     }  # fmt: skip
     assert found["pacing"].series == {
         "sampled_tokens_mean": ((1.0, 2.0), (90.0, 90.0)),
         "trained_tokens_mean": ((2.0,), (80.0,)),
+    }
+    assert found["durations"].series == {
+        "sampled_seconds_mean": ((1.0, 2.0), (3.0, 3.0)),
+        "trained_seconds_mean": ((2.0,), (2.5,)),
     }
     assert all(curve.expected.endswith(".") and plot_png(curve) for curve in found.values())
     assert found["weight-chain"].series["published_bytes"] == ((1.0, 2.0), (8.0, 8.0))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.platform.diffs import changed_lines, unified_diff
+from ostinato.infra.platform.diffs import changed_lines, count_changed_lines, unified_diff
 
 texts = st.lists(st.sampled_from(["a", "b", "  c", "", "d\r"]), max_size=8).map("\n".join)
 
@@ -34,3 +34,26 @@ def test_git_applies_the_patch(tmp_path_factory, context: int, before: str, afte
     command = ["git", "apply", "-"]
     subprocess.run(command, input=patch.encode(), cwd=folder, check=True, timeout=200)
     assert (folder / "m").read_bytes() == after.encode()
+
+
+@given(before=texts, after=texts)
+def test_changed_lines_are_no_fewer_than_the_texts_differ_by_and_no_more_than_they_have(
+    before: str, after: str
+) -> None:
+    patch = unified_diff("m", before.encode(), after.encode(), context_lines=0)
+    count = count_changed_lines(patch)
+    sizes = [text.count("\n") + (not text.endswith("\n")) * bool(text) for text in (before, after)]
+    assert abs(sizes[0] - sizes[1]) <= count <= max(sum(sizes), 0)
+    assert (count == 0) == (before == after)
+
+
+def test_a_replaced_line_counts_once_and_hunks_are_counted_apart() -> None:
+    cases = {
+        (b"a\nb\nc\n", b"a\nX\nc\n"): 1,
+        (b"a\nb\nc\n", b"X\nb\nc\nd\n"): 2,
+        (b"-- a\n++ b\n@@ c\n", b""): 3,
+        (None, b"a\nb"): 2,
+        (b"\xff", b"\xfe"): 0,
+    }
+    for (before, after), count in cases.items():
+        assert count_changed_lines(unified_diff("m.py", before, after, context_lines=0)) == count

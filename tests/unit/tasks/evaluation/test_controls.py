@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from ostinato.infra.agent.transcript import TurnRecord
+from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.attempts import AttemptRow
 from ostinato.tasks.evaluation.controls import best_of, compare_with_controls, restart, spend
 from ostinato.tasks.evaluation.statistics import attempt_row
-from ostinato.tasks.records import Trajectory
+from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.benchmarks import ablations
 from tests.fakes.rollouts import make_problem, make_trajectory
@@ -156,3 +157,28 @@ def test_a_row_says_whether_the_first_edit_solved_and_whether_one_came_twice() -
     undone = attempt_row(played("passed", "passed", solved=True), problem)
     assert undone.first_edit_solved
     assert later.function == "pkg/pkg/code.py::one"
+
+
+def test_a_row_says_what_the_attempt_took_and_counts_product_lines_beside_the_reference() -> None:
+    problem = make_problem("p")
+    request = AttemptRequest("t", "g", problem, 0, 0, 1)
+    made = make_trajectory(request, started_at=3.0, finished_at=5.5)
+    assert made.verdict is not None
+    before = [f"line {number}\n" for number in range(9)]
+    repaired = before.copy()
+    repaired[4] = problem.edits[0].gold_text + "\n"
+    patch = unified_diff(
+        "pkg/code.py", "".join(before).encode(), "".join(repaired).encode(), context_lines=0
+    )
+    changed = {"pkg/code.py": patch, "tests/test_code.py": patch}
+    ignored = made.verdict.model_copy(update={"ignored_paths": ("tests/test_code.py",)})
+    row = attempt_row(
+        made.model_copy(update={"changed_files": changed, "verdict": ignored}), problem
+    )
+    assert (row.seconds, row.prompt_tokens, row.generated_tokens) == (2.5, 3, 2)
+    assert row.changed_lines == row.reference_lines == 1
+
+    failed = make_trajectory(request, versions=(), outcome=Outcome.ENGINE_FAILED)
+    environment = problem.model_copy(update={"edits": (), "environment": "sums"})
+    unknown = attempt_row(failed, environment)
+    assert (unknown.prompt_tokens, unknown.changed_lines, unknown.reference_lines) == (None,) * 3

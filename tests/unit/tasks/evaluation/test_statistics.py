@@ -134,6 +134,23 @@ def test_scorecard_does_not_depend_on_the_order_of_attempts() -> None:
     assert cards[0] == cards[1]
 
 
+def test_means_of_attempts_are_of_those_that_noted_them() -> None:
+    rows = [
+        row("a", 0, solved=True, seconds=1, changed_lines=1),
+        row("a", 1, solved=False, seconds=3, changed_lines=5),
+        row("b", 0, solved=False),
+    ]
+    card = scorecard_from(rows, suite="s", checkpoint="c", temperature=1.0)
+    every, solved = card.attempt_means, card.solved_attempt_means
+    assert every is not None
+    assert solved is not None
+    assert (every.attempts, every.seconds, every.changed_lines) == (3, 2.0, 3.0)
+    assert (every.generated_tokens, every.tool_calls, every.prompt_tokens) == (60.0, 4.0, None)
+    assert (solved.attempts, solved.seconds, solved.changed_lines) == (1, 1.0, 1.0)
+    none = scorecard_from(rows[2:], suite="s", checkpoint="c", temperature=1.0)
+    assert none.solved_attempt_means is None
+
+
 def test_scorecard_refuses_the_same_attempt_twice() -> None:
     with pytest.raises(GradingError, match="repeat"):
         scorecard_from(
