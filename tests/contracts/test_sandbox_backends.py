@@ -176,7 +176,7 @@ def test_spec_files_lie_over_the_repository_and_are_differences(bench):
 
 
 def test_times_do_not_tell_which_file_a_spec_changed(bench):
-    pristine, broken = bench.create(), bench.create({"wordkit/counting.py": b"broken\n"})
+    pristine, broken = bench.create(), bench.create({"wordkit/counting.py": b"broken\n", "-x": b""})
     listing = "stat -c '%Y %n' wordkit wordkit/*"
     assert bench.shell(broken, listing) == bench.shell(pristine, listing)
     for ended in (pristine, broken):

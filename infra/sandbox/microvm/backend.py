@@ -108,7 +108,7 @@ class MicroVmSandbox(BoxTools):
         """Seconds of the last change of those paths that are there."""
         times: dict[str, str] = {}
         for some in _in_lots(sorted(paths)):
-            command = f"stat -c '%Y %n' {shlex.join(some)} 2>/dev/null"
+            command = f"stat -c '%Y %n' -- {shlex.join(some)} 2>/dev/null"
             told = await self.exec(command, _TIMES_SECONDS, _MAX_TIMES_BYTES)
             lines = (line.split(" ", 1) for line in os.fsdecode(told.output).splitlines())
             times |= {line[1]: line[0] for line in lines if len(line) == 2}
@@ -116,7 +116,7 @@ class MicroVmSandbox(BoxTools):
 
     async def _set_times(self, times: Mapping[str, str]) -> None:
         for some in _in_lots(sorted(times)):
-            touched = (f"touch -c -m -d @{times[path]} {shlex.quote(path)}" for path in some)
+            touched = (f"touch -c -m -d @{times[path]} -- {shlex.quote(path)}" for path in some)
             await self.exec("; ".join(touched), _TIMES_SECONDS)
 
     async def read_repository(self) -> dict[str, bytes]:
