@@ -32,7 +32,7 @@ class MachineChannel(BoxChannel):
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
         """Send one request and wait for its reply. While requests are held back, wait first."""
-        await self._open.wait()
+        await self._wait_open()
         return await super().request(operation, answer_seconds, blobs=blobs, **fields)
 
     @asynccontextmanager
@@ -41,7 +41,7 @@ class MachineChannel(BoxChannel):
 
         The guest may stand still in it: its clock is set afterwards.
         """
-        await self._open.wait()
+        await self._wait_open()
         self._open.clear()
         try:
             await super().request("hold", _HOLD_SECONDS)
@@ -54,8 +54,12 @@ class MachineChannel(BoxChannel):
         """Sends the guest the time, and its random bytes and name as blobs. Returns the instant of its
         first answer (perf_counter).
         """
-        await self._open.wait()
+        await self._wait_open()
         return await self._refresh(answer_seconds, blobs, **fields)
+
+    async def _wait_open(self) -> None:
+        while not self._open.is_set():  # who woke earlier may hold it again
+            await self._open.wait()
 
     async def _refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
         asked_at = time.perf_counter()
