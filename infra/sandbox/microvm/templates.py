@@ -5,6 +5,7 @@ One per image, memory size and repository. Its memory is a file that all its cop
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -147,13 +148,19 @@ class TemplateStore:
         """Put a booted machine beside the images, for later processes of this host."""
         target = self._kept_folder(template.shape)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial.", dir=target.parent))
-        _copy_sparse(template.state.memory_file, partial / "memory")
-        _copy_sparse(template.state.devices_file, partial / "devices")
-        try:
-            partial.rename(target)
-        except OSError:  # another process was faster
-            shutil.rmtree(partial)
+        with (target.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in target.parent.glob("*.partial.*"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            if target.is_dir():  # another process was faster
+                return
+            partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial.", dir=target.parent))
+            try:
+                _copy_sparse(template.state.memory_file, partial / "memory")
+                _copy_sparse(template.state.devices_file, partial / "devices")
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def _find_kept(self, shape: MachineShape) -> Template | None:
         source = self._kept_folder(shape)
