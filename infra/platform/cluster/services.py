@@ -47,14 +47,14 @@ def run_foreground(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs a program to its end, and a function while it starts. Returns the exit code. A KeyboardInterrupt
-    here, or a ClusterError of the function, interrupts the program, kills it and everything it started if it
+    here, or any error of the function, interrupts the program, kills it and everything it started if it
     does not end in time, and propagates.
     """
     process = _start(command, environment, None)
     try:
         meanwhile()
         return process.wait()
-    except (KeyboardInterrupt, ClusterError):
+    except BaseException:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one ends nothing sooner
         try:
             _end_foreground(process)

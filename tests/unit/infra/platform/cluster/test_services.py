@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ostinato.infra.platform.cluster.services import (
@@ -33,6 +34,15 @@ def test_a_program_ends_when_what_it_waits_for_dies_while_starting(tmp_path: Pat
         with pytest.raises(ClusterError, match="port taken"):
             run_foreground([sys.executable, "-c", WAITS], {}, lambda: await_ready(starting))
     assert time.monotonic() - began < 60
+
+
+def test_a_program_ends_whatever_fails_while_it_starts() -> None:
+    def fail() -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        run_foreground([sys.executable, "-c", WAITS], {}, fail)
+    assert all(WAITS not in child.cmdline() for child in psutil.Process().children())
 
 
 def test_a_program_may_be_what_a_service_waits_for(tmp_path: Path) -> None:
