@@ -115,7 +115,8 @@ class EngineFleet:
         if self._refreshing is not None:
             if not self._refreshing.done():
                 return
-            self._refreshing.result()  # an error of the last round is the caller's to see
+            ended, self._refreshing = self._refreshing, None
+            ended.result()  # an error of the last round is one caller's to see
         now = asyncio.get_running_loop().time()
         is_whole = all(state is ReplicaState.SERVING for state in self._router.states().values())
         if not is_whole and now - self._refreshed_at >= _REFRESH_SECONDS:

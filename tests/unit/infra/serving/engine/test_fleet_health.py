@@ -122,6 +122,28 @@ async def test_a_silent_replica_holds_up_no_request_for_another(chain) -> None:
     await fleet.close()
 
 
+async def test_a_failed_question_is_told_to_one_caller_and_asked_again(chain, monkeypatch) -> None:
+    async def fail() -> None:
+        raise ValueError("no such chain")
+
+    fleet, actors = make_fleet(chain)
+    await fleet.follow(*chain)
+    fleet._note("a", HealthEvent.LOST)
+    numbers = iter(range(10_000))
+
+    async def ask_on() -> None:
+        while True:
+            await fleet.generate(request(next(numbers)))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(actors["a"].replica, "recover", fail)
+        with pytest.raises(ValueError, match="no such chain"):
+            await ask_on()
+    while fleet.states()["a"] is not ReplicaState.SERVING:
+        await fleet.generate(request(next(numbers)))
+    await fleet.close()
+
+
 async def test_requests_of_a_replica_that_falls_silent_fail_and_others_go_on(chain) -> None:
     fleet, actors = make_fleet(chain)
     fleet._mailboxes["a"]._silence_seconds = 0.02
