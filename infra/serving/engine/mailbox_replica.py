@@ -6,6 +6,7 @@ Clients reach them through `fleet`, which loads no engine.
 import asyncio
 import itertools
 from collections.abc import Sequence
+from time import monotonic
 
 from ray.actor import ActorHandle
 
@@ -21,6 +22,7 @@ from ostinato.models.spec import ModelSpec
 
 _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
 _RESTARTS = 5
+_GONE_SECONDS = 3600.0  # a client that says nothing for this long is gone
 
 
 class MailboxReplica(EngineReplica):
@@ -35,6 +37,7 @@ class MailboxReplica(EngineReplica):
     ) -> None:
         super().__init__(replica_id, spec, config, chain)
         self._outboxes: dict[str, Outbox[Answer]] = {}
+        self._heard_at: dict[str, float] = {}  # by client
         self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def post(
@@ -71,6 +74,10 @@ class MailboxReplica(EngineReplica):
             outbox.put((name, None, EngineError(text)))
 
     def _outbox(self, client_id: str) -> Outbox[Answer]:
+        """The client's outbox. Drops those of clients that are gone: one that waits asks every few seconds."""
+        now = self._heard_at[client_id] = monotonic()
+        for gone in [name for name, at in self._heard_at.items() if now - at > _GONE_SECONDS]:
+            del self._outboxes[gone], self._heard_at[gone]
         return self._outboxes.setdefault(client_id, Outbox(GATHER_SECONDS))
 
 

@@ -7,6 +7,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine import mailbox_replica
 from ostinato.infra.serving.engine.mailbox import Mailbox
 from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
 from ostinato.models.checkpoint import save_checkpoint
@@ -72,6 +73,19 @@ async def test_a_replica_that_does_not_serve_says_so(tmp_path: Path) -> None:
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="starting: no weights"):
         await mailbox.generate(request(0))
+    await mailbox.close()
+
+
+async def test_what_waits_for_a_client_that_is_gone_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, gone = await make_pair(tmp_path)
+    await gone.generate(request(0))
+    await gone.close()
+    monkeypatch.setattr(mailbox_replica, "_GONE_SECONDS", 0.0, raising=False)
+    mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
+    assert (await mailbox.generate(request(1))).request_id == "r1"
+    assert list(replica._outboxes) == [mailbox._client_id]
     await mailbox.close()
 
 
