@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
 from ostinato.flows.commands.planning import (
+    RecipePlan,
     complain,
     learning_work,
     make_plan,
@@ -24,10 +25,7 @@ from ostinato.tasks.planning.walked import WalkedStage
 
 
 def _plan(gpus: int, degrees: dict[str, int], name: str = "qwen3_30b_a3b") -> str:
-    text = io.StringIO()
-    console = Console(file=text, width=160)
-    show(make_plan(load_recipe(name), gpus, load_inputs("h200"), degrees), console)
-    return text.getvalue()
+    return _shown(make_plan(load_recipe(name), gpus, load_inputs("h200"), degrees))
 
 
 def test_degrees_are_axes_with_numbers() -> None:
@@ -37,8 +35,21 @@ def test_degrees_are_axes_with_numbers() -> None:
             parse_degrees([wrong])
 
 
-def test_a_plan_tells_both_stages_and_the_replicas() -> None:
-    shown = _plan(16, {"tensor": 2, "context": 4, "expert": 8})
+@pytest.fixture(scope="module")
+def priced() -> RecipePlan:
+    """A plan on 16 GPUs whose hours cost 2."""
+    degrees = {"tensor": 2, "context": 4, "expert": 8}
+    return make_plan(load_recipe("qwen3_30b_a3b"), 16, load_inputs("h200"), degrees, price=2.0)
+
+
+def _shown(plan: RecipePlan) -> str:
+    text = io.StringIO()
+    show(plan, Console(file=text, width=160))
+    return text.getvalue()
+
+
+def test_a_plan_tells_both_stages_and_the_replicas(priced: RecipePlan) -> None:
+    shown = _shown(priced)
 
     for part in (
         "pretraining: TP 2, CP 4, PP 1",
@@ -49,6 +60,30 @@ def test_a_plan_tells_both_stages_and_the_replicas() -> None:
     ):
         assert part in shown
     assert shown.count("MFU") == 2
+
+
+def test_gpu_hours_are_steps_times_seconds_times_gpus_and_prices_follow_them(
+    priced: RecipePlan,
+) -> None:
+    pretraining, learning = priced.hours["pretraining"], priced.hours["reinforcement"]
+
+    assert pretraining.steps == 2500 + 25  # the transcripts' 100 steps are a quarter as large
+    assert pretraining.gpu_hours == pytest.approx(
+        2525 * priced.pretraining.step.seconds * 16 / 3600
+    )
+    gpus = 16 + priced.rollouts.replicas * priced.rollouts.replica.gpus
+    steps = load_recipe("qwen3_30b_a3b").reinforcement.max_steps
+    assert (learning.steps, learning.gpus) == (steps, gpus)
+    assert learning.gpu_hours == pytest.approx(steps * learning.step_seconds * gpus / 3600)
+    assert learning.price == pytest.approx(2 * learning.gpu_hours)
+
+    total = pretraining.gpu_hours + learning.gpu_hours
+    free = {name: one.model_copy(update={"price": None}) for name, one in priced.hours.items()}
+    for plan in (priced, priced.model_copy(update={"hours": free})):
+        shown, has_price = _shown(plan), plan is priced
+        assert f"{total:,.1f}" in shown
+        assert ("price" in shown) is has_price
+        assert (f"{2 * total:,.2f}" in shown) is has_price
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_30b_a3b", 16), ("kimi_k2", 256)])
