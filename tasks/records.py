@@ -304,7 +304,7 @@ class ProblemScore(Record):
 
 
 class AttemptMeans(Record):
-    """What an attempt took, on average. None: none of the attempts noted it."""
+    """Means over attempts. None: no attempt has the figure."""
 
     attempts: int
     seconds: float | None = Field(description="from asking for a box to the verdict")
