@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest_asyncio
 import torch
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from tests.contracts.model_clients import (
     ENGINES,
@@ -190,6 +192,12 @@ async def test_new_weights_make_the_next_answer_and_old_caches_do_not(engine: En
     assert set(after.weight_versions_T.tolist()) == {VERSION + 1} == {report.version}
     await engine.swap_weights(make_weights(0), VERSION)
     assert (await engine.generate(ask(temperature=0.0))).token_ids == before.token_ids
+
+
+async def test_swaps_leave_the_files_of_one_version(engine: Engine) -> None:
+    await engine.swap_weights(make_weights(), VERSION)
+    if not isinstance(engine, LocalEngine):  # ours keeps no files
+        assert len(list(Path(vars(engine)["_directory"].name).iterdir())) == 1
 
 
 async def test_a_stream_is_the_answer_that_is_generated(engine: Engine) -> None:

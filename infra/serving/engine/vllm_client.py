@@ -10,6 +10,7 @@ of the whole context; draft layers are left out, since vLLM has no model of thei
 
 import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class VllmEngine:
         self.max_context_tokens = min(max_context_tokens or longest, longest)
         self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
         self._reloads_in_place = reloads_in_place
-        self._engine = self._start(self._write(weights, version))
+        self._served = self._write(weights, version)  # the model directory
+        self._engine = self._start(self._served)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples an answer. A caller that is cancelled cancels the request."""
@@ -160,14 +162,17 @@ class VllmEngine:
                 self._engine.shutdown()
                 self._engine = self._start(directory)
             self.version = version
-        return SwapReport(version, prepare_seconds, perf_counter() - started_at)
+            earlier, self._served = self._served, directory
+        report = SwapReport(version, prepare_seconds, perf_counter() - started_at)
+        await asyncio.to_thread(shutil.rmtree, earlier, ignore_errors=True)
+        return report
 
     def statistics(self) -> dict[str, float]:
         """Tokens generated so far. Other metrics are vLLM's own."""
         return {"generated_tokens": float(self._generated_tokens)}
 
     def close(self) -> None:
-        """Ends vLLM's processes and removes the model directories."""
+        """Ends vLLM's processes and removes the model directory."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.shutdown()
@@ -213,7 +218,7 @@ class VllmEngine:
         return min(max(wanted, _LEAST_CACHE_BYTES), psutil.virtual_memory().available // 2)
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
-        place = Path(self._directory.name) / f"version-{version}"
+        place = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=self._directory.name))
         nothing_stops = {"bos_token_id": None, "eos_token_id": None}  # but what a request names
         write_model_directory(place, self.spec, fetch_from(weights), self._dtype, nothing_stops)
         return place
