@@ -84,7 +84,6 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
         None,
     )
     before = turns if found is None else turns[:found]
-    generated = sum(turn.generated_tokens for turn in before)
     calls = [call for turn in before for call in turn.calls]
     return LocatingRow(
         problem_id=problem.problem_id,
@@ -95,8 +94,8 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
         located=found is not None,
         turns=len(before),
         searches=sum(call.tool in SEARCH_TOOLS for call in calls),
-        generated_tokens=generated,
-        read_tokens=_tokens_between(transcript, found) - generated,
+        generated_tokens=sum(turn.generated_tokens for turn in before),
+        read_tokens=_tokens_read(transcript, found),
     )
 
 
@@ -119,16 +118,23 @@ def _names_place(problem: Problem, turn: TurnRecord) -> bool:
     )
 
 
-def _tokens_between(transcript: Transcript, found: int | None) -> int:
-    """Tokens from the first answer to the one of index `found`, or to the end."""
-    if not transcript.segments:
-        return 0
-    mask_T = np.asarray(transcript.segments[0].loss_mask_T).astype(np.int8)
-    starts = np.flatnonzero(np.diff(mask_T, prepend=0) == 1)
-    if not len(starts):
-        return 0
-    end = len(mask_T) if found is None or found >= len(starts) else int(starts[found])
-    return end - int(starts[0])
+def _tokens_read(transcript: Transcript, num_turns: int | None) -> int:
+    """Tokens between the answers of the first turns and behind each, all turns when None. What stands
+    before the first answer of a segment is its prompt.
+    """
+    read = 0
+    for segment in transcript.segments:
+        mask_T = segment.loss_mask_T.astype(np.int8)
+        starts = np.flatnonzero(np.diff(mask_T, prepend=0) == 1)
+        if not len(starts):
+            continue
+        is_last = num_turns is not None and num_turns < len(starts)
+        end = int(starts[num_turns]) if is_last else len(mask_T)
+        read += int((mask_T[int(starts[0]) : end] == 0).sum())
+        if is_last:
+            break
+        num_turns = None if num_turns is None else num_turns - len(starts)
+    return read
 
 
 def read_locating(path: Path) -> list[LocatingRow]:

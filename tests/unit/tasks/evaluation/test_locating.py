@@ -40,15 +40,21 @@ def turn(tokens: int, **arguments: str) -> TurnRecord:
 
 
 def attempt_of(turns: tuple[TurnRecord, ...], result_tokens: int) -> Trajectory:
-    """A trajectory whose every answer is followed by a result of so many tokens."""
-    mask = [False] * PROMPT_TOKENS
+    """A trajectory whose every answer is followed by a result of so many tokens. A summary ends its
+    segment.
+    """
+    masks = [[False] * PROMPT_TOKENS]
     for item in turns:
-        mask += [True] * item.generated_tokens + [False] * result_tokens
+        masks[-1] += [True] * item.generated_tokens
+        if item.is_summary:
+            masks.append([False] * PROMPT_TOKENS)
+        else:
+            masks[-1] += [False] * result_tokens
     problem = make_problem("p")
     request = AttemptRequest(
         trajectory_id="t", group_id="g", problem=problem, attempt=1, retry=0, seed=0
     )
-    transcript = transcript_of(turns, (masked_segment(mask),))
+    transcript = transcript_of(turns, tuple(masked_segment(mask) for mask in masks))
     return make_trajectory(request).model_copy(update={"transcript": transcript})
 
 
@@ -58,6 +64,18 @@ def test_what_lies_before_the_read_is_counted(place: str) -> None:
     row = locating_row(make_problem("p"), attempt_of(turns, result_tokens=20))
     assert (row.located, row.turns, row.searches) == (True, 2, 2)
     assert (row.generated_tokens, row.read_tokens) == (10, 40)
+
+
+@pytest.mark.parametrize(("later", "read"), [((), 20), ((4,), 40), ((4, 4), 60), ((4, 4, 4), 80)])
+def test_what_was_read_counts_after_a_summary_without_its_prompt(
+    later: tuple[int, ...], read: int
+) -> None:
+    summary = turn(50).model_copy(update={"is_summary": True})
+    turns = (turn(4, grep="x"), summary, *(turn(size, grep="x") for size in later))
+    for ending in ((turn(3, read_file="pkg/code.py:2"), turn(9)), ()):
+        row = locating_row(make_problem("p"), attempt_of((*turns, *ending), result_tokens=20))
+        assert (row.located, row.generated_tokens) == (bool(ending), 54 + sum(later))
+        assert row.read_tokens == read
 
 
 @pytest.mark.parametrize("place", ["pkg/code.py::two", "pkg/other.py::one", "pkg/code.py:3-9"])
