@@ -34,6 +34,7 @@ _FORBIDDEN_NAMES = frozenset(
     }
 )  # fmt: skip
 _COMPARISONS = frozenset({"__eq__", "__ne__"})
+_FUNCTION_WRAPPERS = frozenset({"partial", "partialmethod", "staticmethod", "classmethod"})
 _ALWAYS_EQUAL = "always-equal comparison"
 _MADE_CODE = "code or a name made at run time"
 _RUNS_TEXT = frozenset({"exec", "eval", "compile", "__import__"})
@@ -199,23 +200,87 @@ def _fold_character(node: ast.expr) -> str | None:
 
 
 def _comparisons(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Lambda]:
-    """Functions that become __eq__ or __ne__: defined, assigned, in a dictionary or by setattr."""
+    """Functions that become __eq__ or __ne__, under whatever name they were made."""
+    named: dict[str, list[ast.AST]] = {}
+    for name, value in _definitions(tree):
+        named.setdefault(name, []).append(value)
+    values = [value for name in _COMPARISONS for value in named.get(name, [])]
+    values += [value for name, value in _set_by_text(tree) if name in _COMPARISONS]
+    seen: set[ast.AST] = set()
+    while values:
+        value = values.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value, (ast.FunctionDef, ast.Lambda)):
+            yield value
+        elif isinstance(value, (ast.Name, ast.Attribute)):
+            values += named.get(_last_name(value), [])
+        elif isinstance(value, ast.IfExp):
+            values += [value.body, value.orelse]
+        elif isinstance(value, ast.Call):
+            called = _last_name(value.func)
+            values += value.args[:1] if called in _FUNCTION_WRAPPERS else []
+            for maker in named.get(called, []):
+                values += _returned(maker)
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Names of functions, variables and attributes with what they are, in any scope."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in _COMPARISONS:
-            yield node
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            names |= {target.attr for target in node.targets if isinstance(target, ast.Attribute)}
-            if names & _COMPARISONS:
-                yield node.value
-        elif isinstance(node, ast.Dict):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _assigned(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            yield from _assigned(node.target, node.value)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.AST]]:
+    if isinstance(target, (ast.Name, ast.Attribute)):
+        yield _last_name(target), value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for each, part in zip(target.elts, value.elts, strict=False):
+            yield from _assigned(each, part)
+
+
+def _set_by_text(tree: ast.Module) -> Iterator[tuple[str | None, ast.AST]]:
+    """What stands under a key or keyword, or is given to setattr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
-                if key is not None and _fold(key) in _COMPARISONS and isinstance(value, ast.Lambda):
-                    yield value
-        elif isinstance(node, ast.Call) and len(node.args) == 3:
-            _, name, function = node.args
-            if isinstance(function, ast.Lambda) and _fold(name) in _COMPARISONS:
-                yield function
+                yield None if key is None else _fold(key), value
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript):
+                    yield _fold(target.slice), node.value
+        elif isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                yield keyword.arg, keyword.value
+            if len(node.args) == 3:
+                yield _fold(node.args[1]), node.args[2]
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _returned(maker: ast.AST) -> list[ast.AST]:
+    """What a call of a function gives; returns of functions in it are not its own."""
+    if isinstance(maker, ast.Lambda):
+        return [maker.body]
+    found: list[ast.AST] = []
+    inside = list(maker.body) if isinstance(maker, ast.FunctionDef) else []
+    while inside:
+        node = inside.pop()
+        if isinstance(node, ast.Return) and node.value is not None:
+            found.append(node.value)
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            inside += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return found
 
 
 def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:

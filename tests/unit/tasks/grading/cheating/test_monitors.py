@@ -209,3 +209,36 @@ def test_hidden_words_are_found_and_ordinary_code_is_not_refused(repository, lin
     text = repository.files[PATH]
     found = find_forbidden({PATH: line.encode() + b"\n" + text}, repository)
     assert bool(found) == (line in HIDDEN_WORDS)
+
+
+SAME = "class A: pass\ndef same(self, other):\n    return True\n"
+ALWAYS_EQUAL = (
+    SAME + "A.__eq__ = same",
+    SAME + "A.__eq__, A.__ne__ = same, same",
+    SAME + "setattr(A, '__eq__', same)",
+    SAME + "type('B', (), {'__eq__': same})",
+    SAME + "type('B', (), dict(__eq__=same))",
+    SAME + "alias = same\nA.__eq__ = alias",
+    SAME + "import functools\nA.__eq__ = functools.partial(same, None)",
+    SAME + "class B:\n    __eq__: object = staticmethod(same)",
+    "class A:\n    def same(self, other):\n        return True\n    __eq__ = same",
+    "class A:\n    same = lambda self, other: True\nA.__eq__ = A.same",
+    "def make():\n    def same(*a):\n        return True\n    return same\nA.__eq__ = make()",
+    "make = lambda: lambda self, other: True\nA.__eq__ = make()",
+)
+HONEST_COMPARISONS = (
+    "def same(self, other):\n    return self.x == other.x\nA.__eq__ = A.__ne__ = same",
+    "def same(self, other):\n    return True\nA.equals = same\nA.__eq__ = object.__eq__",
+    "def make(op, text):\n    def same(self, other):\n        return op(self.x, other.x)\n"
+    "    return same\nclass A:\n    __eq__ = make(eq, '')\n    __hash__ = lambda self: 1",
+    "import functools\ndef same(op, self, other):\n    return op(self.x, other.x)\n"
+    "A.__eq__ = functools.partialmethod(same, eq)",
+    "class A:\n    __eq__ = by(lambda self: 1)",
+)
+
+
+@pytest.mark.parametrize("code", [*ALWAYS_EQUAL, *HONEST_COMPARISONS])
+def test_always_equal_is_found_under_any_name_and_honest_comparisons_are_not(repository, code):
+    text = repository.files[PATH] + b"\n\n" + code.encode()
+    found = find_forbidden({PATH: text}, repository)
+    assert found == (("always-equal comparison",) if code in ALWAYS_EQUAL else ())
