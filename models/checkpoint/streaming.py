@@ -34,19 +34,24 @@ class TensorFiles:
         self._open: dict[Path, Any] = {}
 
     @classmethod
-    def of(cls, paths: Iterable[Path]) -> "TensorFiles":
-        """Every tensor of the files. ValueError names a file that cannot be read or repeats a tensor."""
+    def of(
+        cls, paths: Iterable[Path], further: Mapping[str, torch.dtype] | None = None
+    ) -> "TensorFiles":
+        """Every tensor of the files. ValueError names a file that cannot be read or repeats a tensor.
+        `further`: dtypes to read that we do not write, by their names in such files.
+        """
         headers: dict[str, TensorHeader] = {}
+        dtypes = {**_DTYPES, **(further or {})}
         for path in paths:
             try:
                 with safe_open(path, framework="pt") as file:
                     for name in file.keys():  # noqa: SIM118  (not a mapping)
                         part = file.get_slice(name)
-                        dtype = _DTYPES.get(part.get_dtype())
+                        dtype = dtypes.get(part.get_dtype())
                         if dtype is None:
                             raise ValueError(
                                 f"{path}: tensor {name} has dtype {part.get_dtype()}, wanted one of "
-                                f"{', '.join(_DTYPES)}"
+                                f"{', '.join(dtypes)}"
                             )
                         if name in headers:
                             raise ValueError(

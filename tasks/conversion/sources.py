@@ -19,6 +19,7 @@ from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
+from ostinato.tasks.conversion.fp8_blocks import FP8, read_as_bf16, take_block
 from ostinato.tasks.conversion.hub import fetch_model
 from ostinato.tasks.conversion.pinned import ARCHIVE_SUFFIXES, find_hub_model, find_pinned
 
@@ -65,7 +66,9 @@ def open_source(
     if hub_model is not None:
 
         def check_file(place: str, file: Path) -> None:
-            check(place, _read_json(file))
+            config = _read_json(file)
+            take_block(place, config)
+            check(place, config)
 
         path, place = fetch_model(hub_model, _READ_OF_HUB, cache / "hub", scratch, check_file)
     if pinned is not None:
@@ -90,10 +93,12 @@ def _open(path: Path, place: str) -> PublishedModel:
         module = load_extra_module("ostinato.tasks.conversion.gguf_file", "GGUF files")
         return module.read_gguf(path, place)
     config = _read_json(path / CONFIG)
+    block = take_block(place, config)
     try:
-        tensors = TensorFiles.of(_weight_files(path))
+        tensors = TensorFiles.of(_weight_files(path), FP8)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    headers, fetch = read_as_bf16(tensors, block)
     files = {
         name: (path / name).read_bytes()
         for name in (*SIDE_FILES, TOKENIZER)
@@ -104,7 +109,7 @@ def _open(path: Path, place: str) -> PublishedModel:
             "ostinato.tasks.conversion.sentencepiece_file", f"{place}: {SENTENCEPIECE} alone"
         )
         files[TOKENIZER] = module.convert_sentencepiece(path, path / SENTENCEPIECE)
-    return PublishedModel(place, config, tensors.headers, tensors.fetch, files)
+    return PublishedModel(place, config, headers, fetch, files)
 
 
 def load_extra_module(name: str, what: str) -> Any:

@@ -188,7 +188,7 @@ def damage(directory: Path, how: str) -> None:
         ("unknown family", r"model family is 'mamba', wanted one of llama"),
         ("unknown field", r"attention_sinks = 4"),
         ("impossible shape", r"num_query_groups=4 must divide num_attention_heads=9"),
-        ("quantized", r"quantization_config = "),
+        ("quantized", r"quantization_config\.quant_method = None, wanted 'fp8'"),
         ("no heads", r"num_attention_heads = 0, wanted a positive whole number"),
         ("width as text", r"hidden_size = 'wide', wanted a positive whole number"),
         ("scaling without a factor", r"rope_scaling .*has no 'factor', wanted a number"),
