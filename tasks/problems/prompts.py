@@ -127,12 +127,23 @@ def write_prompt(
 
 
 def choose_level(
-    shares: Mapping[PromptLevel, float], candidate: Candidate, seed: int
+    shares: Mapping[PromptLevel, float],
+    candidate: Candidate,
+    seed: int,
+    *,
+    is_described: bool = True,
 ) -> PromptLevel:
-    """The wording of a problem, drawn by the shares."""
+    """The wording of a problem, drawn by the shares. Mined and given ones have no description and get one
+    of the other wordings, terse where the shares have none: it is what their author wrote.
+    """
     rng = random.Random(f"level {seed} {candidate.candidate_id}")
     levels = sorted(shares)
-    return rng.choices(levels, [shares[level] for level in levels])[0]
+    level = rng.choices(levels, [shares[level] for level in levels])[0]
+    if level is not PromptLevel.DESCRIBED or is_described:
+        return level
+    others = [each for each in levels if each is not level and shares[each] > 0]
+    weights = [shares[each] for each in others]
+    return rng.choices(others, weights)[0] if others else PromptLevel.TERSE
 
 
 def _fill(template: str, words: Mapping[str, str]) -> str:

@@ -97,7 +97,12 @@ def make_problem(
         f"{config.seed} {candidate.candidate_id}",
     )
     oracle = built.oracles.get(place)
-    level = choose_level(config.prompt_shares, candidate, config.seed)
+    level = choose_level(
+        config.prompt_shares,
+        candidate,
+        config.seed,
+        is_described=place in built.part.descriptions,
+    )
     docstring = (
         built.part.descriptions[place]
         if level is PromptLevel.DESCRIBED

@@ -156,8 +156,10 @@ def _parts_of(
     descriptions = {
         (path, name): sentence
         for path, content in files.items()
-        if config.is_described and is_below(path, source.mutated_paths)
-        for name, sentence in describe_functions(content.decode()).items()
+        if config.is_described
+        and path.endswith(".py")
+        and is_below(path, source.mutated_paths or source.package_paths)
+        for name, sentence in describe_functions(content.decode(errors="replace")).items()
     }
     repository = prepare_repository(
         source, files, target / source.name, strip_text=config.strip_text, beside=beside

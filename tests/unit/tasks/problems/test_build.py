@@ -4,16 +4,20 @@ import json
 
 import pytest
 
+from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_lines
 from ostinato.tasks.problems.config import (
     OracleConfig,
     ProblemsConfig,
+    ProblemsRequest,
     PromptLevel,
     Quotas,
     SplitSizes,
     ValidityRules,
 )
+from ostinato.tasks.problems.run import prepare_parts
 from ostinato.tasks.records import Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
 from tests.unit.tasks.problems.builds import build_set, check_proofs
@@ -143,6 +147,24 @@ def test_described_packages_name_no_function_and_keep_to_their_split(tmp_path):
     assert others
     assert {problem.split for problem in others} == {Split.DEMONSTRATION}
     assert all(problem.symbol not in problem.prompt for problem in others)
+
+
+def test_all_product_code_has_descriptions_where_no_path_is_named(tmp_path):
+    write_archive(WORDKIT, tmp_path / "archives")
+    workspace = Workspace.open(tmp_path, Settings(home=tmp_path))
+    found = []
+    for paths in ((), ("wordkit",)):
+        config = CONFIG.model_copy(
+            update={
+                "repositories": (WORDKIT.model_copy(update={"mutated_paths": paths}),),
+                "prompt_shares": {PromptLevel.DESCRIBED: 1.0},
+            }
+        )
+        request = ProblemsRequest(config=config, archives_directory=tmp_path / "archives")
+        ((part,), _) = prepare_parts(request, tmp_path / "set", workspace)
+        found.append(part.descriptions)
+    assert found[0] == found[1]
+    assert len(found[0]) > 2
 
 
 def test_unusable_functions_are_a_clear_error(tmp_path):

@@ -9,8 +9,9 @@ import pytest
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.problems.building import BuiltPart, Part
 from ostinato.tasks.problems.commits import clean_message, mine_commits
-from ostinato.tasks.problems.config import GitSource, PromptLevel, ValidityRules
+from ostinato.tasks.problems.config import GitSource, ProblemsConfig, PromptLevel, ValidityRules
 from ostinato.tasks.problems.prompts import write_prompt
 from ostinato.tasks.problems.proving.baseline import measure_baseline
 from ostinato.tasks.problems.proving.judging import (
@@ -20,6 +21,10 @@ from ostinato.tasks.problems.proving.judging import (
     judge_candidate,
 )
 from ostinato.tasks.problems.proving.stub_trials import StubTrials
+from ostinato.tasks.problems.publishing import make_problem
+from ostinato.tasks.problems.selection import Sources
+from ostinato.tasks.records import Split
+from tests.fakes.repositories import cover_everything
 from tests.unit.tasks.problems.builds import begin_history
 
 BROKEN = 'def half(number):\n    """Half of a number."""\n    return number // 2\n'
@@ -93,6 +98,25 @@ def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
     assert judgement.finding is Finding.PROVEN
     assert judgement.fail_to_pass == ("tests/test_core.py::test_half_odd",)
     assert judgement.pass_to_pass == ("tests/test_core.py::test_half_even",)
+
+
+@pytest.mark.parametrize("others", [{}, {PromptLevel.PLACE: 1.0}])
+def test_mined_commit_has_another_wording_than_a_description(history, tmp_path, others):
+    (mined,) = mine_commits(history, tmp_path / "made", {}).found
+    candidate = mined.candidate
+    built = BuiltPart(
+        Part(mined.repository, Split.TRAIN, mined=(candidate,)),
+        cover_everything(Sources.read(mined.repository)),
+        splits={candidate.candidate_id: Split.TRAIN},
+    )
+    judgement = Judgement(
+        candidate_id=candidate.candidate_id,
+        finding=Finding.PROVEN,
+        fail_to_pass=("tests/test_core.py::test_half_odd",),
+    )
+    config = ProblemsConfig(prompt_shares={PromptLevel.DESCRIBED: 9.0, **others})
+    prompt = make_problem(candidate, judgement, built, config).prompt
+    assert prompt == "Fix half in kit/core.py" if others else prompt.startswith("Fix rounding")
 
 
 def test_missing_repository_is_a_clear_error(tmp_path):
