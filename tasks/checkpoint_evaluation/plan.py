@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest
 from ostinato.tasks.evaluation.attempts import draw_problems, plan_attempts
 from ostinato.tasks.records import Problem
@@ -12,8 +13,13 @@ SOLVED = "solved_attempts"  # metric
 
 
 def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[AttemptRequest]:
-    """All attempts of a request."""
+    """All attempts of a request. ProblemError when the split has no problem."""
     wanted = [problem for problem in problems if problem.split is request.split]
+    if not wanted:
+        raise ProblemError(
+            f"{request.problems_directory} holds 0 problems of split {request.split}, wanted at least 1; "
+            "make some ([problems.sizes], or `split` of a source), or evaluate on another suite"
+        )
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,

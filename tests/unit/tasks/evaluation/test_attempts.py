@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import ConfigError, GradingError
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, GradingError, ProblemError
+from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.checkpoint_evaluation.plan import shard_of
+from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest
+from ostinato.tasks.checkpoint_evaluation.run import main
 from ostinato.tasks.evaluation.attempts import (
     TRAJECTORIES_FILE,
     draw_problems,
@@ -14,7 +18,8 @@ from ostinato.tasks.evaluation.attempts import (
     read_trajectories,
     run_attempts,
 )
-from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.records import Outcome, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
@@ -50,6 +55,16 @@ def test_seed_of_an_attempt_does_not_depend_on_the_other_problems() -> None:
     last = plan_attempts(PROBLEMS[-1:], attempts_per_problem=2, seed=5)
     assert all_of_them[-2:] == last
     assert len({item.seed for item in all_of_them}) == len(all_of_them)
+
+
+def test_a_split_without_problems_is_named(tmp_path: Path) -> None:
+    (tmp_path / PROBLEMS_FILE).write_text(PROBLEMS[0].model_dump_json())
+    other = next(split for split in Split if split is not PROBLEMS[0].split)
+    request = EvaluationRequest(
+        checkpoint_directory="", checkpoint_name="c", problems_directory=str(tmp_path), split=other
+    )
+    with pytest.raises(ProblemError, match=f"holds 0 problems of split {other}, wanted at least 1"):
+        main(request, Workspace.open(tmp_path / "run", Settings(home=tmp_path)))
 
 
 def test_shards_cover_every_attempt_once_and_keep_problems_whole() -> None:
