@@ -80,7 +80,8 @@ def decode_step_seconds(
     held = work.prompt_tokens + work.generated_tokens / 2
     read += slots * held * key_value_bytes(spec)
     bandwidth = gpus * inputs.chip.memory_terabytes_per_second * TERA * inputs.rates.decode
-    operations = slots * token_operations(spec, held).all
+    # the token sees all that is held, on average half of a row of twice as many
+    operations = slots * token_operations(spec, 2 * held).all
     peak = gpus * inputs.chip.bf16_teraflops * TERA * inputs.rates.bf16_products
     return max(read / bandwidth, operations / peak) + inputs.costs.engine_step_seconds
 

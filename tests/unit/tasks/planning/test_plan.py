@@ -8,6 +8,7 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.planning.plan import plan_training, search_layout, search_replica
+from ostinato.tasks.planning.rollouts import TERA, decode_step_seconds
 from ostinato.tasks.planning.shapes import stage_parameters, token_operations
 from ostinato.tasks.planning.step import estimate_step
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
@@ -110,6 +111,25 @@ def test_replicas_make_what_the_trainer_uses_up() -> None:
     assert slow.replicas * slow.replica.attempts_per_second >= 512 / 60
     assert fast.replicas > slow.replicas
     assert fast.sandboxes > slow.sandboxes
+
+
+@pytest.mark.parametrize("row", [1000, 100_000])
+def test_a_row_decoded_a_token_at_a_time_takes_the_operations_of_the_row(row: int) -> None:
+    chip = INPUTS.chip.model_copy(update={"memory_terabytes_per_second": 1e9})
+    costs = INPUTS.costs.model_copy(update={"engine_step_seconds": 0.0})
+    inputs = INPUTS.model_copy(update={"chip": chip, "costs": costs})
+    peak = chip.bf16_teraflops * TERA * inputs.rates.bf16_products
+    work = RolloutWork(
+        attempts=1,
+        prompt_tokens=0,
+        generated_tokens=row,
+        longest_generated_tokens=row,
+        tool_seconds=0,
+    )
+
+    step = decode_step_seconds(MODEL, 1, 1, work, inputs)
+
+    assert step * peak == pytest.approx(token_operations(MODEL, row).all)
 
 
 def test_unknown_chips_are_refused() -> None:
