@@ -95,7 +95,7 @@ def summarise_ranks(ranks: np.ndarray) -> RankingScores:
     return RankingScores(
         queries=len(ranks),
         mrr=float((1 / ranks).mean()) if len(ranks) else 0.0,
-        recall_1=float((ranks < 2).mean()) if len(ranks) else 0.0,
+        recall_1=float((ranks <= 1).mean()) if len(ranks) else 0.0,
         recall_5=float((ranks <= 5).mean()) if len(ranks) else 0.0,
         recall_10=float((ranks <= 10).mean()) if len(ranks) else 0.0,
     )

@@ -41,8 +41,11 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
     """
     found = np.zeros((len(pairs), per_query), dtype=np.int64)
     random = np.random.default_rng(seed)
-    for first in range(0, len(pairs) if per_query else 0, _MINED_BLOCK_PAIRS):
-        block = pairs[first : first + _MINED_BLOCK_PAIRS]
+    for first in range(0, len(pairs) - 1 if per_query else 0, _MINED_BLOCK_PAIRS):
+        end = first + _MINED_BLOCK_PAIRS
+        if end == len(pairs) - 1:  # a last pair alone would have no other to be told from
+            end += 1
+        block = pairs[first:end]
         segment = index_codes([pair.code for pair in block])
         documents = segment.statistics.documents[FIELDS.index("body")]
         for row, pair in enumerate(block):
@@ -50,7 +53,7 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
             rarest = sorted(known, key=lambda word: (documents[word], word))[:_MINED_WORDS]
             scores = score_words(segment, rarest, [segment.statistics], rules=BODY_ONLY)
             scores[row] = -1.0
-            best = np.argsort(-scores)[: 2 * per_query]
+            best = np.argsort(-scores)[: min(2 * per_query, len(block) - 1)]
             # not always the very best: those are often other right answers
             chosen = random.choice(best, per_query, replace=len(best) < per_query)
             found[first + row] = first + chosen
@@ -78,7 +81,9 @@ def train_on_code(
         total = 0.0
         order = orders.permutation(len(pairs))
         for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
-            wanted = [*rows, *negatives[rows].ravel()]
+            hard = negatives[rows].ravel()
+            # what is in the batch is a negative already, and the answer of its own question
+            wanted = [*rows, *hard[~np.isin(hard, rows)]]
             loss = contrastive_loss(
                 embedder.encode_queries([queries[row] for row in rows], dropped),
                 embedder.encode_code([codes[row] for row in wanted], dropped),

@@ -48,6 +48,12 @@ def test_summary_of_perfect_ranks_is_one() -> None:
     assert (scores.mrr, scores.recall_1, scores.recall_10) == (1.0, 1.0, 1.0)
 
 
+def test_a_tie_across_the_limit_is_not_within_it() -> None:
+    scores = summarise_ranks(np.array([1.0, 1.5, 5.5, 10.5]))
+
+    assert (scores.recall_1, scores.recall_5, scores.recall_10) == (0.25, 0.5, 0.75)
+
+
 def test_names_outrank_mentions_only_by_field() -> None:
     by_field = ranks_of(POOL, score_lexically(POOL))
     plain = ranks_of(POOL, score_lexically(POOL, BODY_ONLY))

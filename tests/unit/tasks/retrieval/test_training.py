@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from ostinato.models.search_encoder.code_words import CodeText, describe_code
 from ostinato.models.search_encoder.config import TowerConfig
-from ostinato.models.search_encoder.embedder import Embedder
+from ostinato.models.search_encoder.embedder import Embedder, contrastive_loss
+from ostinato.tasks.retrieval import training
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
@@ -93,6 +95,32 @@ def test_mined_negatives_are_never_the_answer_and_share_words_with_the_question(
 
     assert negatives.shape == (3, 1)
     assert all(negatives[row, 0] != row for row in range(3))
+
+
+@pytest.mark.parametrize(("count", "per_query"), [(2, 1), (3, 2), (5, 1), (9, 1), (9, 3)])
+def test_no_block_however_small_gives_a_question_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch, count: int, per_query: int
+) -> None:
+    monkeypatch.setattr(training, "_MINED_BLOCK_PAIRS", 4)  # the last of 5 or 9 stands alone
+    for seed in range(4):
+        negatives = mine_negatives(make_pairs(count, seed=1), per_query, seed)
+
+        assert (negatives != np.arange(count)[:, None]).all()
+
+
+def test_no_column_of_a_batch_is_an_answer_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = list({pair.code: pair for pair in make_pairs(12, seed=1)}.values())
+    seen: list[np.ndarray] = []
+
+    def note(queries: torch.Tensor, codes: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        seen.append(codes.detach().numpy())
+        return contrastive_loss(queries, codes, temperature)
+
+    monkeypatch.setattr(training, "contrastive_loss", note)
+    config = ContrastiveConfig(epochs=2, batch_pairs=len(pairs), hard_negatives=2)
+    train_on_code(build(pairs), pairs, config, seed=0, report=silent)
+
+    assert [len(np.unique(codes, axis=0)) for codes in seen] == [len(codes) for codes in seen]
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])
