@@ -26,7 +26,7 @@ from torch import Tensor
 from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, write_adapter
 from ostinato.models.checkpoint.full_disk import naming_full_disk
 from ostinato.models.checkpoint.streaming import write_tensors
-from ostinato.models.flushing import make_parents, place_folder
+from ostinato.models.flushing import make_parents, place_folder, put_back
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
 
@@ -59,7 +59,7 @@ def save_checkpoint(
     adapter: TrainedAdapter | None = None,
 ) -> Path:
     """Writes a checkpoint. Readers never see a partial one; where it replaces another there is none
-    for a moment. Metadata is JSON. What lies in `published/` beside the tokenizer comes along.
+    for a moment, and after a kill one of the two. Metadata is JSON. What lies in `published/` beside the tokenizer comes along.
     """
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
 
@@ -118,8 +118,6 @@ def _save(
                 "metadata": dict(metadata),
             }
             (temporary / MARKER).write_text(json.dumps(marker, indent=1))
-            if directory.exists():
-                shutil.rmtree(directory)
             place_folder(temporary, directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -160,7 +158,10 @@ def load_optimizer_state(directory: Path) -> dict[str, Any] | None:
 
 
 def read_marker(directory: Path) -> dict[str, Any]:
-    """Reads the file that is written last. Its absence means there is no checkpoint."""
+    """Reads the file that is written last. Its absence means there is no checkpoint. One that a killed
+    writer was about to replace is put back.
+    """
+    put_back(directory)
     path = directory / MARKER
     if not path.exists():
         raise ValueError(f"{directory} holds no {MARKER}, wanted a finished checkpoint")

@@ -20,6 +20,7 @@ from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import TrainedAdapter
 from ostinato.models.device import current_device
+from ostinato.models.flushing import put_all_back
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.records import Record
 
@@ -92,6 +93,7 @@ class StepCheckpoints:
 
     def load_newest(self) -> LoadedStep | None:
         """The newest checkpoint. None when there is none. A damaged one is a StorageError, not passed over."""
+        put_all_back(self.directory)
         steps = self._numbers(_STEP)
         if not steps:
             return None

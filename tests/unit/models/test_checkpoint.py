@@ -1,6 +1,8 @@
 """Checkpoints on disk."""
 
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,37 @@ def test_save_checkpoint_replaces_an_older_one_whole(tmp_path: Path) -> None:
     )
     assert load_optimizer_state(tmp_path / "c") is None
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("done", range(6))
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """`done` renamings and removals of folders happen before the kill."""
+    save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(0))
+    left = [done]
+
+    def or_die(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(path: Path, *rest: object, **options: object) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return change(path, *rest, **options)
+
+        return changed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", or_die(Path.rename))
+        patched.setattr(Path, "replace", or_die(Path.replace))
+        patched.setattr(shutil, "rmtree", or_die(shutil.rmtree))
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(1))
+    seen = load_checkpoint(tmp_path / "c").weights["model.norm.weight"]
+    assert any(torch.equal(seen, draw_weights(seed)["model.norm.weight"]) for seed in (0, 1))
+    save_checkpoint(tmp_path / "c", SMALL_SPEC, draw_weights(2))
+    seen = load_checkpoint(tmp_path / "c").weights["model.norm.weight"]
+    assert torch.equal(seen, draw_weights(2)["model.norm.weight"])
+    assert not list(tmp_path.glob(".*-replaced"))
 
 
 def test_load_checkpoint_damaged_weights_are_refused(tmp_path: Path) -> None:
