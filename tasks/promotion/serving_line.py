@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import InteractionRow, ScorecardRow
+from ostinato.infra.platform.ledger.rows import EventRow, InteractionRow, ScorecardRow
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import (
@@ -112,8 +112,8 @@ class ServingLine:
         """Whether users of the line ever got the checkpoint: as champion, or as canary."""
         champions = self._ledger.promotions.history(self.name)
         return any(entry.checkpoint_id == checkpoint_id for entry in champions) or any(
-            event.name == CANARY_STARTED and event.payload["decision"]["candidate"] == checkpoint_id
-            for event in self._ledger.events.recent(self._source, limit_rows=1_000)
+            event.payload["decision"]["candidate"] == checkpoint_id
+            for event in self._events(CANARY_STARTED)
         )
 
     def decide(self, decision: GateDecision) -> PromotionReport:
@@ -154,11 +154,9 @@ class ServingLine:
 
     def start_canary(self, decision: GateDecision, share: float) -> PromotionReport:
         """Opens an A/B of a candidate whose gate passed. The same decision opens one only once."""
-        known = self._ledger.events.recent(self._source, limit_rows=1_000)
         if not any(
-            event.name == CANARY_STARTED
-            and event.payload["decision"]["gate_id"] == decision.gate_id
-            for event in known
+            event.payload["decision"]["gate_id"] == decision.gate_id
+            for event in self._events(CANARY_STARTED)
         ):
             self.stop_canary(f"replaced by {decision.candidate}")
             canary = Canary(
@@ -178,12 +176,10 @@ class ServingLine:
 
     def canary(self) -> Canary | None:
         """The open A/B."""
-        for event in self._ledger.events.recent(self._source, limit_rows=1_000):
-            if event.name == CANARY_STOPPED:
-                return None
-            if event.name == CANARY_STARTED:
-                return Canary.model_validate(event.payload)
-        return None
+        newest = self._events(CANARY_STARTED, CANARY_STOPPED, limit_rows=1)
+        if not newest or newest[0].name == CANARY_STOPPED:
+            return None
+        return Canary.model_validate(newest[0].payload)
 
     def watch_canary(self, config: GuardConfig) -> Canary | None:
         """The A/B that stays open. None: there is none, or the guard ended it now; `untold_end` has how.
@@ -202,7 +198,7 @@ class ServingLine:
 
     def untold_end(self) -> CanaryEnd | None:
         """The oldest end by the guard that was not announced yet (`note_told`)."""
-        events = self._ledger.events.recent(self._source, limit_rows=1_000)
+        events = self._events(CANARY_STOPPED, _CANARY_TOLD)
         told = {event.payload["gate_id"] for event in events if event.name == _CANARY_TOLD}
         for event in reversed(events):
             if event.name == CANARY_STOPPED and event.payload.get("end") is not None:
@@ -280,6 +276,10 @@ class ServingLine:
             reason=reason,
             champion=self.champion(),
         )
+
+    def _events(self, *names: str, limit_rows: int | None = None) -> list[EventRow]:
+        """The line's events of those names, newest first. All, however old: a canary may run for long."""
+        return self._ledger.events.recent(self._source, limit_rows, names)
 
     def _note_decision(self, name: str, decision: GateDecision, reason: str) -> bool:
         return self._note_once(

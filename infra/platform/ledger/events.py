@@ -1,7 +1,7 @@
 """Events: alarms, promotions, canaries, as they happened."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, insert
@@ -36,9 +36,16 @@ class EventRepository(Repository):
             _insert(connection, source, name, payload, at)
             return True
 
-    def recent(self, source: str | None = None, limit_rows: int = 100) -> list[EventRow]:
-        """Newest first."""
+    def recent(
+        self,
+        source: str | None = None,
+        limit_rows: int | None = 100,
+        names: Collection[str] | None = None,
+    ) -> list[EventRow]:
+        """Newest first, all of them without a limit."""
         wanted = [] if source is None else [EVENTS.c.source == source]
+        if names is not None:
+            wanted.append(EVENTS.c.name.in_(names))
         newest = EVENTS.c.event_id.desc()
         with self._database.read() as connection:
             return EVENTS.list(connection, *wanted, order_by=newest, limit_rows=limit_rows)

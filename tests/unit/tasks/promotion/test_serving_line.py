@@ -5,9 +5,11 @@ off.
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import FeedbackRow
+from ostinato.infra.platform.ledger.tables import EVENTS
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.promotion.guard import Advice
@@ -106,6 +108,24 @@ def test_canary_opens_once_per_decision_and_closes(line: ServingLine, ledger: Le
     line.start_canary(decision("c"), 0.2)  # the cycle's stage again, after a kill
     assert line.canary() is None
     assert len(ledger.events.recent("promotion/nano")) == 4
+
+
+def test_canary_and_its_end_are_remembered_however_much_was_decided_since(
+    line: ServingLine, ledger: Ledger
+) -> None:
+    open_canary(ledger)
+    assert ServingLine(ledger, "nano", clock=lambda: 100.0).watch_canary(GUARD) is None
+    line.start_canary(decision("c"), 0.2)
+    with ledger.events._database.write() as connection:
+        values = {"source": "promotion/nano", "name": "refused", "payload": {}, "at": 1.0}
+        connection.execute(insert(EVENTS.table), [values] * 1_001)
+    canary, end = line.canary(), line.untold_end()
+    assert canary is not None
+    assert end is not None
+    assert (canary.checkpoint_id, end.checkpoint_id) == ("c", "b")
+    assert line.was_offered("b")
+    line.start_canary(decision("c"), 0.2)
+    assert line.canary() == canary
 
 
 def record(
