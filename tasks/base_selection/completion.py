@@ -85,12 +85,14 @@ class Completer:
         )
         stream = self._engine.stream(request)
         sampled: list[int] = []
-        async for tokens in stream:
-            sampled += tokens
-            if _end_of(self._renderer.decode(sampled), ends) is not None:
-                break
-        stream.close()
-        await self._engine.end_session(name)
+        try:
+            async for tokens in stream:
+                sampled += tokens
+                if _end_of(self._renderer.decode(sampled), ends) is not None:
+                    break
+        finally:
+            stream.close()
+            await self._engine.end_session(name)
         return sampled
 
 

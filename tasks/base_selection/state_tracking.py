@@ -11,6 +11,7 @@ from statistics import fmean
 from rapidfuzz.distance import Levenshtein
 
 from ostinato.infra.platform.diffs import changed_lines
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.base_selection.completion import Prompt
 from ostinato.tasks.base_selection.config import StateTracking
@@ -31,10 +32,16 @@ def make_files(
     texts: Sequence[str], *, count: int, lines: int, patches: int, seed: int
 ) -> list[TrackedFile]:
     """Pieces of source, patched line by line: a line goes, comes twice, or changes places with the
-    next. At most `count`; pieces that hold the fence of the prompt are passed over.
+    next. At most `count`; pieces that hold the fence of the prompt are passed over. ConfigError where
+    none is left.
     """
     chance = random.Random(seed)
     pieces = [piece for text in texts for piece in _pieces(text, lines)]
+    if not pieces:
+        raise ConfigError(
+            f"{len(texts)} sources hold no piece of tracked_lines={lines} lines without {_FENCE}, wanted one at "
+            "least; name a longer code base or fewer lines"
+        )
     chance.shuffle(pieces)
     return [
         _patched(f"module_{number}.py", piece, patches, chance)

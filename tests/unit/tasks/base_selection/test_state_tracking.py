@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.base_selection.state_tracking import make_files, prompt_of, score
 
 TEXT = "\n".join(f"value_{number} = {number} * {number}" for number in range(64))
@@ -43,3 +44,8 @@ def test_equal_seeds_give_equal_files() -> None:
     assert make_files([TEXT], count=3, lines=8, patches=2, seed=5) == make_files(
         [TEXT], count=3, lines=8, patches=2, seed=5
     )
+
+
+def test_code_base_too_short_for_one_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tracked_lines=65"):
+        make_files([TEXT, "```"], count=3, lines=65, patches=2, seed=0)
