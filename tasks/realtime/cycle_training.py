@@ -4,6 +4,7 @@ One update per cycle on what the serving checkpoint itself did, by the id that i
 the data are on-policy, a second pass over them would not be. Killed at any moment it starts again from the same window.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -139,33 +140,32 @@ def take_step(
 ) -> dict[str, float]:
     """Takes the one step unless it is taken, and writes the checkpoint. Returns the step's numbers."""
     kept = Path(asked.work_directory) / NUMBERS
-    trainer = RLTrainer(asked, objects, room)
-    if trainer.step == 0:
-        metrics = _finite(trainer.train_step(samples).metrics())
-        # before the step is saved: a kill in between must not lose an alarm that the gate asks for
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(kept, json.dumps(metrics))
-        flush(kept)
-        flush(kept.parent)
-        # before it is published: a step that is taken again would find the samples' version
-        # replaced on the chain, and could not compare them
-        trainer.save()
-        trainer.publish()
-    elif kept.exists():
-        metrics = json.loads(kept.read_text())
-    else:
-        raise TrainingError(
-            f"{kept} is missing and the step was taken, wanted what the step measured: without it nobody "
-            "knows whether the parity alarm was raised; end the cycle with `ostinato cycle skip`"
+    with contextlib.closing(RLTrainer(asked, objects, room)) as trainer:
+        if trainer.step == 0:
+            metrics = _finite(trainer.train_step(samples).metrics())
+            # before the step is saved: a kill in between must not lose an alarm that the gate asks for
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(kept, json.dumps(metrics))
+            flush(kept)
+            flush(kept.parent)
+            # before it is published: a step that is taken again would find the samples' version
+            # replaced on the chain, and could not compare them
+            trainer.save()
+            trainer.publish()
+        elif kept.exists():
+            metrics = json.loads(kept.read_text())
+        else:
+            raise TrainingError(
+                f"{kept} is missing and the step was taken, wanted what the step measured: without it nobody "
+                "knows whether the parity alarm was raised; end the cycle with `ostinato cycle skip`"
+            )
+        start = load_checkpoint(Path(asked.checkpoint_directory))
+        save_checkpoint(
+            directory,
+            trainer.spec,
+            trainer.export_weights(),
+            tokenizer_path=start.tokenizer_path,
+            metadata=metadata,
+            adapter=trainer.export_adapter(),
         )
-    start = load_checkpoint(Path(asked.checkpoint_directory))
-    save_checkpoint(
-        directory,
-        trainer.spec,
-        trainer.export_weights(),
-        tokenizer_path=start.tokenizer_path,
-        metadata=metadata,
-        adapter=trainer.export_adapter(),
-    )
-    trainer.close()
     return metrics

@@ -1,5 +1,6 @@
 """A cycle's training that is killed takes its step once and forgets nothing that the gate asks for."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_parity_alarm_outlives_a_kill(
         patched.setattr(owner, call, die)
         with pytest.raises(Killed):
             take_step(tmp_path)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("publish")]
     metrics = take_step(tmp_path)
     [alarm] = alarms(metrics)
     assert f"k3 {metrics['parity_one_cache_k3_nats']:.3g}" in alarm
