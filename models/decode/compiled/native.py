@@ -29,6 +29,7 @@ class NativeTrunk:
         heads, groups, head_width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
         slots, positions = cache.routes_SCLK.shape[:2]
         experts, per_token, inner = expert_sizes(spec)
+        has_experts = spec.num_moe_layers > 0
         width, lines = spec.hidden_size, max(MOST_LINES, heads // groups)
         self._width, self._vocab = width, spec.vocab_size
         self._step = whole_vectors(spec.vocab_size)
@@ -41,8 +42,8 @@ class NativeTrunk:
             (spec.qk_norm, spec.qkv_bias),
             (
                 spec.router_score == "softmax",
-                spec.router_normalizes,
-                np.float32(spec.router_scale),
+                spec.router_normalizes or not has_experts,
+                np.float32(spec.router_scale if has_experts else 1.0),
             ),
         )
         self._hidden, self._normal = aligned_floats(rows * width), aligned_floats(rows * width)

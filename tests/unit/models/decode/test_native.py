@@ -326,3 +326,18 @@ def test_code_compiled_from_other_sources_is_dropped(tmp_path: Path) -> None:
     source.write_text("two")
     drop_stale_code(tmp_path)
     assert not compiled.exists()
+
+
+def test_dense_model_computes_the_same_whatever_its_spec_says_of_a_router() -> None:
+    experts = {"num_experts": 0, "experts_per_token": 0, "expert_hidden_size": 0}
+    layers = {"num_dense_layers": SPEC.num_layers, "dense_hidden_size": 16}
+    dense = SPEC.model_copy(update=experts | layers)
+    canonical = random_weights(dense)
+
+    def answers(spec: ModelSpec) -> list[list[float]]:
+        engine = DecodeEngine(spec, prepare_weights(spec, canonical, 0), EngineConfig(slots=8))
+        return [answer.logprobs_T.tolist() for answer in run_in_order(engine, requests(2))]
+
+    wanted = answers(dense)
+    for change in ({"router_scale": 2.5}, {"router_normalizes": False}):
+        assert answers(dense.model_copy(update=change)) == wanted
