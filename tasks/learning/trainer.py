@@ -96,7 +96,7 @@ class RLTrainer:
         advantages, reference_k1_nats = None, 0.0
         if self._own.reference is not None:
             k1_nats = gather_k1(samples, self.config, self._score_reference)
-            penalty = penalize_divergence(samples, k1_nats, self.config.objective.kl_coefficient)
+            penalty = penalize_divergence(samples, k1_nats, self.config.objective)
             reference_k1_nats = penalty.mean_k1_nats
             if not self.config.objective.has_kl_loss:
                 advantages = penalty.advantages

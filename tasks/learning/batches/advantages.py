@@ -51,22 +51,22 @@ def cut_loss(trajectory: Trajectory, number: int, segment: Segment) -> Segment:
     return segment.model_copy(update={"loss_mask_T": mask_T})
 
 
-def advantages_of(members: Sequence[Trajectory], objective: ObjectiveConfig) -> list[float]:
-    """Advantage of each trajectory of a group, with the divisions that the objective names."""
-    rewards = [trajectory.reward.total for trajectory in members]
+def advantages_of(
+    rewards: Sequence[float], lengths: Sequence[int], objective: ObjectiveConfig
+) -> list[float]:
+    """Advantage of each trajectory of a group, with the divisions that the objective names. `lengths`:
+    their sampled tokens.
+    """
     advantages = center_rewards(rewards)
     if objective.divide_by_deviation and any(advantages):
         deviation = pstdev(rewards)
         advantages = [advantage / deviation for advantage in advantages]
     if objective.divide_by_length:
         # an attempt without a sampled token has no loss, whatever its advantage
-        lengths = [
-            max(1, sum(segment.sampled_tokens for segment in trained_segments(member)))
-            for member in members
-        ]
-        mean = math.fsum(lengths) / len(lengths)
+        counted = [max(1, length) for length in lengths]
+        mean = math.fsum(counted) / len(counted)
         advantages = [
-            advantage * mean / length for advantage, length in zip(advantages, lengths, strict=True)
+            advantage * mean / length for advantage, length in zip(advantages, counted, strict=True)
         ]
     return advantages
 
@@ -88,10 +88,21 @@ def make_sample(
 def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]:
     """One sample per segment of every trajectory of the group."""
     members = trained_members(group)
+    segments = [trained_segments(member) for member in members]
+    advantages = advantages_of(
+        [member.reward.total for member in members],
+        [sum(segment.sampled_tokens for segment in own) for own in segments],
+        objective,
+    )
+    silent = tuple(
+        member.reward.total for member, own in zip(members, segments, strict=True) if not own
+    )
     return tuple(
-        make_sample(group, trajectory, str(index), segment, advantage)
-        for trajectory, advantage in zip(members, advantages_of(members, objective), strict=True)
-        for index, segment in enumerate(trained_segments(trajectory))
+        make_sample(group, trajectory, str(index), segment, advantage).model_copy(
+            update={"silent_rewards": silent}
+        )
+        for trajectory, own, advantage in zip(members, segments, advantages, strict=True)
+        for index, segment in enumerate(own)
     )
 
 
@@ -104,28 +115,48 @@ class KlPenalty:
 
 
 def penalize_divergence(
-    samples: Sequence[Sample], k1_nats: Sequence[float], coefficient: float
+    samples: Sequence[Sample], k1_nats: Sequence[float], objective: ObjectiveConfig
 ) -> KlPenalty:
-    """Takes coefficient * k1 off each trajectory's reward and centres again within its group.
+    """Takes the objective's coefficient * k1 off each trajectory's reward, and centres and divides again within its
+    group.
 
     `k1_nats` is parallel to `samples`: the sum over sampled tokens of log q(rollout) - log p(reference). k1 in the
     reward, detached, regularises; as a loss its gradient would be zero on average.
     """
     by_trajectory: dict[str, float] = defaultdict(float)
-    group_of: dict[str, str] = {}
+    groups: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample, k1 in zip(samples, k1_nats, strict=True):
         by_trajectory[sample.trajectory_id] += k1
-        group_of[sample.trajectory_id] = sample.group_id
-    members: dict[str, list[str]] = defaultdict(list)
-    for trajectory_id, group_id in group_of.items():
-        members[group_id].append(trajectory_id)
-    penalty: dict[str, float] = {}
-    for trajectory_ids in members.values():
-        centred = center_rewards([by_trajectory[trajectory_id] for trajectory_id in trajectory_ids])
-        penalty |= dict(zip(trajectory_ids, centred, strict=True))
+        groups[sample.group_id][sample.trajectory_id].append(sample)
+    divides = objective.divide_by_deviation or objective.divide_by_length
+    found: dict[str, float] = {}  # by trajectory: its advantage where divided, else its penalty
+    for group in groups.values():
+        k1s = [by_trajectory[trajectory_id] for trajectory_id in group]
+        own = (
+            _divide_again(list(group.values()), k1s, objective) if divides else center_rewards(k1s)
+        )
+        found |= dict(zip(group, own, strict=True))
     return KlPenalty(
         advantages=[
-            sample.advantage - coefficient * penalty[sample.trajectory_id] for sample in samples
+            found[sample.trajectory_id]
+            if divides  # whole attempts; otherwise parts may have advantages of their own
+            else sample.advantage - objective.kl_coefficient * found[sample.trajectory_id]
+            for sample in samples
         ],
         mean_k1_nats=math.fsum(by_trajectory.values()) / max(1, len(by_trajectory)),
     )
+
+
+def _divide_again(
+    group: Sequence[Sequence[Sample]], k1_nats: Sequence[float], objective: ObjectiveConfig
+) -> list[float]:
+    """Advantages of a group's trajectories, each given by its samples, from their penalised rewards."""
+    silent = group[0][0].silent_rewards
+    rewards = [
+        own[0].reward - objective.kl_coefficient * k1
+        for own, k1 in zip(group, k1_nats, strict=True)
+    ]
+    lengths = [sum(sample.segment.sampled_tokens for sample in own) for own in group]
+    return advantages_of([*rewards, *silent], [*lengths, *(0 for _ in silent)], objective)[
+        : len(group)
+    ]

@@ -11,7 +11,7 @@ import pytest
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.learning.batches.advantages import make_samples, penalize_divergence
 from ostinato.tasks.learning.batches.packing import pack
@@ -90,7 +90,9 @@ def test_segments_make_up_all_the_transcript_generated(group: Group) -> None:
 
 def test_the_penalty_for_divergence_is_one_for_the_chain(group: Group) -> None:
     samples = make_samples(group, PLAIN)
-    penalty = penalize_divergence(samples, [0.3, 0.0, 0.1, 0.2, 0.0, 0.4, 0.0], 0.1)
+    penalty = penalize_divergence(
+        samples, [0.3, 0.0, 0.1, 0.2, 0.0, 0.4, 0.0], ObjectiveConfig(kl_coefficient=0.1)
+    )
     assert len(set(penalty.advantages[:3])) == 1
     assert sum(penalty.advantages[index] for index in (0, 3, 4, 6)) == pytest.approx(0.0)
 
@@ -135,3 +137,31 @@ def test_divided_by_deviation_the_spread_of_a_group_is_one(group: Group) -> None
     alike = group.model_copy(update={"trajectories": tuple(same)})
     scaled = make_samples(alike, ObjectiveConfig(divide_by_deviation=True))
     assert {sample.advantage for sample in scaled} == {0.0}
+
+
+@pytest.mark.parametrize("division", ["divide_by_deviation", "divide_by_length"])
+def test_a_penalty_is_divided_like_the_reward_that_it_comes_off(
+    group: Group, division: str
+) -> None:
+    objective = ObjectiveConfig.model_validate({"kl_coefficient": 0.1, division: True})
+    silent = group.trajectories[0].model_copy(
+        update={
+            "trajectory_id": "silent",
+            "transcript": Transcript.of_failure(EndReason.ENGINE_FAILED, "lost"),
+        }
+    )
+    members = (*group.trajectories, silent)
+    k1_nats = {"t0": 0.4, "t1": 0.2, "t2": 0.3}
+    samples = make_samples(group.model_copy(update={"trajectories": members}), objective)
+    told = [
+        k1_nats.get(sample.trajectory_id, 0.0) if sample.sample_id.endswith("/0") else 0.0
+        for sample in samples
+    ]
+    poorer = []
+    for member in members:
+        total = member.reward.total - 0.1 * k1_nats.get(member.trajectory_id, 0.0)
+        reward = RewardReport(total=total, terms={"solved": total})
+        poorer.append(member.model_copy(update={"reward": reward}))
+    wanted = make_samples(group.model_copy(update={"trajectories": tuple(poorer)}), objective)
+    penalty = penalize_divergence(samples, told, objective)
+    assert penalty.advantages == [sample.advantage for sample in wanted]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.tasks.learning.batches.advantages import center_rewards, penalize_divergence
+from ostinato.tasks.learning.config import ObjectiveConfig
 from tests.unit.tasks.learning.samples import make_sample
 
 rewards = st.floats(-2, 2, allow_nan=False)
@@ -34,18 +35,20 @@ def sample_of(index: int, group_id: str, trajectory_id: str | None = None, advan
 
 def test_penalty_far_trajectory_loses_and_near_one_gains() -> None:
     samples = [sample_of(0, "g"), sample_of(1, "g")]
-    penalty = penalize_divergence(samples, [3.0, 1.0], coefficient=0.1)
+    penalty = penalize_divergence(samples, [3.0, 1.0], ObjectiveConfig(kl_coefficient=0.1))
     assert penalty.advantages == pytest.approx([-0.1, 0.1])
     assert penalty.mean_k1_nats == pytest.approx(2.0)
 
 
 def test_penalty_is_centred_within_each_group() -> None:
     samples = [sample_of(index, group) for index, group in enumerate("aabb")]
-    penalty = penalize_divergence(samples, [1.0, 1.0, 5.0, 5.0], coefficient=1.0)
+    penalty = penalize_divergence(
+        samples, [1.0, 1.0, 5.0, 5.0], ObjectiveConfig(kl_coefficient=1.0)
+    )
     assert penalty.advantages == [0.0] * 4
 
 
 def test_penalty_counts_all_segments_of_a_trajectory_once() -> None:
     samples = [sample_of(0, "g", "long"), sample_of(1, "g", "long"), sample_of(2, "g", "short")]
-    penalty = penalize_divergence(samples, [1.0, 2.0, 1.0], coefficient=1.0)
+    penalty = penalize_divergence(samples, [1.0, 2.0, 1.0], ObjectiveConfig(kl_coefficient=1.0))
     assert penalty.advantages == pytest.approx([-1.0, -1.0, 1.0])
