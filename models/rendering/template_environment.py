@@ -1,13 +1,17 @@
 """The Jinja in which published chat templates are written, as transformers offers it."""
 
 import json
-from datetime import datetime
+from datetime import date
 from typing import Any, ClassVar
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# The day in every prompt, so that prompts are the same on all days and a replay is exact: the one
+# that Llama 3's templates name where they are told none.
+_TODAY = date(2024, 7, 26)
 
 
 class _AnswerMark(Extension):
@@ -22,13 +26,13 @@ class _AnswerMark(Extension):
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    """Extensions, filters and functions that templates find in transformers."""
+    """Extensions, filters and functions that templates find in transformers. Their day is fixed."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", _AnswerMark],
     )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _TODAY.strftime}
     environment.filters["tojson"] = _to_json
     return environment
 
@@ -51,7 +55,3 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -2,11 +2,14 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
 from tokenizers import Tokenizer
+from transformers.utils import chat_template_utils
 
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
@@ -62,6 +65,23 @@ def test_templates_see_what_they_see_in_transformers(addition: str, tmp_path: Pa
     ours = TemplateRenderer(small_tokenizer(), addition + TEMPLATE, settings)
     wanted = theirs.apply_chat_template(TOLD[:2], add_generation_prompt=True, return_dict=True)
     assert ours.start(TOLD[1]["content"], TOLD[0]["content"]) == wanted["input_ids"]
+
+
+def test_the_day_of_a_template_is_one_whatever_day_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The day that Llama 3's template names where it is told none."""
+    template = (
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}" + TEMPLATE
+    )
+    text = renderer(template).show(TOLD[:2], opens_answer=True)
+    assert text.startswith("26 Jul 2024<|im_start|>")
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    theirs.chat_template = template
+    clock = SimpleNamespace(now=lambda: datetime(2024, 7, 26, 12))
+    monkeypatch.setattr(chat_template_utils, "datetime", clock)
+    assert text == theirs.apply_chat_template(TOLD[:2], add_generation_prompt=True, tokenize=False)
 
 
 def test_sampled_tokens_stay_whatever_they_say() -> None:
