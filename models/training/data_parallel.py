@@ -6,7 +6,8 @@ alone leaves the others waiting.
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
@@ -18,7 +19,7 @@ from ostinato.models.process_groups import close_process_groups, host_meeting, o
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
-EXIT_WAIT_SECONDS = 60
+EXIT_WAIT_SECONDS = 60.0
 # for exit codes: another rank's connection breaks before its exit is known
 LAST_WORDS_SECONDS = 5.0
 
@@ -34,10 +35,10 @@ def run_ranks(
     kind: DeviceKind = "cpu",
 ) -> Answer:
     """Runs `function(request, rank)` in the processes of `layout` with open process groups, each on its
-    device, and returns rank 0's answer.
+    device, and returns rank 0's answer once all have ended.
 
     Rank 0 is this process. A rank that dies makes the others fail in their next collective, here with
-    LostRank. Groups this process had open before are closed.
+    LostRank. One that fails or hangs after rank 0's answer is a RuntimeError. Groups this process had open before are closed.
     """
     store, url = host_meeting("127.0.0.1")
     context = multiprocessing.get_context("spawn")
@@ -51,13 +52,16 @@ def run_ranks(
         for process in others:
             process.start()
         answer = run_rank(function, request, 0, layout, store, kind)
-        for process in others:
-            process.join(EXIT_WAIT_SECONDS)
+        _join(others, EXIT_WAIT_SECONDS)
+        codes = {rank: process.exitcode for rank, process in enumerate(others, start=1)}
+        if any(code != 0 for code in codes.values()):
+            raise RuntimeError(
+                f"rank 0 answered, and {EXIT_WAIT_SECONDS} s later the others had the exit codes {codes} by rank, "
+                "wanted 0 (None: it still runs); the log says why"
+            )
         return answer
     except Exception as error:
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
-        for process in others:
-            process.join(max(0.0, deadline - time.monotonic()))
+        _join(others, LAST_WORDS_SECONDS)
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(others, start=1)}
         if lost := {rank: -code for rank, code in codes.items() if code < 0}:
             raise LostRank(f"ranks were killed, with signals by rank {lost}") from error
@@ -66,6 +70,13 @@ def run_ranks(
         for process in others:
             if process.is_alive():
                 process.kill()
+
+
+def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
+    """Waits for all together."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
 
 
 def run_rank(
