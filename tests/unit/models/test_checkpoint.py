@@ -16,6 +16,7 @@ from ostinato.models.checkpoint import (
     save_checkpoint,
 )
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
+from ostinato.models.flushing import put_all_back
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
@@ -94,6 +95,14 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_one_of_the_two(
     seen = load_checkpoint(tmp_path / "c").weights["model.norm.weight"]
     assert torch.equal(seen, draw_weights(2)["model.norm.weight"])
     assert not list(tmp_path.glob(".*-replaced"))
+
+
+def test_all_folders_that_were_about_to_be_replaced_are_put_back(tmp_path: Path) -> None:
+    for name, content in ((".a-replaced", "old"), (".b-replaced", "old"), ("b", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(content)
+    put_all_back(tmp_path)
+    assert [(tmp_path / name / "content").read_text() for name in ("a", "b")] == ["old", "new"]
 
 
 def test_load_checkpoint_damaged_weights_are_refused(tmp_path: Path) -> None:
