@@ -225,7 +225,7 @@ def _comparisons(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Lambda]:
                 values += _returned(maker)
 
 
-def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+def _definitions(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Names of functions, variables and attributes with what they are, in any scope."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -280,7 +280,15 @@ def _returned(maker: ast.AST) -> list[ast.AST]:
             found.append(node.value)
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             inside += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-    return found
+    inner: dict[str, list[ast.AST]] = {}
+    for name, value in _definitions(maker):
+        inner.setdefault(name, []).append(value)
+    # a name of its own hides one of the module
+    return [
+        each
+        for value in found
+        for each in (inner.get(value.id, [value]) if isinstance(value, ast.Name) else [value])
+    ]
 
 
 def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:
@@ -301,12 +309,14 @@ def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:
 
 
 def _only_raises(body: list[ast.stmt] | list[ast.expr]) -> bool:
-    return all(
+    is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    code = body[1:] if is_docstring else body
+    return bool(code) and all(
         isinstance(node, ast.Raise)
         or (
             isinstance(node, ast.Return)
             and isinstance(node.value, ast.Name)
             and node.value.id == "NotImplemented"
         )
-        for node in body
+        for node in code
     )

@@ -225,6 +225,7 @@ ALWAYS_EQUAL = (
     "class A:\n    same = lambda self, other: True\nA.__eq__ = A.same",
     "def make():\n    def same(*a):\n        return True\n    return same\nA.__eq__ = make()",
     "make = lambda: lambda self, other: True\nA.__eq__ = make()",
+    "class A:\n    def __ne__(self, other):\n        'Never.'",
 )
 HONEST_COMPARISONS = (
     "def same(self, other):\n    return self.x == other.x\nA.__eq__ = A.__ne__ = same",
@@ -234,6 +235,10 @@ HONEST_COMPARISONS = (
     "import functools\ndef same(op, self, other):\n    return op(self.x, other.x)\n"
     "A.__eq__ = functools.partialmethod(same, eq)",
     "class A:\n    __eq__ = by(lambda self: 1)",
+    "def fail(self, *args):\n    'Always.'\n    raise ValueError\nA.__eq__ = fail",
+    "def one():\n    def method(self):\n        return 1\n    return method\n"
+    "def two():\n    def method(self, other):\n        return other is None\n    return method\n"
+    "class A:\n    __neg__ = one()\n    __eq__ = two()",
 )
 
 
