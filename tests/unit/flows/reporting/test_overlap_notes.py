@@ -131,7 +131,7 @@ def test_it_is_a_column_beside_each_scorecard_and_a_table_of_the_corpus() -> Non
         line.split(" | ")
         for line in evaluation_as_markdown(report).split("\n")
         if line.startswith("|")
-    ]
+    ][:4]  # of the first table
     assert heads[-1].startswith("in training text")
     assert first[-1].startswith(NOTE)
     assert second[-1].startswith(UNKNOWN)
