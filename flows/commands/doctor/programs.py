@@ -32,6 +32,10 @@ from ostinato.models.network.transformer_engine import why_no_engine
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 print(why_no_engine(device) or "can be used: pretraining.transformer_engine")
 """
+VLLM_PROGRAM = """
+import vllm
+print(f"vllm {vllm.__version__}")
+"""
 RAY_PROGRAM = """
 import sys
 from ostinato.infra.platform.cluster.actors import get_or_create_actor, wait_for

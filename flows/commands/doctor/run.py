@@ -16,6 +16,7 @@ from ostinato.flows.commands.doctor.programs import (
     RAY_PROGRAM,
     REINSTALL,
     TORCH_PROGRAM,
+    VLLM_PROGRAM,
     check_program,
     check_python,
     check_ray,
@@ -52,10 +53,13 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
         check_database(settings),
         check_object_store(settings),
     ]
+    if recipe.decoding.engine == "vllm":
+        fix = "install the extra `vllm`, or take --set decoding.engine=local"
+        checks.insert(4, check_program("vllm", VLLM_PROGRAM, fix))
     if deep:
         arguments = [str(settings.cpu_limit), str(settings.object_store_memory_bytes)]
         fix = "free memory and look into /tmp/ray/session_latest/logs"
-        checks.insert(5, check_program("ray start", RAY_PROGRAM, fix, arguments))
+        checks.append(check_program("ray start", RAY_PROGRAM, fix, arguments))
     return checks
 
 

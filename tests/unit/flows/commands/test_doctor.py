@@ -55,6 +55,25 @@ def test_program_reports_its_last_line_either_way() -> None:
     assert "no_such_library" in broken.detail
 
 
+def test_vllm_is_asked_for_where_the_recipe_decodes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(name: str, program: str, fix: str) -> Check:
+        asked.append(name)
+        return Check(name=name, ok=False, detail="no", fix=fix)
+
+    monkeypatch.setattr(run, "check_program", note)
+    recipe = load_recipe("miniature")
+    assert "vllm" not in {check.name for check in run.run_checks(_settings(tmp_path), recipe)}
+    there = recipe.model_copy(update={"decoding": DecodingConfig(engine="vllm")})
+    [check] = [c for c in run.run_checks(_settings(tmp_path), there) if c.name == "vllm"]
+    assert not check.ok
+    assert "extra `vllm`" in check.fix
+    assert asked.count("vllm") == 1
+
+
 def test_ray_wants_memory() -> None:
     assert programs.check_ray(8 * _GIGABYTE, _GIGABYTE).ok
     short = programs.check_ray(_GIGABYTE, _GIGABYTE)
