@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ import psutil
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.host import system
 from ostinato.infra.sandbox.host.system_calls import MACHINES, REFUSED
-from ostinato.infra.sandbox.protocol import TestReport
+from ostinato.infra.sandbox.protocol import SandboxSpec, TestReport
+from ostinato.infra.sandbox.snapshots.layers import remove_folder
 from ostinato.infra.sandbox.test_server import TestServer
 from tests.contracts.sandbox_backends import running_bench
 from tests.fakes.processes import is_running, wait_for_child, wait_for_end
@@ -120,6 +122,28 @@ def test_kernel_without_overlays_of_read_only_folders_still_has_boxes(monkeypatc
             bench.create(), "python -c 'print(1)'; grep -c 'overlay ro' /proc/mounts"
         )
     assert seen == b"1\n0\n"
+
+
+def test_a_backend_that_closes_waits_for_boxes_that_are_ending(monkeypatch):
+    removed = []
+
+    def remove_slowly(folder: Path) -> None:
+        time.sleep(0.2)
+        remove_folder(folder)
+        removed.append(folder.name)
+
+    async def close_at_once() -> list[str]:
+        backend = open_backend()
+        box = await backend.create(SandboxSpec(repository=open_repository(WORDKIT).directory))
+        monkeypatch.setattr("ostinato.infra.sandbox.host.backend.remove_folder", remove_slowly)
+        ending = asyncio.create_task(box.close())
+        await asyncio.sleep(0.05)
+        await backend.close()
+        found = [*removed]
+        await ending
+        return found
+
+    assert asyncio.run(close_at_once()) == ["b0"]
 
 
 def test_killed_host_takes_its_boxes_along(tmp_path):

@@ -71,6 +71,7 @@ class NamespaceSandbox(BoxTools):
         self._backend = backend
         self._box = box
         self._copied = copied
+        self._ending: asyncio.Task[None] | None = None
         entries = (copied or {}).values()
         given = sum(len(entry.content) + BYTES_PER_ENTRY for entry in entries)
         self._most_bytes = spec.limits.writable_bytes + given
@@ -105,12 +106,17 @@ class NamespaceSandbox(BoxTools):
         return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        await self._channel.close()
-        self._backend.forget(self)
-        await asyncio.to_thread(remove_folder, self.folder)
+        if self._ending is None:
+            self._is_closed = True
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)  # whoever asks, the backend too, waits for the same end
+
+    async def _end(self) -> None:
+        try:
+            await self._channel.close()
+            await asyncio.to_thread(remove_folder, self.folder)
+        finally:
+            self._backend.forget(self)
 
     async def check_space(self) -> None:
         """End a box that wrote more than it may: memory limits alone do not hold everywhere."""
