@@ -17,7 +17,7 @@ _SECONDS = 300
 _MAX_LINKS = 8  # of a chain from one link to the next
 _LINK = "120000"  # mode of a link in a tree
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_FETCHED = "refs/fetched"  # commits by their names: what a name of ours holds, git keeps
+_FETCHED = "refs/fetched"  # a ref per fetched commit, so that git does not prune it
 MAX_OUTPUT_BYTES = 512 << 20
 # each of these settings of a repository can name a program or a place to fetch from
 _SETTINGS = (

@@ -102,7 +102,7 @@ def _explaining(model: HubModel) -> Iterator[None]:
 def _find_copy(
     name: str, revision: str, patterns: Sequence[str], cache: Path | None = None
 ) -> Path | None:
-    """Where a cache has it, the user's own where none is named."""
+    """The snapshot in a cache, by default the user's own. None: not there."""
     try:
         return _snapshot(name, revision, patterns, cache, is_local=True)
     except errors.LocalEntryNotFoundError:

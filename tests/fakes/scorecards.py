@@ -1,5 +1,6 @@
 """Scorecards of checkpoints that nobody measured."""
 
+from ostinato.flows.reporting.evaluation_report import EvaluationReport
 from ostinato.tasks.records import Metric, Scorecard
 
 
@@ -18,4 +19,19 @@ def flat_scorecard(checkpoint: str, figure: Metric, scorecard_id: str = "card") 
         tool_calls=figure,
         broken_call_ratio=0.0,
         problems=(),
+    )
+
+
+def report_of(*cards: Scorecard, in_training_text: tuple[str, ...] = ()) -> EvaluationReport:
+    """Report of an evaluation of the first card's checkpoint."""
+    return EvaluationReport(
+        checkpoint=cards[0].checkpoint,
+        against=None,
+        suite="held_out",
+        commit="",
+        recipe="mine",
+        seed=0,
+        scorecards=cards,
+        in_training_text=in_training_text,
+        decision=None,
     )

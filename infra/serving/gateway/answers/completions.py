@@ -73,7 +73,7 @@ NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((None, "medium"), "max_tokens bounds an answer"),
     "web_search_options": ((None,), "nothing is searched"),
 }
-"""By documented fields that would change the answer: the values that do not, and why no other is possible."""
+"""Documented fields that would change the answer: their neutral values, and why no other is possible."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from ostinato.flows.reporting.evaluation_report import (
-    EvaluationReport,
     attempt_rows,
     evaluation_as_markdown,
     show_attempts,
 )
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
 from ostinato.tasks.records import Scorecard
+from tests.fakes.scorecards import report_of
 
 
 def card_of(*solved: bool, changed: int | None = 2) -> Scorecard:
@@ -33,19 +33,6 @@ def card_of(*solved: bool, changed: int | None = 2) -> Scorecard:
         for number, is_solved in enumerate(solved)
     ]
     return scorecard_from(rows, suite="held_out", checkpoint="toy", temperature=1.0)
-
-
-def report_of(card: Scorecard) -> EvaluationReport:
-    return EvaluationReport(
-        checkpoint="toy",
-        against=None,
-        suite="held_out",
-        commit="",
-        recipe="nano",
-        seed=0,
-        scorecards=(card,),
-        decision=None,
-    )
 
 
 def test_means_of_attempts_stand_in_every_form_of_the_report() -> None:

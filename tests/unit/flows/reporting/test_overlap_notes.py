@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.reporting.evaluation_report import (
-    EvaluationReport,
     evaluation_as_markdown,
 )
 from ostinato.flows.reporting.overlap_notes import UNKNOWN, note_overlap, overlap_rows
@@ -25,6 +24,7 @@ from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.corpus.overlap_records import AnswerOverlap, NgramOverlap
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import add_checkpoint, add_problems, make_scorecard, open_context
+from tests.fakes.scorecards import report_of
 
 RESULT = CorpusResult(
     directory="",
@@ -116,17 +116,7 @@ def test_it_is_a_file_beside_the_scorecard_rows_and_trajectories(
 
 def test_it_is_a_column_beside_each_scorecard_and_a_table_of_the_corpus() -> None:
     cards = tuple(make_scorecard(name, "p", 0.5) for name in ("first", "second"))
-    report = EvaluationReport(
-        checkpoint="first",
-        against=None,
-        suite="held_out",
-        commit="",
-        recipe="mine",
-        seed=0,
-        scorecards=cards,
-        in_training_text=(NOTE,),
-        decision=None,
-    )
+    report = report_of(*cards, in_training_text=(NOTE,))
     heads, _, first, second = [
         line.split(" | ")
         for line in evaluation_as_markdown(report).split("\n")
