@@ -15,6 +15,7 @@ rise that the baseline of the seed makes from its first five steps to its last f
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -256,7 +257,7 @@ def _ostinato(
 def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
     """The table of all arms in Markdown; cells that were not run say so."""
     seeds = range(max(3, 1 + max((seed for _, seed in known), default=0)))
-    heads = ["arm", *(f"seed {seed}" for seed in seeds), "what it changes"]
+    heads = ["arm", "all seeds", *(f"seed {seed}" for seed in seeds), "what it changes"]
     lines = [
         "# Ablations of RL on nano",
         "",
@@ -264,14 +265,17 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
         f"Every arm: `{' '.join(plan.every_arm)}`, from the SFT checkpoint of its seed. Points of solve",
         "rate over that start and, in the second line, over the baseline of the same seed on the same",
         "problems, 95 % by function; `*`: above every control at equal tokens. Two arms differ in earnest",
-        "when the second interval leaves 0 out; half its width is about the smallest difference seen.",
+        'when the second interval leaves 0 out; half its width is about the smallest difference seen. "All',
+        'seeds": the mean of those second lines, its interval from theirs, as of independent runs; the seeds',
+        "share their problems.",
         "",
         f"| {' | '.join(heads)} |",
         f"|{' --- |' * len(heads)}",
     ]
     for name, arm in plan.arms.items():
         cells = [_cell(known.get((name, seed))) for seed in seeds]
-        lines.append(f"| {' | '.join([f'`{name}`', *cells, arm.says])} |")
+        own = [row for (of, _), row in sorted(known.items()) if of == name]
+        lines.append(f"| {' | '.join([f'`{name}`', _all_seeds(own), *cells, arm.says])} |")
     lines += [
         "",
         "Wall time of RL to half of the rise that the baseline of the seed makes (mean reward of five",
@@ -331,6 +335,24 @@ def _cell(row: Row | None) -> str:
     seconds = row.seconds_to_reward
     reached = "not reached" if seconds is None else f"after {seconds:.0f} s"
     return f"{text}<br>reward {row.wanted_reward:.2f} {reached}"
+
+
+def over_seeds(differences: Sequence[Metric]) -> Metric:
+    """Mean of independent differences, with the interval that follows from theirs."""
+    mean = fmean(difference.mean for difference in differences)
+    number = len(differences)
+    below = math.hypot(*(each.mean - each.low for each in differences)) / number
+    above = math.hypot(*(each.high - each.mean for each in differences)) / number
+    return Metric(
+        mean=mean, low=mean - below, high=mean + above, confidence=CONFIDENCE, count=number
+    )
+
+
+def _all_seeds(rows: Sequence[Row]) -> str:
+    found = [row.over_baseline for row in rows if row.over_baseline is not None]
+    if len(found) < 2:
+        return ""
+    return f"{_points(over_seeds(found))}, {len(found)} seeds"
 
 
 def _points(value: Metric) -> str:

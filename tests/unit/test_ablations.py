@@ -76,3 +76,11 @@ def test_routes_are_ablated_where_they_differ_with_the_mismatch_beside() -> None
     )
     assert "| `deviation` | 0 | 2.0e-05 | not measured | 3.0e-04 |" in page
     assert "k3 in nats" not in ablations.write_page(plan, {("deviation", 0): row})
+
+
+def test_the_mean_of_equal_seeds_is_theirs_in_a_narrower_interval() -> None:
+    one = ablations.Metric(mean=0.04, low=0.01, high=0.06, confidence=0.95, count=400)
+    four = ablations.over_seeds([one] * 4)
+    assert four.mean == pytest.approx(one.mean)
+    assert (four.mean - four.low, four.high - four.mean) == pytest.approx((0.015, 0.01))
+    assert ablations.over_seeds([one]).low == pytest.approx(one.low)
