@@ -278,9 +278,6 @@ class Sample(Record):
     segment: Segment
     advantage: float
     reward: float
-    silent_rewards: tuple[float, ...] = Field(
-        default=(), description="of attempts of the group that have no sample"
-    )
     hint: Hint | None = Field(default=None, description="where the objective distils one")
 
 

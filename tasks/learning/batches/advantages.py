@@ -94,13 +94,8 @@ def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]
         [sum(segment.sampled_tokens for segment in own) for own in segments],
         objective,
     )
-    silent = tuple(
-        member.reward.total for member, own in zip(members, segments, strict=True) if not own
-    )
     return tuple(
-        make_sample(group, trajectory, str(index), segment, advantage).model_copy(
-            update={"silent_rewards": silent}
-        )
+        make_sample(group, trajectory, str(index), segment, advantage)
         for trajectory, own, advantage in zip(members, segments, advantages, strict=True)
         for index, segment in enumerate(own)
     )
@@ -150,13 +145,12 @@ def penalize_divergence(
 def _divide_again(
     group: Sequence[Sequence[Sample]], k1_nats: Sequence[float], objective: ObjectiveConfig
 ) -> list[float]:
-    """Advantages of a group's trajectories, each given by its samples, from their penalised rewards."""
-    silent = group[0][0].silent_rewards
+    """Advantages of a group's trajectories, each given by its samples, from their penalised rewards. Every member has
+    a sample: groups are without attempts lost to infrastructure, and any other has a segment.
+    """
     rewards = [
         own[0].reward - objective.kl_coefficient * k1
         for own, k1 in zip(group, k1_nats, strict=True)
     ]
     lengths = [sum(sample.segment.sampled_tokens for sample in own) for own in group]
-    return advantages_of([*rewards, *silent], [*lengths, *(0 for _ in silent)], objective)[
-        : len(group)
-    ]
+    return advantages_of(rewards, lengths, objective)

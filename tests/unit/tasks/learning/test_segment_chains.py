@@ -4,6 +4,7 @@ summaries included.
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import pstdev
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.learning.batches.advantages import make_samples, penalize_divergence
 from ostinato.tasks.learning.batches.packing import pack
@@ -36,10 +37,14 @@ def renderer() -> Renderer:
 
 
 def chain(renderer: Renderer, num_summaries: int) -> Transcript:
-    sandbox = MemorySandbox({"a.py": b"x = 1\n" * 30})
     answers = [f"{index}{READ}" for index in range(num_summaries)]
     answers = [text for read in answers for text in (read, SUMMARY)]
-    model = ScriptedModel(renderer, [*answers, "Done."])
+    return transcript_of(renderer, [*answers, "Done."])
+
+
+def transcript_of(renderer: Renderer, answers: Sequence[str | Exception]) -> Transcript:
+    sandbox = MemorySandbox({"a.py": b"x = 1\n" * 30})
+    model = ScriptedModel(renderer, answers)
     request = AgentRequest(prompt="Fix a.py", session_id="s")
     return asyncio.run(run_agent(model, renderer, AgentEnvironment(sandbox), request, CONFIG))
 
@@ -141,18 +146,17 @@ def test_divided_by_deviation_the_spread_of_a_group_is_one(group: Group) -> None
 
 @pytest.mark.parametrize("division", ["divide_by_deviation", "divide_by_length"])
 def test_a_penalty_is_divided_like_the_reward_that_it_comes_off(
-    group: Group, division: str
+    group: Group, renderer: Renderer, division: str
 ) -> None:
+    """Also in a group with an attempt that ended before its first answer: its sample has no loss and its reward
+    counts.
+    """
     objective = ObjectiveConfig.model_validate({"kl_coefficient": 0.1, division: True})
-    silent = group.trajectories[0].model_copy(
-        update={
-            "trajectory_id": "silent",
-            "transcript": Transcript.of_failure(EndReason.ENGINE_FAILED, "lost"),
-        }
-    )
-    members = (*group.trajectories, silent)
+    late = {"trajectory_id": "late", "transcript": transcript_of(renderer, [TimeoutError()])}
+    members = (*group.trajectories, group.trajectories[0].model_copy(update=late))
     k1_nats = {"t0": 0.4, "t1": 0.2, "t2": 0.3}
     samples = make_samples(group.model_copy(update={"trajectories": members}), objective)
+    assert not samples[-1].segment.sampled_tokens
     told = [
         k1_nats.get(sample.trajectory_id, 0.0) if sample.sample_id.endswith("/0") else 0.0
         for sample in samples

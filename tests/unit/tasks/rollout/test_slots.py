@@ -59,6 +59,15 @@ def test_group_left_with_one_member_by_infrastructure_fails() -> None:
     assert not table.groups
 
 
+def test_attempts_lost_to_infrastructure_are_no_members() -> None:
+    table = make_table()
+    table.open(GroupSlot("a", "problem-a", 0, 0.0, trajectories_expected=3))
+    for number, outcome in enumerate((Outcome.TIMED_OUT, Outcome.ENGINE_FAILED, Outcome.FINISHED)):
+        slot = table.finish(make_trajectory(attempt("a", number), outcome=outcome))
+    assert slot is not None
+    assert [member.attempt for member in slot.group.trajectories] == [0, 2]
+
+
 def test_step_takes_the_oldest_groups_first() -> None:
     table = make_table(cap=3)
     for name, birth in (("young", 2), ("old", 0)):
