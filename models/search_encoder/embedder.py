@@ -104,11 +104,10 @@ class Embedder(nn.Module):
     def _forget(self, ids_W: Tensor, generator: torch.Generator) -> Tensor:
         """The same words as if a random part of the vocabulary had never been seen."""
         known = self.vocabulary.num_known
-        forgotten = torch.rand(known, generator=generator) < self.config.forget_ratio
-        is_known_W = ids_W < known
-        inside_W = ids_W.clamp(max=max(known - 1, 0))
-        swap_W = is_known_W & forgotten[inside_W]
-        return torch.where(swap_W, self.bucket_of_word[inside_W], ids_W)
+        is_forgotten = torch.rand(known, generator=generator) < self.config.forget_ratio
+        rows_V = torch.arange(len(self.vocabulary))
+        rows_V[:known] = torch.where(is_forgotten, self.bucket_of_word, rows_V[:known])
+        return rows_V[ids_W]
 
 
 def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> Tensor:

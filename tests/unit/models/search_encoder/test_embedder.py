@@ -51,6 +51,15 @@ def test_vectors_have_unit_length_and_empty_texts_none(embedder: Embedder) -> No
     assert codes.norm(dim=1).tolist() == pytest.approx([1, 1, 1])  # the path is text as well
 
 
+def test_a_vocabulary_without_a_known_word_trains() -> None:
+    tower = Embedder(TowerConfig(width=8, num_buckets=32), Vocabulary((), 32))
+    bags = [tower.vocabulary.bag_of_query(query) for query in QUERIES]
+
+    vectors = tower.encode_queries(bags, torch.Generator().manual_seed(0))
+
+    assert vectors.shape == (len(QUERIES), 8)
+
+
 def test_a_saved_tower_comes_back_the_same(embedder: Embedder, tmp_path: Path) -> None:
     save_embedder(embedder, tmp_path, {"dense_weight": 0.4})
 
