@@ -1,8 +1,9 @@
 """Constructs in a change that reach into the run that judges it.
 
 The scan of product code for words, dotted names, strings put together from constants, and
-comparisons that never look at their operand. Only what a file gains over its pristine version
-counts, so no reference solution is ever refused. Pure; static, hence only one of several guards.
+comparisons that never look at their operand, or no longer at more than its type. Only what a file
+gains over its pristine version counts, so no reference solution is ever refused. Pure; static, hence
+only one of several guards.
 """
 
 import ast
@@ -10,9 +11,10 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
+from enum import IntEnum
 from functools import lru_cache
 
-from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.platform.syntax import parse_python, walk_definitions
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.change import find_added
 
@@ -35,6 +37,7 @@ _FORBIDDEN_NAMES = frozenset(
 )  # fmt: skip
 _COMPARISONS = frozenset({"__eq__", "__ne__"})
 _FUNCTION_WRAPPERS = frozenset({"partial", "partialmethod", "staticmethod", "classmethod"})
+_TYPE_CHECKS = frozenset({"isinstance", "type"})
 _ALWAYS_EQUAL = "always-equal comparison"
 _MADE_CODE = "code or a name made at run time"
 _RUNS_TEXT = frozenset({"exec", "eval", "compile", "__import__"})
@@ -49,14 +52,27 @@ _IMPORTS = frozenset({"importlib.import_module", "importlib.__import__", "runpy.
 _DECODERS = {"b64decode": base64.b64decode, "fromhex": bytes.fromhex, "unhexlify": bytes.fromhex}
 
 
+class _Read(IntEnum):
+    """What a comparison reads of its operand."""
+
+    NOTHING = 0
+    TYPE = 1
+    VALUE = 2
+
+
 def find_forbidden(
-    changed_files: Mapping[str, bytes | None], repository: PreparedRepository
+    changed_files: Mapping[str, bytes | None],
+    repository: PreparedRepository,
+    given: Mapping[str, bytes] | None = None,
 ) -> tuple[str, ...]:
-    """Attacks that counted files have and their pristine versions have not."""
+    """Attacks that counted files have and their pristine versions have not. `given`: files as a problem broke them;
+    a comparison that is always equal there is not the attempt's.
+    """
     found: set[str] = set()
     for path, content in repository.keep_editable(changed_files).items():
         if content is not None:
-            found |= _gained(content, repository.files.get(path, b""))
+            pristine = repository.files.get(path, b"")
+            found |= _gained(content, pristine, (given or {}).get(path, pristine))
     return tuple(sorted(found))
 
 
@@ -65,25 +81,40 @@ def is_always_equal(attack: str) -> bool:
     return attack == _ALWAYS_EQUAL
 
 
-def _gained(content: bytes, pristine: bytes) -> frozenset[str]:
-    """Attacks of a file beyond the pristine one's. Whole files are parsed only when the lines that
+def _gained(content: bytes, pristine: bytes, given: bytes) -> frozenset[str]:
+    """Attacks of a file beyond the pristine one's. Whole files are parsed only when they compare, or the lines that
     differ hold something an attack needs: parsing takes milliseconds, most edits are one line.
     """
     lines = "\n".join((*find_added(pristine, content), *find_added(content, pristine)))
     is_plain = _MATERIAL.search(lines) is None
-    if is_plain and not set(re.findall(r"\w+", lines)) & FORBIDDEN_WORDS:
+    compares = any(name.encode() in content for name in _COMPARISONS)
+    if is_plain and not compares and not set(re.findall(r"\w+", lines)) & FORBIDDEN_WORDS:
         return frozenset()
-    return _attacks(content) - _attacks(pristine)
+    (attacks, reads), (known, pristine_reads) = _scan(content), _scan(pristine)
+    earlier = (pristine_reads, _scan(given)[1])
+    gained = attacks - known
+    # one that is new may read the type alone, as those of sentinels do
+    if any(
+        read < min(each.get(name, _Read.TYPE) for each in earlier) for name, read in reads.items()
+    ):
+        return gained | {_ALWAYS_EQUAL}
+    return gained
 
 
 @lru_cache(maxsize=256)
-def _attacks(text: bytes) -> frozenset[str]:
+def _scan(text: bytes) -> tuple[frozenset[str], Mapping[str, _Read]]:
+    """Attacks of a file, and what its comparisons read."""
     source = text.decode(errors="replace")
-    found = set(re.findall(r"\w+", source)) & FORBIDDEN_WORDS
+    words = frozenset(re.findall(r"\w+", source)) & FORBIDDEN_WORDS
     try:
         tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset(found)  # it cannot be imported either
+        return words, {}  # it cannot be imported either
+    return words | _attacks(tree), _operand_reads(tree)
+
+
+def _attacks(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
     modules = _module_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
@@ -99,9 +130,16 @@ def _attacks(text: bytes) -> frozenset[str]:
                 found.add(_ALWAYS_EQUAL)
         if isinstance(node, ast.Call) and _makes_code(node, modules):
             found.add(_MADE_CODE)
-    if any(_ignores_operand(function) for function in _comparisons(tree)):
-        found.add(_ALWAYS_EQUAL)
-    return frozenset(found)
+    return found
+
+
+def _operand_reads(tree: ast.Module) -> Mapping[str, _Read]:
+    """What each comparison reads of its operand, by qualified name, or by text where it has none."""
+    names: dict[ast.AST, str] = {node: name for name, node in walk_definitions(tree)}
+    return {
+        names.get(function) or ast.unparse(function): _operand_read(function)
+        for function in _comparisons(tree)
+    }
 
 
 def _makes_code(node: ast.Call, modules: dict[str, str]) -> bool:
@@ -291,8 +329,7 @@ def _returned(maker: ast.AST) -> list[ast.AST]:
     ]
 
 
-def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:
-    """Whether the body never reads the value compared with."""
+def _operand_read(function: ast.FunctionDef | ast.Lambda) -> _Read:
     arguments = function.args
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if arguments.vararg is not None:
@@ -300,12 +337,29 @@ def _ignores_operand(function: ast.FunctionDef | ast.Lambda) -> bool:
     operand = names[-1] if names else ""
     body = function.body if isinstance(function.body, list) else [function.body]
     if _only_raises(body):
+        return _Read.VALUE  # it calls nothing equal
+    found = _Read.NOTHING
+    inside: list[ast.AST] = list(body)
+    while inside:
+        node = inside.pop()
+        parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Name) and node.id == operand:
+            return _Read.VALUE
+        if _asks_type(node, operand):
+            found, parts = _Read.TYPE, parts[2:]
+        inside += parts
+    return found
+
+
+def _asks_type(node: ast.AST, name: str) -> bool:
+    """Whether a call or an attribute reads the type of what has that name."""
+    if isinstance(node, ast.Call) and node.args and _last_name(node.func) in _TYPE_CHECKS:
+        asked = node.args[0]
+    elif isinstance(node, ast.Attribute) and node.attr == "__class__":
+        asked = node.value
+    else:
         return False
-    return not any(
-        isinstance(node, ast.Name) and node.id == operand
-        for statement in body
-        for node in ast.walk(statement)
-    )
+    return isinstance(asked, ast.Name) and asked.id == name
 
 
 def _only_raises(body: list[ast.stmt] | list[ast.expr]) -> bool:

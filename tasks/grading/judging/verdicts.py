@@ -42,7 +42,8 @@ async def judge(
     started = time.perf_counter()
     required = required_tests(problem)
     ignored = AttemptChange.of(problem, changed_files, server.repository).ignored_paths
-    attacks = find_forbidden(changed_files, server.repository)
+    given = problem.break_files(server.repository.files)
+    attacks = find_forbidden(changed_files, server.repository, given)
     if attacks or not required:
         reason = f"the change brings {', '.join(attacks)} into product code"
         told = f"refused: {reason if attacks else 'no test is required'}"
