@@ -12,6 +12,7 @@ import httpx2
 from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import filter_repo_objects
 
+from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.tasks.conversion.pinned import HubModel
@@ -66,8 +67,9 @@ def fetch_model(
             if not isinstance(try_to_load_from_cache(name, file, cache, commit), str)
         )
         _check_disk(place, missing, sum(sizes[file] for file in wanted), cache, scratch)
-        fetched = _snapshot(name, revision, patterns, cache)
-        return fetched, f"{name}@{fetched.name}"
+        fetched = _snapshot(name, commit, patterns, cache)
+        _note_commit(fetched, revision)
+        return fetched, place
 
 
 @contextmanager
@@ -121,6 +123,16 @@ def _snapshot(
         local_files_only=is_local,
     )
     return Path(found)
+
+
+def _note_commit(snapshot: Path, revision: str) -> None:
+    """Write what a branch or tag named into the cache (https://huggingface.co/docs/hub/local-cache), where it is looked
+    up without a network. The library does so only where it fetches by that name, which may have moved since.
+    """
+    if revision != snapshot.name:
+        note = snapshot.parents[1] / "refs" / revision
+        note.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(note, snapshot.name)
 
 
 def _check_files(place: str, wanted: Sequence[str], names: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.conversion.importing import import_model
 from ostinato.tasks.conversion.pinned import find_hub_model
-from tests.fakes.model_hub import TOKEN, FakeHub, serving
+from tests.fakes.model_hub import TOKEN, Answer, FakeHub, serving
 from tests.fakes.published_model import write_published_model
 
 FIRST, SECOND, BROKEN = "1" * 40, "2" * 40, "3" * 40
@@ -107,6 +107,26 @@ def test_a_branch_that_moved_is_followed(hub: FakeHub, tmp_path: Path) -> None:
     hub.branches["main"] = SECOND
     assert take("org/small", tmp_path)["source"] == f"org/small@{SECOND}"
     assert take("org/small@v1", tmp_path)["source"] == f"org/small@{FIRST}"
+
+
+def test_a_branch_that_moves_in_between_gives_the_commit_that_was_checked(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_published_model(tmp_path / "second", model_type="qwen3", rope_theta=5e5)
+    hub.commits[SECOND] = tmp_path / "second"
+    answer = hub.answer
+
+    def answer_and_move(method: str, path: str, token: str) -> Answer:
+        answered = answer(method, path, token)
+        hub.branches["main"] = SECOND
+        return answered
+
+    monkeypatch.setattr(hub, "answer", answer_and_move)
+    assert take("org/small", tmp_path)["source"] == f"org/small@{FIRST}"
+    taken = contents(tmp_path / "work" / "checkpoint")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert take("org/small", tmp_path, "later")["source"] == f"org/small@{FIRST}"
+    assert contents(tmp_path / "work" / "later") == taken
 
 
 def test_a_download_that_broke_off_goes_on(hub: FakeHub, tmp_path: Path) -> None:
