@@ -53,7 +53,7 @@ _DECODERS = {"b64decode": base64.b64decode, "fromhex": bytes.fromhex, "unhexlify
 
 
 class _Read(IntEnum):
-    """What a comparison reads of its operand."""
+    """Part of its operand that a comparison reads."""
 
     NOTHING = 0
     TYPE = 1
