@@ -21,6 +21,7 @@ from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record, dotted
 from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
@@ -124,6 +125,7 @@ class Recipe(Record):
 
     @model_validator(mode="after")
     def _engine_decodes_the_model(self) -> "Recipe":
+        ENGINES.refuse_unknown([self.decoding.engine])
         if self.decoding.engine == "local":
             try:
                 check_vectors(self.model)

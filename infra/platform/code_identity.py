@@ -30,6 +30,7 @@ PLUGIN_GROUPS = (
     "ostinato.rewards",
     "ostinato.dialects",
     "ostinato.admissions",
+    "ostinato.engines",
 )
 # import name -> distribution, of packages whose version changes what a stage computes (torch's fixes Triton's)
 COMPUTING_PACKAGES = {

@@ -4,7 +4,7 @@ Imports without torch, so that flows can read recipes.
 """
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import NonNegativeInt, field_validator, model_validator
 
@@ -28,10 +28,10 @@ class Precision(StrEnum):
 class DecodingConfig(Record):
     """Decoding, the same in rollouts, evaluation and the gateway."""
 
-    engine: Literal["local", "vllm"] = "local"
+    engine: str = "local"
     """engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that
-    numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts; native is read
-    as local"""
+    numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts, or one of the
+    entry point group ostinato.engines; native is read as local"""
     precision: Precision = Precision.FP32
     """of stored matrices: bf16 takes half the memory. Our engine computes and caches in fp32 either
     way, vLLM in what this says"""

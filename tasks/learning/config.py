@@ -23,6 +23,7 @@ from ostinato.models.training.optimizer_config import OptimizerConfig
 # k3 at equal weights that alarms, by engine and number format. Ours measures 1e-10 at most in fp32. In bf16 it is 8e-5 for
 # SmolLM2 and 4e-5 for nano after RL with the engine's routes replayed (lab log, 2026-11-26). vLLM on a CPU, for SmolLM2:
 # 5e-11 in fp32 and 1.4e-3 in bf16, in which it computes too (lab log, 2026-11-27); on a GPU its fp32 was not measured.
+# Engines of other packages have vLLM's.
 PARITY_ALARM_K3 = {
     ("local", Precision.FP32): 1e-6,
     ("local", Precision.BF16): 5e-4,
@@ -311,7 +312,8 @@ class LearningConfig(Record):
 
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
     """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
-    parity, engine = learning.parity, (decoding.engine, decoding.precision)
+    parity = learning.parity
+    engine = ("local" if decoding.engine == "local" else "vllm", decoding.precision)
     rounding = TRAINER_ALARM_K3[learning.precision]
     if not learning.router_replay.enabled:
         rounding = max(rounding, _FREE_ROUTERS_ALARM_K3.get(engine, 0.0))

@@ -19,9 +19,14 @@ from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform import plugins
 from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.serving.engine.start import load_engine
+from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.environments.api import EnvironmentConfig
 from ostinato.tasks.environments.run import EnvironmentsRequest, main
@@ -34,9 +39,10 @@ from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.benchmarks.orchestrator import Load, Observed, Simulation
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
+from tests.fakes.tiny_model import TINY, random_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES = ("environment", "tool", "reward", "dialect", "admission")
+PACKAGES = ("environment", "tool", "reward", "dialect", "admission", "engine")
 SOURCE = "class Box:\n    def size(self):\n        return 1\n"
 
 
@@ -79,6 +85,7 @@ def make_recipe(directory: Path, text: str) -> str:
         ('[harness]\ndialect = "chess"\n', "ostinato.dialects"),
         ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
         ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
+        ('[decoding]\nengine = "chess"\n', "ostinato.engines"),
         ('[harness]\ntools = ["outline"]\n', "compact dialect, whose tool names are token ids"),
     ],
 )
@@ -90,11 +97,11 @@ def test_a_recipe_with_a_name_that_nothing_provides_is_refused(
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_recipe_names_all_five_and_the_error_lists_them(tmp_path: Path) -> None:
+def test_a_recipe_names_all_six_and_the_error_lists_them(tmp_path: Path) -> None:
     text = (
         "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
         '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
-        '[rollout.staleness]\nadmission = "one_step_ahead"\n'
+        '[rollout.staleness]\nadmission = "one_step_ahead"\n[decoding]\nengine = "timed"\n'
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
     assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
@@ -220,3 +227,27 @@ def mean_age(seen: Observed) -> float:
     return sum(age * count for age, count in seen.staleness_groups.items()) / sum(
         seen.staleness_groups.values()
     )
+
+
+@pytest.mark.usefixtures("installed")
+async def test_answers_come_from_the_engine_that_the_recipe_names(tmp_path: Path) -> None:
+    recipe = load_recipe(make_recipe(tmp_path, '[decoding]\nengine = "timed"\n'))
+    directory = save_checkpoint(tmp_path / "checkpoint", TINY, random_weights(TINY))
+    request = GenerateRequest("a", "session", (1, 2, 3), 4, (), temperature=0.0)
+    engine = load_engine(directory, "timed", recipe.decoding, slots=2)
+    try:
+        answer = await engine.generate(request)
+        assert engine.statistics()["answer_seconds_max"] > 0
+    finally:
+        engine.close()
+    own = load_engine(directory, "own", DecodingConfig(), slots=2)
+    try:
+        assert (await own.generate(request)).token_ids == answer.token_ids
+    finally:
+        own.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_code_of_an_engine_is_part_of_what_it_computes() -> None:
+    code = installed_tree().code_of(["ostinato.infra.serving.engine.start"], {"timed"})
+    assert "plug-in timed" in code

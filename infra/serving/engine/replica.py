@@ -1,6 +1,6 @@
 """One engine as a Ray actor that serves only weights it has verified.
 
-`EngineReplica`: an asyncio actor around `LocalEngine` that follows a weight chain. Fetching and
+`EngineReplica`: an asyncio actor around an engine that follows a weight chain. Fetching and
 verifying happen beside the decode thread; the swap itself falls between two decode steps. A replica
 that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
 verified apply. It does not choose requests; the fleet does.
@@ -13,24 +13,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.infra.serving.engine.start import start_engine
+from ostinato.infra.serving.engine.start import Engine, start_engine
 from ostinato.infra.serving.engine.states import ReplicaState, SwapReport
 from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +48,7 @@ class EngineReplica:
         self._reason = "no weights were applied yet"
         self._chain = chain
         self._subscriber = None if chain is None else ChainSubscriber(*chain, reader_id=replica_id)
-        self._engine: LocalEngine | VllmEngine | None = None
+        self._engine: Engine | None = None
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0

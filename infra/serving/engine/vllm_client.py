@@ -28,6 +28,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.states import SwapReport
 from ostinato.infra.serving.engine.stream import EngineStream
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.models.decode.config import EngineConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
 from ostinato.models.decode.weights import check_weights
@@ -249,6 +250,23 @@ class VllmEngine:
             stop_reason=stop_reason,
             likeliest_T=_likeliest(output, request.top_logprobs)[:cut],
         )
+
+
+def start_vllm(
+    spec: ModelSpec, weights: Mapping[str, Tensor], version: int, config: EngineConfig, name: str
+) -> VllmEngine:
+    """vLLM as the configuration asks for it."""
+    return VllmEngine(
+        spec,
+        weights,
+        version,
+        slots=config.slots,
+        max_context_tokens=config.max_context_tokens,
+        gpus=config.gpus_per_replica,
+        dtype=torch.float32 if config.precision is Precision.FP32 else torch.bfloat16,
+        reloads_in_place=torch.cuda.is_available(),
+        name=name,
+    )
 
 
 @dataclass(slots=True)

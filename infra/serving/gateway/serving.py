@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -21,8 +20,7 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.infra.serving.engine.start import start_engine
+from ostinato.infra.serving.engine.start import Engine, start_engine
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTable
@@ -34,9 +32,6 @@ from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.rendering import load_renderer
-
-if TYPE_CHECKING:
-    from ostinato.infra.serving.engine.vllm_client import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +60,7 @@ class ServedModels:
     def __init__(self, engine: EngineConfig, *, context_tokens: int, drain_seconds: float) -> None:
         self._engine_config, self._context_tokens = engine, context_tokens
         self._drain_seconds = drain_seconds
-        self._engines: dict[ServedCheckpoint, LocalEngine | VllmEngine] = {}
+        self._engines: dict[ServedCheckpoint, Engine] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._plan: ServingPlan | None = None
 
@@ -112,7 +107,7 @@ class ServedModels:
             self._engines[served] = engine
         return Arm(name, served.checkpoint_id, served.weight_version, engine)
 
-    def _start(self, served: ServedCheckpoint) -> "LocalEngine | VllmEngine":
+    def _start(self, served: ServedCheckpoint) -> Engine:
         with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
             checkpoint = load_checkpoint(served.directory)
         name, spec = served.checkpoint_id, checkpoint.spec
@@ -128,7 +123,7 @@ class ServedModels:
             )
         return engine
 
-    async def _retire(self, engine: "LocalEngine | VllmEngine") -> None:
+    async def _retire(self, engine: Engine) -> None:
         try:
             await asyncio.sleep(self._drain_seconds)
         finally:

@@ -50,9 +50,9 @@ def test_native_is_another_spelling_of_the_local_engine(config: type[DecodingCon
     )
 
 
-@pytest.mark.parametrize("engine", ["nativ", "Local", "", 3, ["local"], None])
-def test_a_mistyped_engine_names_the_choices(engine: object) -> None:
-    with pytest.raises(ValidationError, match=r"engine\n +Input should be 'local' or 'vllm'"):
+@pytest.mark.parametrize("engine", [3, ["local"], None])
+def test_an_engine_that_is_no_name_is_refused(engine: object) -> None:
+    with pytest.raises(ValidationError, match=r"engine\n +Input should be a valid string"):
         DecodingConfig.model_validate({"engine": engine})
 
 

@@ -47,3 +47,14 @@ def test_our_engine_in_bf16_has_a_limit_of_its_own_and_another_where_routers_are
     limits = trainer_config(free, decoding).parity
     assert (limits.alarm_k3, limits.alarm_kept_cache_k3) == (2e-2, 2e-2)
     assert trainer_config(free, DecodingConfig()).parity.alarm_k3 == 1e-6
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_an_engine_of_another_package_has_the_limits_of_vllm(precision: Precision) -> None:
+    for replay in (True, False):
+        learning = LearningConfig(router_replay=RouterReplayConfig(enabled=replay))
+        other, vllm = (
+            trainer_config(learning, DecodingConfig(engine=engine, precision=precision))
+            for engine in ("timed", "vllm")
+        )
+        assert other == vllm

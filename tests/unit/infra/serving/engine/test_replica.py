@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import EngineError, StorageError
+from ostinato.infra.platform.errors import ConfigError, EngineError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import start_engine
@@ -126,5 +126,5 @@ async def test_a_checkpoint_is_served_without_a_chain(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_an_engine_that_is_not_installed_names_the_extra() -> None:
     config = EngineConfig(slots=4, engine="vllm")
-    with pytest.raises(ModuleNotFoundError, match="install the extra `vllm`"):
+    with pytest.raises(ConfigError, match="install the extra `vllm`"):
         start_engine(TINY, random_weights(TINY), 0, config, "replica")

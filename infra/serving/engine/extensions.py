@@ -1,0 +1,17 @@
+"""The decode engines by name.
+
+A package adds one through the entry point group `ostinato.engines`, which names what makes an `Engine` (start.py)
+of a shape, weights, their version, an `EngineConfig` and the engine's name. Imports without torch, so that recipes
+are read without it.
+"""
+
+from ostinato.infra.platform.plugins import PluginGroup
+
+ENGINES = PluginGroup(
+    "ostinato.engines",
+    "decoding.engine",
+    {
+        "local": "ostinato.infra.serving.engine.local:LocalEngine",
+        "vllm": "ostinato.infra.serving.engine.vllm_client:start_vllm",  # needs the extra
+    },
+)
