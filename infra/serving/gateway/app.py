@@ -16,6 +16,18 @@ from starlette.exceptions import HTTPException
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.agents import AgentService
+from ostinato.infra.serving.gateway.answers.anthropic_messages import (
+    MESSAGES_PATH,
+    AnthropicErrorAnswer,
+    AnthropicErrors,
+    CountRequest,
+    MessagesRequest,
+    TokenCount,
+    chat_request,
+    error_event,
+    message_body,
+    message_events,
+)
 from ostinato.infra.serving.gateway.answers.completions import ChatService, Finished
 from ostinato.infra.serving.gateway.answers.generation import Answering
 from ostinato.infra.serving.gateway.config import Caller
@@ -71,7 +83,7 @@ class Gateway:
         if tenant is None:
             raise ApiError(
                 401,
-                "API key is missing or unknown, wanted 'Authorization: Bearer KEY'",
+                "API key is missing or unknown, wanted 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 code="invalid_api_key",
             )
         wait_seconds = self.tenants.admit(tenant, self.context.clock())
@@ -138,8 +150,10 @@ def build_app(context: GatewayContext) -> FastAPI:
 
     _answer_errors(app)
     app.add_middleware(RequestLimits, admit=gateway.authenticate, spooled=context.uploads.spooled)
+    app.add_middleware(AnthropicErrors)
     app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
     _add_openai_routes(app, gateway)
+    _add_anthropic_routes(app, gateway)
     _add_agent_routes(app, gateway)
     _add_upload_routes(app, context.uploads)
     _add_own_routes(app, gateway)
@@ -188,6 +202,34 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         return JSONResponse(
             {**body, "choices": [choice], "usage": finished.usage.model_dump()}, headers=headers
         )
+
+
+def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
+    model = gateway.context.config.model_name
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": AnthropicErrorAnswer} for status in ("4XX", "5XX")
+    }
+
+    @app.post(MESSAGES_PATH, response_model=None, responses=errors)
+    async def create_message(
+        request: MessagesRequest,
+        tenant: Spender,
+        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+    ) -> Response:
+        asked = chat_request(request, model)
+        answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
+        headers = {"x-ostinato-interaction": answering.interaction_id}
+        if request.stream:
+            events = _stream_message(gateway, answering)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        finished = await gateway.chat.answer(answering)
+        body = message_body(answering.interaction_id, model, finished)
+        return JSONResponse(body, headers=headers)
+
+    @app.post(f"{MESSAGES_PATH}/count_tokens", responses=errors)
+    async def count_tokens(request: CountRequest, tenant: Tenant) -> TokenCount:
+        asked = chat_request(request, model)
+        return TokenCount(input_tokens=await gateway.chat.count_tokens(asked))
 
 
 def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -306,6 +348,22 @@ async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterato
         logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
         yield _event(fault_body(error))
     yield "data: [DONE]\n\n"
+
+
+async def _stream_message(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
+    """The same in Anthropic's events."""
+    events = message_events(
+        answering.interaction_id,
+        gateway.context.config.model_name,
+        answering.prompt_tokens,
+        gateway.chat.stream(answering),
+    )
+    try:
+        async for event in events:
+            yield event
+    except OstinatoError as error:
+        logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
+        yield error_event(fault_body(error))
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -60,7 +60,9 @@ class RequestLimits:
         most_bytes = MAX_KEYLESS_BODY_BYTES
         if scope["path"] not in OPEN_PATHS:
             try:
-                caller = self._admit(headers.get("authorization"))
+                # as OpenAI's clients send a key, or as Anthropic's do
+                key = headers.get("x-api-key")
+                caller = self._admit(headers.get("authorization") or (key and f"Bearer {key}"))
             except (ApiError, OstinatoError) as refusal:
                 await _refuse_unread(refusal, scope, receive, send)
                 return

@@ -19,7 +19,11 @@ class AnswerText:
         self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.text = ""
-        self.is_stopped = False
+        self.stop: str | None = None  # the one that ended it
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     def feed(self, token_bytes: bytes) -> bool:
         """Adds one token. True when a stop is now complete. What follows a stop is not taken."""
@@ -45,10 +49,10 @@ class AnswerText:
         for stop in self._stops:
             start = self.text.find(stop, max(0, seen - len(stop) + 1))
             if start >= 0:
-                places.append((start + len(stop), start))
+                places.append((start + len(stop), start, stop))
         if places:
-            self.text = self.text[: min(places)[1]]
-            self.is_stopped = True
+            _, start, self.stop = min(places)
+            self.text = self.text[:start]
         return self.is_stopped
 
     def _undecided_characters(self) -> int:

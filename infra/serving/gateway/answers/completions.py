@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from ostinato.infra.serving.gateway.config import (
     GatewayConfig,
 )
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import ApiError, check_length, check_model
+from ostinato.infra.serving.gateway.failures import ApiError, check_model
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -46,6 +46,7 @@ from ostinato.infra.serving.gateway.schemas import (
     ChatRequest,
     LikelyToken,
     TokenLogprob,
+    ToolDefinition,
     Usage,
 )
 from ostinato.models.decode.protocol import StopReason
@@ -86,6 +87,7 @@ class Finished:
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]  # empty unless asked for
+    stop_string: str | None = None  # of the request's, where one ended the answer
 
 
 class ChatService:
@@ -112,12 +114,7 @@ class ChatService:
         earlier, new_messages = self._continued(owner, request)
         session_id = f"chat-{interaction_id}" if earlier is None else earlier.session_id
         known = () if earlier is None else earlier.token_ids
-        try:
-            tokens = await asyncio.to_thread(
-                render_messages, self._renderer, new_messages, self._form, tools, known
-            )
-        except ValueError as error:
-            raise ApiError(400, str(error), param="messages") from error
+        tokens = await self._render(new_messages, tools, known)
         left = self._config.harness.context_tokens - len(tokens)
         if left < 1:
             raise ApiError(
@@ -146,6 +143,11 @@ class ChatService:
             started=self._clock(),
             text=AnswerText(request.stop or ()),
         )
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that a request would have as a new conversation."""
+        _check(request, self._config, self._form)
+        return len(await self._render(request.messages, request.offered_tools))
 
     async def answer(self, answering: Answering) -> Finished:
         """The whole answer at once."""
@@ -203,6 +205,7 @@ class ChatService:
             prompt_token_ids=tuple(answering.builder.token_ids[:prompt_tokens]),
             token_ids=tuple(answering.answer_ids),
             logprobs=self._logprobs(answering) if answering.request.logprobs else (),
+            stop_string=answering.text.stop,
         )
 
     def _logprobs(self, answering: Answering) -> tuple[TokenLogprob, ...]:
@@ -284,6 +287,19 @@ class ChatService:
         earlier = self._conversations.get(owner[0], key)
         return earlier, messages if earlier is None else messages[last + 1 :]
 
+    async def _render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
+        known: Sequence[int] = (),
+    ) -> list[int]:
+        try:
+            return await asyncio.to_thread(
+                render_messages, self._renderer, messages, self._form, tools, known
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from error
+
     def _key(self, owner: tuple[str, str], request: ChatRequest, history: list[ChatMessage]) -> str:
         return history_key(owner, history, self._form.stated(request.offered_tools))
 
@@ -339,8 +355,6 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
         )
     tools = request.offered_tools
     form.check(tools)
-    for message in request.messages:
-        check_length(message.text, "messages")
     num_characters = len(form.stated(tools)) + sum(said.num_characters for said in request.messages)
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
     if num_characters > most:

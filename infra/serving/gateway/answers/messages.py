@@ -33,7 +33,7 @@ def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: 
             "system" if message.role == "developer" else message.role,
             message.text,
             [
-                [call.id, call.function.name, call.function.arguments]
+                [call.id, call.function.name, _canonical(call.function.arguments)]
                 for call in message.tool_calls or []
             ],
             message.tool_call_id,
@@ -41,6 +41,14 @@ def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: 
         for message in messages
     ]
     return hashlib.sha256(json.dumps([owner, said, tools]).encode()).hexdigest()
+
+
+def _canonical(arguments: str) -> str:
+    """The same JSON in one spelling: clients may read and write what they were given."""
+    try:
+        return json.dumps(json.loads(arguments))
+    except ValueError:
+        return arguments
 
 
 def render_messages(

@@ -1,0 +1,382 @@
+"""Anthropic's Messages API over chat completions: requests in, messages, events and errors out.
+
+For clients such as Claude Code. A request becomes a `ChatRequest`, so sessions, limits, records and
+refusals are those of `/v1/chat/completions`. Fields and values of Anthropic's API as its reference
+documents them (docs.anthropic.com, API version 2023-06-01).
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ostinato.infra.serving.gateway.answers.completions import MAX_STOPS, Finished
+from ostinato.infra.serving.gateway.config import MAX_MESSAGES
+from ostinato.infra.serving.gateway.failures import ApiError, check_model
+from ostinato.infra.serving.gateway.schemas import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    FunctionDefinition,
+    OpenAIWire,
+    TextPart,
+    ToolCall,
+    ToolDefinition,
+    Wire,
+)
+
+MESSAGES_PATH = "/v1/messages"
+NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "container": ((None,), "no tool runs at the server"),
+    "mcp_servers": ((None, []), "no tool runs at the server"),
+    "output_config": (
+        (None, {}),
+        "the model answers in free text and thinks as its template has it",
+    ),
+    "output_format": ((None,), "the model answers in free text"),
+    "thinking": (
+        (None, {"type": "adaptive"}, {"type": "disabled"}),
+        "the model thinks as its template has it",
+    ),
+    "tool_choice": (
+        (
+            None,
+            {"type": "auto"},
+            {"type": "none"},
+            {"type": "auto", "disable_parallel_tool_use": False},
+        ),
+        "the model decides what it calls",
+    ),
+    "top_k": ((None,), "temperature and top_p alone shape what is sampled"),
+}
+"""Documented fields that would change the answer: values that do not, and why no other is possible."""
+_PASSED_OVER = {("output_config", "effort"), ("thinking", "display")}  # Claude Code sends both
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _form(content: Any) -> str:
+    return "blocks" if isinstance(content, list) else "text"
+
+
+# text, or blocks of text; what is wrong with one is told of the form that was sent
+Text = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], Tag("blocks")],
+    Discriminator(_form),
+]
+
+
+class ToolUse(OpenAIWire):
+    """A call in an assistant message."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResult(OpenAIWire):
+    """The answer of a tool."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text = ""
+
+
+def _kind(block: Any) -> str:
+    return str(block.get("type") if isinstance(block, dict) else getattr(block, "type", None))
+
+
+Block = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")],
+    Discriminator(
+        _kind,
+        custom_error_type="block_type",
+        custom_error_message="wanted a block of type text, tool_use or tool_result",
+    ),
+]
+
+
+class AnthropicMessage(OpenAIWire):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[Annotated[list[Block], Field(fail_fast=True)], Tag("blocks")],
+        Discriminator(_form),
+    ]
+
+    @property
+    def blocks(self) -> list[TextPart | ToolUse | ToolResult]:
+        if isinstance(self.content, str):
+            return [TextPart(type="text", text=self.content)]
+        return self.content
+
+
+class AnthropicTool(OpenAIWire):
+    """A tool that the client runs."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class CountRequest(OpenAIWire):
+    """POST /v1/messages/count_tokens."""
+
+    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
+
+    model: str
+    messages: list[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    system: Text | None = None
+    tools: list[AnthropicTool] | None = Field(default=None, max_length=128, fail_fast=True)
+    tool_choice: dict[str, Any] | None = None
+    """auto or none"""
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS, fail_fast=True)
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _one_for_null(cls, value: object) -> object:
+        return 1.0 if value is None else value
+
+
+class TokenCount(Wire):
+    """Tokens of a prompt."""
+
+    input_tokens: int
+
+
+class AnthropicError(Wire):
+    """A refusal or a fault in Anthropic's format."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(Wire):
+    """Body of every answer with a status of 400 or more."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicError
+
+
+def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
+    """The same request as a chat completion. ApiError for what would change the answer and is not done."""
+    check_model(request.model, served_model)
+    for name, (neutral, reason) in NEUTRAL_VALUES.items():
+        value: Any = getattr(request, name, None)
+        if isinstance(value, dict):
+            value = {key: item for key, item in value.items() if (name, key) not in _PASSED_OVER}
+        if value not in neutral:
+            wanted = " or ".join(json.dumps(each) for each in neutral)
+            raise ApiError(
+                400,
+                f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
+                code="unsupported_parameter",
+                param=name,
+            )
+    messages = [each for message in request.messages for each in _chat_messages(message)]
+    if request.system:
+        messages.insert(0, ChatMessage(role="system", content=request.system))
+    tools = [
+        ToolDefinition(
+            function=FunctionDefinition(
+                name=tool.name, description=tool.description, parameters=tool.input_schema
+            )
+        )
+        for tool in request.tools or ()
+    ]
+    sampling: dict[str, Any] = {}
+    if isinstance(request, MessagesRequest):
+        sampling = {
+            "max_tokens": request.max_tokens,
+            "stream": request.stream,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stop": request.stop_sequences or None,
+        }
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        tools=tools or None,
+        tool_choice=(request.tool_choice or {}).get("type"),
+        **sampling,
+    )
+
+
+def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
+    """Results of tools come before text, as each is a message of its own. A system message among the others is
+    the user's: templates have one place for the system's, the start.
+    """
+    texts: list[TextPart] = []
+    calls: list[ToolCall] = []
+    for block in message.blocks:
+        if isinstance(block, TextPart):
+            texts.append(block)
+        elif isinstance(block, ToolUse):
+            call = FunctionCall(name=block.name, arguments=json.dumps(block.input))
+            calls.append(ToolCall(id=block.id, function=call))
+        else:
+            yield ChatMessage(role="tool", content=block.content, tool_call_id=block.tool_use_id)
+    if calls and message.role != "assistant":
+        raise ApiError(
+            400,
+            f"a tool_use block is in a message of role {message.role!r}, wanted 'assistant'",
+            param="messages",
+        )
+    if texts or calls or not message.blocks:
+        role = "assistant" if message.role == "assistant" else "user"
+        yield ChatMessage(role=role, content=texts or None, tool_calls=calls or None)
+
+
+def message_body(interaction_id: str, model: str, finished: Finished) -> dict[str, Any]:
+    """A whole answer."""
+    blocks: list[dict[str, Any]] = []
+    if finished.message.text:
+        blocks.append({"type": "text", "text": finished.message.text})
+    return {
+        "id": interaction_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [*blocks, *_tool_uses(finished)],
+        **_ending(finished),
+        "usage": _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
+    }
+
+
+async def message_events(
+    interaction_id: str,
+    model: str,
+    prompt_tokens: int,
+    pieces: AsyncIterator[str | Finished],
+) -> AsyncIterator[str]:
+    """Server-sent events of one answer: text as it comes, then calls, each whole."""
+    start: dict[str, Any] = {
+        "id": interaction_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(prompt_tokens, 0),
+    }
+    yield _event("message_start", message=start)
+    index = 0
+    has_text = False
+    async for piece in pieces:
+        if isinstance(piece, str):
+            if not has_text:
+                has_text = True
+                text = {"type": "text", "text": ""}
+                yield _event("content_block_start", index=index, content_block=text)
+            delta = {"type": "text_delta", "text": piece}
+            yield _event("content_block_delta", index=index, delta=delta)
+            continue
+        if has_text:
+            yield _event("content_block_stop", index=index)
+            index += 1
+        for block in _tool_uses(piece):
+            arguments = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            opened = {**block, "input": {}}
+            yield _event("content_block_start", index=index, content_block=opened)
+            yield _event("content_block_delta", index=index, delta=arguments)
+            yield _event("content_block_stop", index=index)
+            index += 1
+        usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
+        yield _event("message_delta", delta=_ending(piece), usage=usage)
+        yield _event("message_stop")
+
+
+def error_event(body: dict[str, Any]) -> str:
+    """A fault after the answer has begun."""
+    return _event("error", error={"type": "api_error", "message": body["error"]["message"]})
+
+
+class AnthropicErrors:
+    """Middleware that writes refusals and faults below MESSAGES_PATH in Anthropic's format."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes everything on but the bodies of errors, which are short."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or (path + "/").find(MESSAGES_PATH + "/") != 0:
+            await self._app(scope, receive, send)
+            return
+        start: Message = {}
+
+        async def send_translated(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                start = message
+            elif start and message.get("body"):
+                body = _translated(start["status"], message["body"])
+                MutableHeaders(scope=start)["content-length"] = str(len(body))
+                await send(start)
+                await send({**message, "body": body})
+            else:
+                await send(message)
+
+        await self._app(scope, receive, send_translated)
+
+
+def _translated(status: int, body: bytes) -> bytes:
+    error = {
+        "type": _ERROR_TYPES.get(status, "api_error" if status >= 500 else _ERROR_TYPES[400]),
+        "message": json.loads(body)["error"]["message"],
+    }
+    return json.dumps({"type": "error", "error": error}).encode()
+
+
+def _tool_uses(finished: Finished) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.function.name,
+            "input": json.loads(call.function.arguments),
+        }
+        for call in finished.message.tool_calls or ()
+    ]
+
+
+def _ending(finished: Finished) -> dict[str, str | None]:
+    reason = _STOP_REASONS[finished.finish_reason]
+    if reason == "end_turn" and finished.stop_string is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": finished.stop_string}
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {"input_tokens": prompt_tokens, "output_tokens": completion_tokens}
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
