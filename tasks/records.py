@@ -87,8 +87,8 @@ class Problem(Record):
     pass_to_pass: tuple[str, ...] = ()
     """test ids that pass in both states"""
     split: Split
-    solve_rate: float | None = None
-    """measured for some policy; None: never"""
+    solve_rate: None = None
+    """never measured; stands in the lines of the shipped set, whose checksum covers it"""
     blocks: tuple[BlockEdit, ...] = ()
     """edits of several lines, not overlapping; in pristine coordinates"""
     cut_tests: tuple[BlockEdit, ...] = ()

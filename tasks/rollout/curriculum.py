@@ -18,7 +18,7 @@ from ostinato.tasks.records import Problem
 from ostinato.tasks.rollout.config import CurriculumConfig
 
 HALF_LIFE_GROUPS = 4.0  # a group counts half after so many later groups of the same problem
-PRIOR_ATTEMPTS = 2.0  # attempts that the measured solve rate is worth; never measured: rate 0.5
+PRIOR_ATTEMPTS = 2.0  # of the prior, half of them solved
 FLOOR_WEIGHT = 0.05  # so that solved and hopeless problems are looked at again
 
 
@@ -73,11 +73,9 @@ class Curriculum:
     def weight(self, problem_id: str) -> float:
         """Expected worth of a group on this problem, in FLOOR_WEIGHT..1."""
         if problem_id not in self._weights:
-            measured = self._problems[problem_id].solve_rate
-            rate = 0.5 if measured is None else min(0.98, max(0.02, measured))
             known = self.statistics[problem_id]
-            solved = rate * PRIOR_ATTEMPTS + known.solved
-            failed = (1 - rate) * PRIOR_ATTEMPTS + (known.attempts - known.solved)
+            solved = PRIOR_ATTEMPTS / 2 + known.solved
+            failed = PRIOR_ATTEMPTS / 2 + (known.attempts - known.solved)
             spread = spread_probability(solved, failed, self.group_size)
             self._weights[problem_id] = max(FLOOR_WEIGHT, spread)
         return self._weights[problem_id]
