@@ -330,19 +330,21 @@ class AnthropicErrors:
         if scope["type"] != "http" or (path + "/").find(MESSAGES_PATH + "/") != 0:
             await self._app(scope, receive, send)
             return
-        start: Message = {}
+        held: Message | None = None  # the head of an error, whose body changes its length
 
         async def send_translated(message: Message) -> None:
-            nonlocal start
+            nonlocal held
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                start = message
-            elif start and message.get("body"):
-                body = _translated(start["status"], message["body"])
-                MutableHeaders(scope=start)["content-length"] = str(len(body))
-                await send(start)
-                await send({**message, "body": body})
-            else:
-                await send(message)
+                held = message
+                return
+            if held is not None:
+                head, held = held, None
+                if message.get("body"):
+                    message = {**message, "body": _translated(head["status"], message["body"])}
+                    length = str(len(message["body"]))
+                    MutableHeaders(scope=head)["content-length"] = length
+                await send(head)
+            await send(message)
 
         await self._app(scope, receive, send_translated)
 
