@@ -17,6 +17,7 @@ from ostinato.infra.serving.gateway.answers.anthropic_messages import (
     NEUTRAL_VALUES,
     MessagesRequest,
 )
+from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX
 from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import REPAIR, Toy, make_renderer, make_toy_gateway, repairing
 
@@ -231,4 +232,6 @@ async def test_feedback_is_given_by_the_id_of_the_message(tmp_path: Path) -> Non
             given = await plain.post(
                 "/v1/feedback", json={"interaction_id": answer.id, "signal": "thumbs_up"}
             )
+        private = await ask(client, extra_body={"store": False})
     assert given.json()["stored"] is True
+    assert private.id.startswith(PRIVATE_PREFIX)

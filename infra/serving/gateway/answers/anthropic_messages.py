@@ -157,6 +157,7 @@ class MessagesRequest(CountRequest):
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS, fail_fast=True)
+    store: bool | None = Field(default=None, description="as in chat completions")
 
     @field_validator("temperature", "top_p", mode="before")
     @classmethod
@@ -218,6 +219,7 @@ def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "stop": request.stop_sequences or None,
+            "store": request.store,
         }
     return ChatRequest(
         model=request.model,

@@ -47,7 +47,7 @@ def _canonical(arguments: str) -> str:
     """The same JSON in one spelling: clients may read and write what they were given."""
     try:
         return json.dumps(json.loads(arguments))
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

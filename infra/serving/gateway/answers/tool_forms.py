@@ -6,6 +6,7 @@ chat template declares them or, where it has no tools, the system message does.
 """
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
@@ -47,7 +48,14 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} in a call, wanted JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):  # JSON that we write of it would be none
+        _refuse(number)
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 _STRINGS = TypeAdapter(dict[str, str])
 _OBJECT = TypeAdapter(dict[str, Any])
 

@@ -20,6 +20,7 @@ TOOLS = [
     for name in ("read_file", "edit_file", "run_terminal")
 ]
 USER = {"role": "user", "content": "Fix first in pkg/first.py"}
+NESTED_CALL = {"id": "a", "function": {"name": "read_file", "arguments": "[" * 5000}}
 
 
 def body(*messages: dict, **changes: object) -> dict:
@@ -240,6 +241,11 @@ async def test_history_cut_by_a_stop_string_goes_on_as_the_client_saw_it(
             "wanted a user or tool message",
         ),
         ({"messages": [USER, {"role": "system", "content": "x"}]}, "messages", "wanted it first"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [NESTED_CALL]}, USER]},
+            "messages",
+            "recursion limit exceeded",
+        ),
         (
             {"messages": [{"role": "user", "content": "word " * 900}]},
             "messages",

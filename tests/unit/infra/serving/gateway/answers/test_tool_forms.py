@@ -123,6 +123,10 @@ def test_what_was_shown_begins_every_later_text(text: str) -> None:
             '<tool_call>{"name": "getWeather", "arguments": {"days": NaN}}</tool_call>',
             CallStatus.MALFORMED,
         ),
+        (
+            '<tool_call>{"name": "getWeather", "arguments": {"days": 1e400}}</tool_call>',
+            CallStatus.MALFORMED,
+        ),
     ],
 )
 def test_calls_that_cannot_run_stay_in_the_text(text: str, status: CallStatus) -> None:
