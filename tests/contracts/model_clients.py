@@ -4,34 +4,19 @@ An engine joins by an entry in ENGINES. The model has a shape that all of them c
 that bfloat16 would not change, so that each may store them as it likes.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import pytest
 from torch import Tensor
 
 from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.infra.serving.engine.start import start_engine
-from ostinato.infra.serving.engine.states import SwapReport
+from ostinato.infra.serving.engine.start import Engine, start_engine
 from ostinato.models.decode.engine import EngineConfig
-from ostinato.models.decode.protocol import GenerateRequest, Generation, TokenStream
 from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
 
 SPEC = make_spec(96, 64, heads=(4, 2, 32), experts=(4, 2, 32))
 VERSION = 3
-
-
-class Engine(Protocol):
-    """A model client whose weights can be changed."""
-
-    version: int
-
-    async def generate(self, request: GenerateRequest) -> Generation: ...
-    def stream(self, request: GenerateRequest) -> TokenStream: ...
-    async def end_session(self, session_id: str) -> None: ...
-    async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport: ...
-    def close(self) -> None: ...
 
 
 def gives_routes(engine: Engine) -> bool:

@@ -12,13 +12,13 @@ import torch
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.infra.serving.engine.start import Engine
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from tests.contracts.model_clients import (
     ENGINES,
     MARKS,
     SPEC,
     VERSION,
-    Engine,
     gives_routes,
     make_weights,
 )
