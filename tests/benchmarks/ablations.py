@@ -267,7 +267,7 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
         "problems, 95 % by function; `*`: above every control at equal tokens. Two arms differ in earnest",
         'when the second interval leaves 0 out; half its width is about the smallest difference seen. "All',
         'seeds": the mean of those second lines, its interval from theirs, as of independent runs; the seeds',
-        "share their problems.",
+        "share their problems. No interval holds what another run of the same RL would give.",
         "",
         f"| {' | '.join(heads)} |",
         f"|{' --- |' * len(heads)}",

@@ -153,6 +153,13 @@ async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
             await ask(client, messages=[{"role": "user", "content": [image]}])
         with pytest.raises(anthropic.BadRequestError, match="wanted fewer than") as too_long:
             await ask(client, messages=[{"role": "user", "content": "x = 1\n" * 2000}])
+        server_tool = {"type": "web_search_20250305", "name": "web_search"}
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"tools.0.type is 'web_search_20250305'"
+        ):
+            await ask(client, tools=[server_tool])
+        with pytest.raises(anthropic.BadRequestError, match=r"stop_sequences.1 is ''"):
+            await ask(client, stop_sequences=["a", ""])
         toy.model.failure = EngineError("gone")
         with pytest.raises(anthropic.InternalServerError) as failed:
             await ask(client)
@@ -199,11 +206,25 @@ async def test_a_key_comes_as_either_header(tmp_path: Path) -> None:
 async def test_a_fault_after_the_start_is_an_event(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, toy):
         toy.model.failure = EngineError("gone")
-        with pytest.raises(anthropic.APIStatusError, match="engine_failed"):
+        with pytest.raises(anthropic.APIStatusError, match=r"overloaded_error.*engine_failed"):
             async with client.messages.stream(
                 model="ostinato", max_tokens=60, messages=QUESTION
             ) as stream:
                 await stream.get_final_message()
+
+
+async def test_a_bug_of_the_server_has_the_same_form(tmp_path: Path) -> None:
+    async def crash() -> None:
+        raise RuntimeError("secret")
+
+    async with connected(tmp_path) as (client, toy):
+        toy.model.wait = crash
+        with pytest.raises(anthropic.InternalServerError) as failed:
+            await ask(client)
+    body: Any = failed.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "api_error"
+    assert "secret" not in str(body)
 
 
 async def test_what_would_change_the_answer_is_refused_by_name(tmp_path: Path) -> None:

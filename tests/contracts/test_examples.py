@@ -23,9 +23,10 @@ from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.checkpoint import save_checkpoint
-from ostinato.models.decode.config import DecodingConfig
+from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.environments.api import EnvironmentConfig
@@ -240,6 +241,11 @@ async def test_answers_come_from_the_engine_that_the_recipe_names(tmp_path: Path
         assert engine.statistics()["answer_seconds_max"] > 0
     finally:
         engine.close()
+    config = configure_engine(recipe.decoding, slots=2)
+    replica = EngineReplica("replica", TINY, config)  # the class of the actor
+    await replica.load_checkpoint(str(directory), 1)
+    assert (await replica.generate(request)).token_ids == answer.token_ids
+    assert (await replica.statistics())["answer_seconds_max"] > 0
     own = load_engine(directory, "own", DecodingConfig(), slots=2)
     try:
         assert (await own.generate(request)).token_ids == answer.token_ids

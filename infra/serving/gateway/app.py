@@ -6,7 +6,7 @@ listens here (server.py does).
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -24,7 +24,9 @@ from ostinato.infra.serving.gateway.answers.anthropic_messages import (
     MessagesRequest,
     TokenCount,
     chat_request,
+    error_answer,
     error_event,
+    is_anthropic,
     message_body,
     message_events,
 )
@@ -187,21 +189,7 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
     ) -> Response:
         answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
-        headers = {"x-ostinato-interaction": answering.interaction_id}
-        if request.stream:
-            events = _stream_events(gateway, answering)
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        finished = await gateway.chat.answer(answering)
-        choice = {
-            "index": 0,
-            "message": _openai_message(finished),
-            "finish_reason": finished.finish_reason,
-            **_tokens_of(request, finished),
-        }
-        body = _envelope(gateway, answering, "chat.completion") | _prompt_of(request, finished)
-        return JSONResponse(
-            {**body, "choices": [choice], "usage": finished.usage.model_dump()}, headers=headers
-        )
+        return await _answer(gateway, answering, _stream_events, _completion_body)
 
 
 def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -218,13 +206,11 @@ def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
     ) -> Response:
         asked = chat_request(request, model)
         answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
-        headers = {"x-ostinato-interaction": answering.interaction_id}
-        if request.stream:
-            events = _stream_message(gateway, answering)
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        finished = await gateway.chat.answer(answering)
-        body = message_body(answering.interaction_id, model, finished)
-        return JSONResponse(body, headers=headers)
+
+        def body_of(_: Gateway, answering: Answering, finished: Finished) -> dict[str, Any]:
+            return message_body(answering.interaction_id, model, finished)
+
+        return await _answer(gateway, answering, _stream_message, body_of)
 
     @app.post(f"{MESSAGES_PATH}/count_tokens", responses=errors)
     async def count_tokens(request: CountRequest, tenant: Tenant) -> TokenCount:
@@ -321,6 +307,33 @@ def _add_own_routes(app: FastAPI, gateway: Gateway) -> None:
         return Response(gateway.metrics.text(), media_type=METRICS_TYPE)
 
 
+async def _answer(
+    gateway: Gateway,
+    answering: Answering,
+    stream: Callable[[Gateway, Answering], AsyncIterator[str]],
+    body_of: Callable[[Gateway, Answering, Finished], dict[str, Any]],
+) -> Response:
+    """The answer as events or whole, as the request wants it, in either API's format."""
+    headers = {"x-ostinato-interaction": answering.interaction_id}
+    if answering.request.stream:
+        events = stream(gateway, answering)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    finished = await gateway.chat.answer(answering)
+    return JSONResponse(body_of(gateway, answering, finished), headers=headers)
+
+
+def _completion_body(gateway: Gateway, answering: Answering, finished: Finished) -> dict[str, Any]:
+    request = answering.request
+    choice = {
+        "index": 0,
+        "message": _openai_message(finished),
+        "finish_reason": finished.finish_reason,
+        **_tokens_of(request, finished),
+    }
+    body = _envelope(gateway, answering, "chat.completion") | _prompt_of(request, finished)
+    return {**body, "choices": [choice], "usage": finished.usage.model_dump()}
+
+
 async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
     """Server-sent events of one answer. Later failures are events, the status is sent."""
     envelope = _envelope(gateway, answering, "chat.completion.chunk")
@@ -363,7 +376,7 @@ async def _stream_message(gateway: Gateway, answering: Answering) -> AsyncIterat
             yield event
     except OstinatoError as error:
         logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
-        yield error_event(fault_body(error))
+        yield error_event(error)
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -439,7 +452,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:
         logger.error("path=%r broken=%r", request.url.path, error)
-        return JSONResponse(
-            error_body("a fault of this server; its log names it", code="internal_error"),
-            status_code=500,
-        )
+        body = error_body("a fault of this server; its log names it", code="internal_error")
+        if is_anthropic(request.url.path):  # this handler stands outside of all middleware
+            body = error_answer(500, body)
+        return JSONResponse(body, status_code=500)

@@ -1,6 +1,8 @@
 """Failures that a caller of the API sees, in OpenAI's error format."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -67,6 +69,18 @@ def check_model(asked: str, served: str) -> None:
         )
 
 
+def check_neutral(name: str, value: Any, neutral: Sequence[Any], reason: str) -> None:
+    """ApiError for the value of a field that would change the answer in a way that is not possible."""
+    if value not in neutral:
+        wanted = " or ".join(json.dumps(each) for each in neutral)
+        raise ApiError(
+            400,
+            f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
+            code="unsupported_parameter",
+            param=name,
+        )
+
+
 SERVER_CODES = frozenset(
     {"engine_failed", "capacity_exhausted", "storage_failed", "sandbox_failed", "internal_error"}
 )
@@ -92,8 +106,12 @@ def refusal_answer(refusal: ApiError, headers: Mapping[str, str]) -> JSONRespons
 
 def fault_answer(error: OstinatoError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The answer of a failure below the API."""
-    status = next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
-    return JSONResponse(fault_body(error), status_code=status, headers=headers)
+    return JSONResponse(fault_body(error), status_code=fault_status(error), headers=headers)
+
+
+def fault_status(error: OstinatoError) -> int:
+    """HTTP status of a failure below the API."""
+    return next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
 
 
 def fault_body(error: OstinatoError) -> dict[str, object]:

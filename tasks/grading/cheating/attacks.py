@@ -1,9 +1,9 @@
 """Constructs in a change that reach into the run that judges it.
 
 The scan of product code for words, dotted names, strings put together from constants, and
-comparisons that never look at their operand, or no longer at more than its type. Only what a file
-gains over its pristine version counts, so no reference solution is ever refused. Pure; static, hence
-only one of several guards.
+comparisons that do not read their operand, or of which an edit leaves only a check of its type. Only
+what a file gains over its pristine version counts, so no reference solution is ever refused. Pure;
+static, hence only one of several guards.
 """
 
 import ast

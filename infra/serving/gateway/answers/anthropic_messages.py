@@ -1,21 +1,28 @@
 """Anthropic's Messages API over chat completions: requests in, messages, events and errors out.
 
 For clients such as Claude Code. A request becomes a `ChatRequest`, so sessions, limits, records and
-refusals are those of `/v1/chat/completions`. Fields and values of Anthropic's API as its reference
-documents them (docs.anthropic.com, API version 2023-06-01).
+refusals are those of `/v1/chat/completions`. Fields and values are those of the `anthropic` package
+2.14 and, where it has none, what Claude Code 2.1.332 was seen to send.
 """
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import MAX_STOPS, Finished
 from ostinato.infra.serving.gateway.config import MAX_MESSAGES
-from ostinato.infra.serving.gateway.failures import ApiError, check_model
+from ostinato.infra.serving.gateway.failures import (
+    ApiError,
+    check_model,
+    check_neutral,
+    fault_body,
+    fault_status,
+)
 from ostinato.infra.serving.gateway.schemas import (
     ChatMessage,
     ChatRequest,
@@ -52,7 +59,7 @@ NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "top_k": ((None,), "temperature and top_p alone shape what is sampled"),
 }
-"""Documented fields that would change the answer: values that do not, and why no other is possible."""
+"""Fields that would change the answer: values that do not, and why no other is possible."""
 _PASSED_OVER = {("output_config", "effort"), ("thinking", "display")}  # Claude Code sends both
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -70,7 +77,7 @@ def _form(content: Any) -> str:
     return "blocks" if isinstance(content, list) else "text"
 
 
-# text, or blocks of text; what is wrong with one is told of the form that was sent
+# a string or blocks of text; the tag makes an error describe the form that was sent
 Text = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], Tag("blocks")],
@@ -131,6 +138,7 @@ class AnthropicMessage(OpenAIWire):
 class AnthropicTool(OpenAIWire):
     """A tool that the client runs."""
 
+    type: Literal["custom"] | None = None  # first, so that an error names a tool of the server
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
@@ -156,7 +164,9 @@ class MessagesRequest(CountRequest):
     stream: bool | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS, fail_fast=True)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, max_length=MAX_STOPS, fail_fast=True
+    )
     store: bool | None = Field(default=None, description="as in chat completions")
 
     @field_validator("temperature", "top_p", mode="before")
@@ -192,14 +202,7 @@ def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
         value: Any = getattr(request, name, None)
         if isinstance(value, dict):
             value = {key: item for key, item in value.items() if (name, key) not in _PASSED_OVER}
-        if value not in neutral:
-            wanted = " or ".join(json.dumps(each) for each in neutral)
-            raise ApiError(
-                400,
-                f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
-                code="unsupported_parameter",
-                param=name,
-            )
+        check_neutral(name, value, neutral, reason)
     messages = [each for message in request.messages for each in _chat_messages(message)]
     if request.system:
         messages.insert(0, ChatMessage(role="system", content=request.system))
@@ -315,9 +318,9 @@ async def message_events(
         yield _event("message_stop")
 
 
-def error_event(body: dict[str, Any]) -> str:
+def error_event(error: OstinatoError) -> str:
     """A fault after the answer has begun."""
-    return _event("error", error={"type": "api_error", "message": body["error"]["message"]})
+    return _event(**error_answer(fault_status(error), fault_body(error)))
 
 
 class AnthropicErrors:
@@ -328,8 +331,7 @@ class AnthropicErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes everything on but the bodies of errors, which are short."""
-        path = scope.get("path", "")
-        if scope["type"] != "http" or (path + "/").find(MESSAGES_PATH + "/") != 0:
+        if scope["type"] != "http" or not is_anthropic(scope["path"]):
             await self._app(scope, receive, send)
             return
         held: Message | None = None  # the head of an error, whose body changes its length
@@ -342,7 +344,8 @@ class AnthropicErrors:
             if held is not None:
                 head, held = held, None
                 if message.get("body"):
-                    message = {**message, "body": _translated(head["status"], message["body"])}
+                    answer = error_answer(head["status"], json.loads(message["body"]))
+                    message = {**message, "body": json.dumps(answer).encode()}
                     length = str(len(message["body"]))
                     MutableHeaders(scope=head)["content-length"] = length
                 await send(head)
@@ -351,12 +354,15 @@ class AnthropicErrors:
         await self._app(scope, receive, send_translated)
 
 
-def _translated(status: int, body: bytes) -> bytes:
-    error = {
-        "type": _ERROR_TYPES.get(status, "api_error" if status >= 500 else _ERROR_TYPES[400]),
-        "message": json.loads(body)["error"]["message"],
-    }
-    return json.dumps({"type": "error", "error": error}).encode()
+def is_anthropic(path: str) -> bool:
+    """Whether a path is of Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def error_answer(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """An error body in OpenAI's format, in Anthropic's."""
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else _ERROR_TYPES[400])
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
 def _tool_uses(finished: Finished) -> list[dict[str, Any]]:
@@ -382,5 +388,5 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"input_tokens": prompt_tokens, "output_tokens": completion_tokens}
 
 
-def _event(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
+def _event(type: str, **fields: Any) -> str:
+    return f"event: {type}\ndata: {json.dumps({'type': type, **fields})}\n\n"

@@ -1,7 +1,6 @@
 """Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from ostinato.infra.serving.gateway.config import (
     GatewayConfig,
 )
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import ApiError, check_model
+from ostinato.infra.serving.gateway.failures import ApiError, check_model, check_neutral
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -336,15 +335,7 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
     check_model(request.model, config.model_name)
     for name, (neutral, reason) in NEUTRAL_VALUES.items():
-        value: Any = getattr(request, name, None)
-        if value not in neutral:
-            wanted = " or ".join(json.dumps(each) for each in neutral)
-            raise ApiError(
-                400,
-                f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
-                code="unsupported_parameter",
-                param=name,
-            )
+        check_neutral(name, getattr(request, name, None), neutral, reason)
     _check_top_logprobs(request)
     stops = request.stop or []
     if len(stops) > MAX_STOPS or not all(stops):
