@@ -187,7 +187,8 @@ class Simulation:
         self._ages.append(request.metrics["staleness_mean"])
         await asyncio.sleep(self.load.step_seconds)
         version = request.trainer_version + 1
-        loop.call_later(self.load.publish_seconds, self._orchestrator.engine_applied, version)
+        if self.load.rollout.staleness.updates_engines(request.step):
+            loop.call_later(self.load.publish_seconds, self._orchestrator.engine_applied, version)
         return version
 
 

@@ -127,7 +127,8 @@ class RunReporter:
         behind_since = None
         while True:
             progress = orchestrator.progress
-            is_behind = progress.engine_version < progress.trainer_version
+            lag = progress.trainer_version - progress.engine_version
+            is_behind = lag >= self._request.rollout.staleness.update_interval_steps
             behind_since = (behind_since or time.time()) if is_behind else None
             status = StageStatus(
                 phase="running",

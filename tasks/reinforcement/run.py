@@ -225,8 +225,9 @@ class TrainingLoop:
             self.services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
         )
         version = trained.publication.version
-        self._wanted_version = version
-        self._version_changed.set()
+        if self.request.rollout.staleness.updates_engines(step.step):
+            self._wanted_version = version
+            self._version_changed.set()
         seconds = time.monotonic() - started_at
         measured: dict[str, float] = {}
         if self.evaluation is not None:

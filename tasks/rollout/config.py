@@ -1,6 +1,6 @@
 """Settings of rollouts: slots, staleness, retries."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     Field,
@@ -9,6 +9,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 from ostinato.infra.platform.plugins import PluginGroup
@@ -39,12 +40,29 @@ class StalenessConfig(Record):
     pace_limit_seconds: NonNegativeFloat = 60.0
     """longest a step is held for groups that would become stale without it; after that they end as
     stale"""
+    update_interval_steps: PositiveInt = 1
+    """steps from one weight update of the engines to the next; more saves transfers and makes rollouts
+    older. At most one more than max_staleness_versions, where rollouts wait for each update"""
 
     @field_validator("admission")
     @classmethod
     def _known_admission(cls, admission: str) -> str:
         ADMISSIONS.refuse_unknown([admission])
         return admission
+
+    @model_validator(mode="after")
+    def _interval_within_bound(self) -> Self:
+        if self.update_interval_steps > self.max_staleness_versions + 1:
+            raise ValueError(
+                f"update_interval_steps is {self.update_interval_steps}, wanted at most "
+                f"{self.max_staleness_versions + 1}, one more than max_staleness_versions: rollouts of the engines' "
+                "version would be too old before the next update"
+            )
+        return self
+
+    def updates_engines(self, step: int) -> bool:
+        """Whether the engines follow to the weights of this step."""
+        return step % self.update_interval_steps == 0
 
 
 class CurriculumConfig(Record):

@@ -1,4 +1,4 @@
-"""What a real RL run tells the ledger while it trains: Ray, engine, boxes and trainer, two steps."""
+"""What a real RL run tells the ledger while it trains: Ray, engine, boxes and trainer, three steps."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ from ostinato.tasks.reinforcement.records import (
     ReinforcementRequest,
     ReinforcementResult,
 )
-from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
-STEPS = 2
+STEPS = 3
 BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is some 1e-13
 
 
@@ -42,10 +42,13 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: P
             concurrent_trajectories=4,
             least_spread=0.0,
             curriculum=CurriculumConfig(revisit_groups=1),
+            staleness=StalenessConfig(update_interval_steps=STEPS),
         ),
         learning=LearningConfig(
-            # rewards of random weights are all equal: such samples are computed too
-            objective=ObjectiveConfig(skip_zero_advantage=False),
+            # rewards of random weights are all equal: such samples are computed too, and change the weights
+            objective=ObjectiveConfig(
+                skip_zero_advantage=False, entropy_floor_nats=100.0, entropy_coefficient=0.01
+            ),
             parity=ParityConfig(alarm_k3=BELOW_ROUNDING_K3),
             router_replay=RouterReplayConfig(compared_tokens=1),
         ),
@@ -66,7 +69,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: P
     assert set(result.outcomes) <= {"finished", "truncated", "broken"}
     start, *later = result.evaluations
     assert (start.step, start.weight_version, start.reason) == (0, 0, "")
-    assert [point.step for point in later] == [1, 2]
+    assert [point.step for point in later] == [1, 2, 3]
     for point in later:  # as long as one evaluation takes, others are not begun
         assert (point.average is None) == point.reason.endswith("was still evaluated")
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -76,6 +79,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: P
         if float(row.get("parity_one_cache_k3_nats", 0)) > BELOW_ROUNDING_K3
     }
     assert len(rows) == STEPS
+    assert [row["publish_lag"] for row in rows] == [0, 1, 2]  # engines keep the first version
     assert 1 in alarming  # the first step is sampled with the very weights it is taken at
     events = Ledger(settings.ledger_url).events.recent("watched")
     told = {event.payload["step"]: event for event in events if event.name == "parity_alarm"}

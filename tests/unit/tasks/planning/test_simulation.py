@@ -12,14 +12,16 @@ ATTEMPTS = (
 )  # of a step, which takes 60 s; an attempt 100 s on a replica: 53 slots keep it busy
 
 
-def run(replicas: int, *, bound: int = 8, sigma: float = 0.0, seed: int = 0) -> SimulatedRun:
+def run(
+    replicas: int, *, bound: int = 8, sigma: float = 0.0, seed: int = 0, interval: int = 1
+) -> SimulatedRun:
     load = SimulatedLoad(
         rollout=RolloutConfig(
             group_size=4,
             groups_per_step=8,
             concurrent_trajectories=256,
             seed=seed,
-            staleness=StalenessConfig(max_staleness_versions=bound),
+            staleness=StalenessConfig(max_staleness_versions=bound, update_interval_steps=interval),
         ),
         replicas=replicas,
         replica_slots=4,
@@ -57,3 +59,11 @@ def test_a_tail_of_lengths_idles_the_trainer_unless_the_bound_spans_it() -> None
     assert narrow.trainer_idle_ratio > 0.4
     assert wide.trainer_idle_ratio < 0.05
     assert narrow.staleness_mean <= 2 < wide.staleness_mean
+
+
+def test_the_trainer_waits_at_each_update_of_the_engines_where_the_interval_uses_up_the_bound() -> (
+    None
+):
+    assert run(28, bound=7).trainer_idle_ratio < 0.02
+    assert run(28, bound=7, interval=8).trainer_idle_ratio > 0.05
+    assert run(28, bound=15, interval=8).trainer_idle_ratio < 0.02

@@ -34,6 +34,7 @@ class Script:
         revisit_groups: int = 1,
         groups_per_step: int = 2,
         admission: str = "expected",
+        update_interval_steps: int = 1,
         **limits: float,
     ) -> None:
         self.duration = duration
@@ -50,6 +51,7 @@ class Script:
                 max_staleness_versions=cap,
                 pace_limit_seconds=pace_seconds,
                 admission=admission,
+                update_interval_steps=update_interval_steps,
             ),
         )
         problems = [make_problem(f"p{index}") for index in range(12)]
@@ -88,7 +90,8 @@ class Script:
             self.ages.append(request.trainer_version - oldest)
         await asyncio.sleep(1.0)
         version = request.trainer_version + 1
-        asyncio.get_running_loop().call_later(0.1, self.orchestrator.engine_applied, version)
+        if self.orchestrator.config.staleness.updates_engines(request.step):
+            asyncio.get_running_loop().call_later(0.1, self.orchestrator.engine_applied, version)
         return version
 
     def run(self) -> Progress:
@@ -107,6 +110,22 @@ def test_heavy_tails_train_every_group_once_within_the_bound(cap: int) -> None:
     assert max(script.ages) <= cap
     assert set(script.trained.values()) == {1}
     assert "stale" not in script.journal.ends.values()
+
+
+@pytest.mark.parametrize("cap", [2, 3, 6])
+def test_engines_that_follow_each_third_step_make_rollouts_older_and_never_stale(cap: int) -> None:
+    script = Script(heavy_tail, cap=cap, steps=24, update_interval_steps=3)
+    progress = script.run()
+    assert progress.steps_done == 24
+    assert {step.trainer_version - step.metrics["publish_lag"] for step in script.steps} <= set(range(0, 24, 3))
+    assert 2 <= max(script.ages) <= cap
+    assert set(script.trained.values()) == {1}
+    assert "stale" not in script.journal.ends.values()
+
+
+def test_an_interval_beyond_the_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"update_interval_steps is 4, wanted at most 3"):
+        StalenessConfig(max_staleness_versions=2, update_interval_steps=4)
 
 
 def test_one_straggler_is_waited_for_and_trained() -> None:
