@@ -117,7 +117,9 @@ def test_engines_that_follow_each_third_step_make_rollouts_older_and_never_stale
     script = Script(heavy_tail, cap=cap, steps=24, update_interval_steps=3)
     progress = script.run()
     assert progress.steps_done == 24
-    assert {step.trainer_version - step.metrics["publish_lag"] for step in script.steps} <= set(range(0, 24, 3))
+    assert {step.trainer_version - step.metrics["publish_lag"] for step in script.steps} <= set(
+        range(0, 24, 3)
+    )
     assert 2 <= max(script.ages) <= cap
     assert set(script.trained.values()) == {1}
     assert "stale" not in script.journal.ends.values()
