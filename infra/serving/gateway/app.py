@@ -4,9 +4,9 @@
 listens here (server.py does).
 """
 
-import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -22,16 +22,22 @@ from ostinato.infra.serving.gateway.answers.anthropic_messages import (
     AnthropicErrors,
     CountRequest,
     MessagesRequest,
+    MessageWriter,
     TokenCount,
     chat_request,
     error_answer,
-    error_event,
     is_anthropic,
-    message_body,
-    message_events,
 )
-from ostinato.infra.serving.gateway.answers.completions import ChatService, Finished
+from ostinato.infra.serving.gateway.answers.completion_answers import CompletionWriter
+from ostinato.infra.serving.gateway.answers.completions import ChatService
 from ostinato.infra.serving.gateway.answers.generation import Answering
+from ostinato.infra.serving.gateway.answers.openai_responses import (
+    RESPONSES_PATH,
+    ResponsesRequest,
+    ResponseWriter,
+    chat_of_response,
+)
+from ostinato.infra.serving.gateway.answers.translation import AnswerWriter
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import (
@@ -39,7 +45,6 @@ from ostinato.infra.serving.gateway.failures import (
     check_model,
     error_body,
     fault_answer,
-    fault_body,
 )
 from ostinato.infra.serving.gateway.limits import RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
@@ -189,7 +194,21 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
     ) -> Response:
         answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
-        return await _answer(gateway, answering, _stream_events, _completion_body)
+        created = int(gateway.context.wall_clock())
+        writer = CompletionWriter(request, answering.interaction_id, config.model_name, created)
+        return await _answer(gateway, answering, writer)
+
+    @app.post(RESPONSES_PATH, response_model=None)
+    async def create_response(
+        request: ResponsesRequest,
+        tenant: Spender,
+        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+    ) -> Response:
+        asked = chat_of_response(request, config.model_name)
+        answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
+        created = int(gateway.context.wall_clock())
+        writer = ResponseWriter(request, answering.interaction_id, created)
+        return await _answer(gateway, answering, writer)
 
 
 def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -206,11 +225,8 @@ def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
     ) -> Response:
         asked = chat_request(request, model)
         answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
-
-        def body_of(_: Gateway, answering: Answering, finished: Finished) -> dict[str, Any]:
-            return message_body(answering.interaction_id, model, finished)
-
-        return await _answer(gateway, answering, _stream_message, body_of)
+        writer = MessageWriter(answering.interaction_id, model, answering.prompt_tokens)
+        return await _answer(gateway, answering, writer)
 
     @app.post(f"{MESSAGES_PATH}/count_tokens", responses=errors)
     async def count_tokens(request: CountRequest, tenant: Tenant) -> TokenCount:
@@ -307,109 +323,27 @@ def _add_own_routes(app: FastAPI, gateway: Gateway) -> None:
         return Response(gateway.metrics.text(), media_type=METRICS_TYPE)
 
 
-async def _answer(
-    gateway: Gateway,
-    answering: Answering,
-    stream: Callable[[Gateway, Answering], AsyncIterator[str]],
-    body_of: Callable[[Gateway, Answering, Finished], dict[str, Any]],
-) -> Response:
-    """The answer as events or whole, as the request wants it, in either API's format."""
+async def _answer(gateway: Gateway, answering: Answering, writer: AnswerWriter) -> Response:
+    """The answer as events or whole, as the request wants it, in its API's format."""
     headers = {"x-ostinato-interaction": answering.interaction_id}
     if answering.request.stream:
-        events = stream(gateway, answering)
+        events = _until_fault(gateway, answering, writer)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     finished = await gateway.chat.answer(answering)
-    return JSONResponse(body_of(gateway, answering, finished), headers=headers)
+    return JSONResponse(writer.whole(finished), headers=headers)
 
 
-def _completion_body(gateway: Gateway, answering: Answering, finished: Finished) -> dict[str, Any]:
-    request = answering.request
-    choice = {
-        "index": 0,
-        "message": _openai_message(finished),
-        "finish_reason": finished.finish_reason,
-        **_tokens_of(request, finished),
-    }
-    body = _envelope(gateway, answering, "chat.completion") | _prompt_of(request, finished)
-    return {**body, "choices": [choice], "usage": finished.usage.model_dump()}
-
-
-async def _stream_events(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
-    """Server-sent events of one answer. Later failures are events, the status is sent."""
-    envelope = _envelope(gateway, answering, "chat.completion.chunk")
-
-    def chunk(delta: dict[str, Any]) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": None}
-        return _event({**envelope, "choices": [choice]})
-
-    yield chunk({"role": "assistant", "content": ""})
+async def _until_fault(
+    gateway: Gateway, answering: Answering, writer: AnswerWriter
+) -> AsyncIterator[str]:
+    """Events of one answer. A failure is one too: the status is sent."""
     try:
-        async for piece in gateway.chat.stream(answering):
-            if isinstance(piece, str):
-                yield chunk({"content": piece})
-                continue
-            calls = _openai_message(piece).get("tool_calls") or []
-            for index, call in enumerate(calls):
-                yield chunk({"tool_calls": [{"index": index, **call}]})
-            request, last = answering.request, {"index": 0, "delta": {}}
-            last |= {"finish_reason": piece.finish_reason} | _tokens_of(request, piece)
-            yield _event({**envelope, **_prompt_of(request, piece), "choices": [last]})
-            options = request.stream_options
-            if options is not None and options.include_usage:
-                yield _event({**envelope, "choices": [], "usage": piece.usage.model_dump()})
+        async with aclosing(gateway.chat.stream(answering)) as pieces:
+            async for event in writer.events(pieces):
+                yield event
     except OstinatoError as error:
         logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
-        yield _event(fault_body(error))
-    yield "data: [DONE]\n\n"
-
-
-async def _stream_message(gateway: Gateway, answering: Answering) -> AsyncIterator[str]:
-    """The same in Anthropic's events."""
-    events = message_events(
-        answering.interaction_id,
-        gateway.context.config.model_name,
-        answering.prompt_tokens,
-        gateway.chat.stream(answering),
-    )
-    try:
-        async for event in events:
-            yield event
-    except OstinatoError as error:
-        logger.error("interaction=%s stream_failed=%s", answering.interaction_id, error)
-        yield error_event(error)
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def _envelope(gateway: Gateway, answering: Answering, kind: str) -> dict[str, Any]:
-    return {
-        "id": answering.interaction_id,
-        "object": kind,
-        "created": int(gateway.context.wall_clock()),
-        "model": gateway.context.config.model_name,
-    }
-
-
-def _tokens_of(request: ChatRequest, finished: Finished) -> dict[str, Any]:
-    """Log-probs and ids of the choice's tokens, where asked for."""
-    content = [token.model_dump() for token in finished.logprobs]
-    logprobs = {"content": content, "refusal": None} if request.logprobs else None
-    ids = {"token_ids": finished.token_ids} if request.return_token_ids else {}
-    return {"logprobs": logprobs, **ids}
-
-
-def _prompt_of(request: ChatRequest, finished: Finished) -> dict[str, Any]:
-    return {"prompt_token_ids": finished.prompt_token_ids} if request.return_token_ids else {}
-
-
-def _openai_message(finished: Finished) -> dict[str, Any]:
-    message = finished.message
-    body: dict[str, Any] = {"role": "assistant", "content": message.content}
-    if message.tool_calls:
-        body["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-    return body
+        yield writer.fault(error)
 
 
 def _http_message(error: HTTPException) -> str:

@@ -1,11 +1,12 @@
 """Failures that a caller of the API sees, in OpenAI's error format."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
@@ -17,6 +18,9 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
 
 _MOST_CHARACTERS = 400
+
+NeutralValues = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Fields that would change an answer: values that do not, and why no other is possible."""
 
 
 class ApiError(HTTPException):
@@ -39,7 +43,7 @@ class ApiError(HTTPException):
         )
 
 
-def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, object]:
+def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, Any]:
     """The body of a refusal or a fault. A message that quotes much of the request is cut."""
     if len(message) > _MOST_CHARACTERS:
         message = f"{message[: _MOST_CHARACTERS - 100]} ... {message[-80:]}"
@@ -69,16 +73,26 @@ def check_model(asked: str, served: str) -> None:
         )
 
 
-def check_neutral(name: str, value: Any, neutral: Sequence[Any], reason: str) -> None:
-    """ApiError for the value of a field that would change the answer in a way that is not possible."""
-    if value not in neutral:
-        wanted = " or ".join(json.dumps(each) for each in neutral)
-        raise ApiError(
-            400,
-            f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
-            code="unsupported_parameter",
-            param=name,
-        )
+def check_neutral(
+    request: BaseModel,
+    neutral: NeutralValues,
+    passed_over: Collection[tuple[str, str]] = (),
+) -> None:
+    """ApiError for the first field with a value that would change the answer in a way that is not possible.
+    `passed_over`: keys of objects that may have any value.
+    """
+    for name, (values, reason) in neutral.items():
+        value: Any = getattr(request, name, None)
+        if isinstance(value, dict):
+            value = {key: item for key, item in value.items() if (name, key) not in passed_over}
+        if value not in values:
+            wanted = " or ".join(json.dumps(each) for each in values)
+            raise ApiError(
+                400,
+                f"{name} is {json.dumps(value)[:200]}, wanted {wanted}: {reason}",
+                code="unsupported_parameter",
+                param=name,
+            )
 
 
 SERVER_CODES = frozenset(
@@ -114,7 +128,7 @@ def fault_status(error: OstinatoError) -> int:
     return next(status for kind, status, _ in _STATUS_OF if isinstance(error, kind))
 
 
-def fault_body(error: OstinatoError) -> dict[str, object]:
+def fault_body(error: OstinatoError) -> dict[str, Any]:
     """Error body of a failure. A fault of the server shows its code alone: messages may hold local
     paths.
     """

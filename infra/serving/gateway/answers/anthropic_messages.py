@@ -15,9 +15,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import MAX_STOPS, Finished
+from ostinato.infra.serving.gateway.answers.translation import (
+    function_tool,
+    kind_of,
+    text_or_list,
+    translated,
+    typed_event,
+)
 from ostinato.infra.serving.gateway.config import MAX_MESSAGES
 from ostinato.infra.serving.gateway.failures import (
     ApiError,
+    NeutralValues,
     check_model,
     check_neutral,
     fault_body,
@@ -27,16 +35,14 @@ from ostinato.infra.serving.gateway.schemas import (
     ChatMessage,
     ChatRequest,
     FunctionCall,
-    FunctionDefinition,
     OpenAIWire,
     TextPart,
     ToolCall,
-    ToolDefinition,
     Wire,
 )
 
 MESSAGES_PATH = "/v1/messages"
-NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
+NEUTRAL_VALUES: NeutralValues = {
     "container": ((None,), "no tool runs at the server"),
     "mcp_servers": ((None, []), "no tool runs at the server"),
     "output_config": (
@@ -59,7 +65,6 @@ NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "top_k": ((None,), "temperature and top_p alone shape what is sampled"),
 }
-"""Fields that would change the answer: values that do not, and why no other is possible."""
 _PASSED_OVER = {("output_config", "effort"), ("thinking", "display")}  # Claude Code sends both
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -73,15 +78,11 @@ _ERROR_TYPES = {
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def _form(content: Any) -> str:
-    return "blocks" if isinstance(content, list) else "text"
-
-
 # a string or blocks of text; the tag makes an error describe the form that was sent
 Text = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], Tag("blocks")],
-    Discriminator(_form),
+    | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], Tag("list")],
+    Discriminator(text_or_list),
 ]
 
 
@@ -102,16 +103,12 @@ class ToolResult(OpenAIWire):
     content: Text = ""
 
 
-def _kind(block: Any) -> str:
-    return str(block.get("type") if isinstance(block, dict) else getattr(block, "type", None))
-
-
 Block = Annotated[
     Annotated[TextPart, Tag("text")]
     | Annotated[ToolUse, Tag("tool_use")]
     | Annotated[ToolResult, Tag("tool_result")],
     Discriminator(
-        _kind,
+        kind_of,
         custom_error_type="block_type",
         custom_error_message="wanted a block of type text, tool_use or tool_result",
     ),
@@ -124,8 +121,8 @@ class AnthropicMessage(OpenAIWire):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("text")]
-        | Annotated[Annotated[list[Block], Field(fail_fast=True)], Tag("blocks")],
-        Discriminator(_form),
+        | Annotated[Annotated[list[Block], Field(fail_fast=True)], Tag("list")],
+        Discriminator(text_or_list),
     ]
 
     @property
@@ -198,20 +195,12 @@ class AnthropicErrorAnswer(Wire):
 def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
     """The same request as a chat completion. ApiError for what would change the answer and is not done."""
     check_model(request.model, served_model)
-    for name, (neutral, reason) in NEUTRAL_VALUES.items():
-        value: Any = getattr(request, name, None)
-        if isinstance(value, dict):
-            value = {key: item for key, item in value.items() if (name, key) not in _PASSED_OVER}
-        check_neutral(name, value, neutral, reason)
+    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER)
     messages = [each for message in request.messages for each in _chat_messages(message)]
     if request.system:
         messages.insert(0, ChatMessage(role="system", content=request.system))
     tools = [
-        ToolDefinition(
-            function=FunctionDefinition(
-                name=tool.name, description=tool.description, parameters=tool.input_schema
-            )
-        )
+        function_tool(tool.name, tool.description, tool.input_schema)
         for tool in request.tools or ()
     ]
     sampling: dict[str, Any] = {}
@@ -224,7 +213,7 @@ def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
             "stop": request.stop_sequences or None,
             "store": request.store,
         }
-    return ChatRequest(
+    return translated(
         model=request.model,
         messages=messages,
         tools=tools or None,
@@ -258,69 +247,63 @@ def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
         yield ChatMessage(role=role, content=texts or None, tool_calls=calls or None)
 
 
-def message_body(interaction_id: str, model: str, finished: Finished) -> dict[str, Any]:
-    """A whole answer."""
-    blocks: list[dict[str, Any]] = []
-    if finished.message.text:
-        blocks.append({"type": "text", "text": finished.message.text})
-    return {
-        "id": interaction_id,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [*blocks, *_tool_uses(finished)],
-        **_ending(finished),
-        "usage": _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
-    }
+class MessageWriter:
+    """One message."""
 
+    def __init__(self, interaction_id: str, model: str, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._start = {"id": interaction_id, "type": "message", "role": "assistant", "model": model}
 
-async def message_events(
-    interaction_id: str,
-    model: str,
-    prompt_tokens: int,
-    pieces: AsyncIterator[str | Finished],
-) -> AsyncIterator[str]:
-    """Server-sent events of one answer: text as it comes, then calls, each whole."""
-    start: dict[str, Any] = {
-        "id": interaction_id,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": _usage(prompt_tokens, 0),
-    }
-    yield _event("message_start", message=start)
-    index = 0
-    has_text = False
-    async for piece in pieces:
-        if isinstance(piece, str):
-            if not has_text:
-                has_text = True
-                text = {"type": "text", "text": ""}
-                yield _event("content_block_start", index=index, content_block=text)
-            delta = {"type": "text_delta", "text": piece}
-            yield _event("content_block_delta", index=index, delta=delta)
-            continue
-        if has_text:
-            yield _event("content_block_stop", index=index)
-            index += 1
-        for block in _tool_uses(piece):
-            arguments = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            opened = {**block, "input": {}}
-            yield _event("content_block_start", index=index, content_block=opened)
-            yield _event("content_block_delta", index=index, delta=arguments)
-            yield _event("content_block_stop", index=index)
-            index += 1
-        usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
-        yield _event("message_delta", delta=_ending(piece), usage=usage)
-        yield _event("message_stop")
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        """The message."""
+        blocks: list[dict[str, Any]] = []
+        if finished.message.text:
+            blocks.append({"type": "text", "text": finished.message.text})
+        return {
+            **self._start,
+            "content": [*blocks, *_tool_uses(finished)],
+            **_ending(finished),
+            "usage": _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens),
+        }
 
+    async def events(self, pieces: AsyncIterator[str | Finished]) -> AsyncIterator[str]:
+        """Its blocks."""
+        start: dict[str, Any] = {
+            **self._start,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(self._prompt_tokens, 0),
+        }
+        yield typed_event("message_start", message=start)
+        index = 0
+        has_text = False
+        async for piece in pieces:
+            if isinstance(piece, str):
+                if not has_text:
+                    has_text = True
+                    text = {"type": "text", "text": ""}
+                    yield typed_event("content_block_start", index=index, content_block=text)
+                delta = {"type": "text_delta", "text": piece}
+                yield typed_event("content_block_delta", index=index, delta=delta)
+                continue
+            if has_text:
+                yield typed_event("content_block_stop", index=index)
+                index += 1
+            for block in _tool_uses(piece):
+                arguments = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                opened = {**block, "input": {}}
+                yield typed_event("content_block_start", index=index, content_block=opened)
+                yield typed_event("content_block_delta", index=index, delta=arguments)
+                yield typed_event("content_block_stop", index=index)
+                index += 1
+            usage = _usage(piece.usage.prompt_tokens, piece.usage.completion_tokens)
+            yield typed_event("message_delta", delta=_ending(piece), usage=usage)
+            yield typed_event("message_stop")
 
-def error_event(error: OstinatoError) -> str:
-    """A fault after the answer has begun."""
-    return _event(**error_answer(fault_status(error), fault_body(error)))
+    def fault(self, error: OstinatoError) -> str:
+        """An `error` event."""
+        return typed_event(**error_answer(fault_status(error), fault_body(error)))
 
 
 class AnthropicErrors:
@@ -386,7 +369,3 @@ def _ending(finished: Finished) -> dict[str, str | None]:
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"input_tokens": prompt_tokens, "output_tokens": completion_tokens}
-
-
-def _event(type: str, **fields: Any) -> str:
-    return f"event: {type}\ndata: {json.dumps({'type': type, **fields})}\n\n"

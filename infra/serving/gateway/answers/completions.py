@@ -1,7 +1,7 @@
 """Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,12 @@ from ostinato.infra.serving.gateway.config import (
     GatewayConfig,
 )
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import ApiError, check_model, check_neutral
+from ostinato.infra.serving.gateway.failures import (
+    ApiError,
+    NeutralValues,
+    check_model,
+    check_neutral,
+)
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
     Recorder,
@@ -56,7 +61,7 @@ MAX_STOPS = 4  # as OpenAI's API
 _SAMPLING = "temperature and top_p alone shape what is sampled"
 _FREE_TEXT = "the model answers in free text"
 _TOOLS = "functions are declared in tools, and the model decides what it calls"
-NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
+NEUTRAL_VALUES: NeutralValues = {
     "audio": ((None,), _FREE_TEXT),
     "frequency_penalty": ((None, 0), _SAMPLING),
     "function_call": ((None, "auto", "none"), _TOOLS),
@@ -73,7 +78,6 @@ NEUTRAL_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((None, "medium"), "max_tokens bounds an answer"),
     "web_search_options": ((None,), "nothing is searched"),
 }
-"""Documented fields that would change the answer: their neutral values, and why no other is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class ChatService:
             pass
         return await self._finish(answering)
 
-    async def stream(self, answering: Answering) -> AsyncIterator[str | Finished]:
+    async def stream(self, answering: Answering) -> AsyncGenerator[str | Finished, None]:
         """Text as generated, then the finished answer. A possible tool call is held back."""
         shown = ""
         try:
@@ -334,8 +338,7 @@ def _check_top_logprobs(request: ChatRequest) -> None:
 def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
     check_model(request.model, config.model_name)
-    for name, (neutral, reason) in NEUTRAL_VALUES.items():
-        check_neutral(name, getattr(request, name, None), neutral, reason)
+    check_neutral(request, NEUTRAL_VALUES)
     _check_top_logprobs(request)
     stops = request.stop or []
     if len(stops) > MAX_STOPS or not all(stops):

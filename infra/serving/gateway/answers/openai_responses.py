@@ -1,0 +1,439 @@
+"""OpenAI's Responses API over chat completions: requests in, responses and events out.
+
+For clients such as Codex. A request becomes a `ChatRequest`, so sessions, limits, records and refusals are those
+of `/v1/chat/completions`. Fields and values are those of the `openai` package 3.54 and, where it has none, what
+Codex 0.171.0 was seen to send.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
+
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.serving.gateway.answers.completions import NEUTRAL_VALUES as NEUTRAL_IN_CHATS
+from ostinato.infra.serving.gateway.answers.completions import Finished
+from ostinato.infra.serving.gateway.answers.translation import (
+    function_tool,
+    kind_of,
+    text_or_list,
+    translated,
+    typed_event,
+)
+from ostinato.infra.serving.gateway.config import MAX_MESSAGES
+from ostinato.infra.serving.gateway.failures import (
+    NeutralValues,
+    check_model,
+    check_neutral,
+    fault_body,
+    fault_status,
+)
+from ostinato.infra.serving.gateway.schemas import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    OpenAIWire,
+    ToolCall,
+    Usage,
+)
+
+RESPONSES_PATH = "/v1/responses"
+_WHOLE_INPUT = "nothing is kept between requests: send the whole conversation as input"
+_FITTING_INPUT = "no input is left out: send what fits the context"
+NEUTRAL_VALUES: NeutralValues = {
+    "background": ((None, False), "a client waits for its answer: leave it out"),
+    "context_management": ((None, []), _FITTING_INPUT),
+    "conversation": ((None,), _WHOLE_INPUT),
+    "moderation": NEUTRAL_IN_CHATS["moderation"],
+    "parallel_tool_calls": NEUTRAL_IN_CHATS["parallel_tool_calls"],
+    "previous_response_id": ((None,), _WHOLE_INPUT),
+    "prompt": ((None,), "no prompts are kept here: send instructions and input"),
+    "prompt_cache_options": ((None, {}, {"prewarm": False}), "every request is answered"),
+    "reasoning": ((None, {}, {"mode": "standard"}), "the model thinks as its template has it"),
+    "text": ((None, {}, {"format": {"type": "text"}}), "the model answers in free text"),
+    "tool_choice": NEUTRAL_IN_CHATS["tool_choice"],
+    "truncation": ((None, "disabled"), _FITTING_INPUT),
+}
+# Codex sends effort, summary and verbosity as its user has set them
+_PASSED_OVER = {
+    *(("prompt_cache_options", key) for key in ("comparison_response_id", "mode", "ttl")),
+    *(("reasoning", key) for key in ("context", "effort", "generate_summary", "summary")),
+    ("text", "verbosity"),
+}
+_LOGPROBS = "message.output_text.logprobs"
+Unoffered = Literal["custom", "image_generation", "local_shell", "tool_search", "web_search"]
+
+
+class ContentPart(OpenAIWire):
+    """A piece of text."""
+
+    type: Literal["input_text", "output_text"]  # first, so that an error names an image or a file
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Annotated[list[ContentPart], Field(fail_fast=True)], Tag("list")],
+    Discriminator(text_or_list),
+]
+
+
+class MessageItem(OpenAIWire):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(OpenAIWire):
+    """A call of a function."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+class OutputItem(OpenAIWire):
+    """The answer of a function."""
+
+    type: Literal["function_call_output"]
+    call_id: str | None = None
+    output: Content
+
+
+class ReasoningItem(OpenAIWire):
+    """Thoughts, which are passed over: the served model wrote none that stand outside of its text."""
+
+    type: Literal["reasoning"]
+
+
+def _kind_of_item(item: Any) -> str:
+    return kind_of(item, "message")
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="item_type",
+        custom_error_message="wanted an item of type message, function_call, function_call_output or reasoning",
+    ),
+]
+
+
+class FunctionTool(OpenAIWire):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class UnofferedTool(OpenAIWire):
+    """A tool that Codex lists unasked and that the model is not told of: the server's, or called with free text."""
+
+    type: Unoffered
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = kind_of(tool)
+    return "unoffered" if kind in get_args(Unoffered) else kind
+
+
+PlainTool = Annotated[FunctionTool, Tag("function")] | Annotated[UnofferedTool, Tag("unoffered")]
+
+
+class Namespace(OpenAIWire):
+    """Functions under one name, such as those of an MCP server of the client's."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[Annotated[PlainTool, Discriminator(_kind_of_tool)]] = Field(
+        max_length=128, fail_fast=True
+    )
+
+
+Tool = Annotated[
+    PlainTool | Annotated[Namespace, Tag("namespace")],
+    Discriminator(
+        _kind_of_tool,
+        custom_error_type="tool_type",
+        custom_error_message="wanted a tool of type function or namespace, which the client runs; "
+        f"{', '.join(get_args(Unoffered))} are not offered to the model",
+    ),
+]
+
+
+class ResponsesRequest(OpenAIWire):
+    """POST /v1/responses."""
+
+    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            Annotated[list[Item], Field(min_length=1, max_length=2 * MAX_MESSAGES, fail_fast=True)],
+            Tag("list"),
+        ],
+        Discriminator(text_or_list),
+    ]
+    """a text of the user's, or items; calls and text of one answer are one of 512 messages"""
+    instructions: str | None = None
+    stream: bool | None = None
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    tools: list[Tool] | None = Field(default=None, max_length=128, fail_fast=True)
+    tool_choice: Any = None
+    """auto or none"""
+    include: list[str] | None = Field(default=None, fail_fast=True)
+    """`message.output_text.logprobs`, or what no answer here has"""
+    top_logprobs: int | None = None
+    """0 to 20 likeliest tokens at each place"""
+    store: bool | None = Field(default=None, description="as in chat completions")
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _one_for_null(cls, value: object) -> object:
+        return 1.0 if value is None else value
+
+
+def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatRequest:
+    """The same request as a chat completion. ApiError for what would change the answer and is not done."""
+    check_model(request.model, served_model)
+    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER)
+    definitions = [
+        function_tool(_full_name(namespace, tool.name), tool.description, tool.parameters)
+        for namespace, tool in _functions(request)
+    ]
+    return translated(
+        model=request.model,
+        messages=_chat_messages(request),
+        tools=definitions or None,
+        tool_choice=request.tool_choice,
+        stream=request.stream,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_output_tokens,
+        logprobs=_LOGPROBS in (request.include or ()) or bool(request.top_logprobs),
+        top_logprobs=request.top_logprobs,
+        store=request.store,
+    )
+
+
+def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
+    """A message and the calls behind it are one of the assistant's. A system message among the others is the
+    user's: templates have one place for the system's, the start.
+    """
+    items = request.input
+    if isinstance(items, str):
+        items = [MessageItem(role="user", content=items)]
+    messages: list[ChatMessage] = []
+    if request.instructions:
+        messages.append(ChatMessage(role="system", content=request.instructions))
+    is_start = True
+    for item in items:
+        if isinstance(item, MessageItem):
+            is_system = item.role in ("system", "developer")
+            is_start = is_start and is_system
+            role = "user" if is_system and not is_start else item.role
+            messages.append(ChatMessage(role=role, content=_text_of(item.content)))
+        elif isinstance(item, OutputItem):
+            said = _text_of(item.output)
+            messages.append(ChatMessage(role="tool", content=said, tool_call_id=item.call_id))
+            is_start = False
+        elif isinstance(item, CallItem):
+            if not messages or messages[-1].role != "assistant":
+                messages.append(ChatMessage(role="assistant"))
+            name = _full_name(item.namespace, item.name)
+            call = ToolCall(
+                id=item.call_id, function=FunctionCall(name=name, arguments=item.arguments)
+            )
+            messages[-1].tool_calls = messages[-1].tool_calls or []
+            messages[-1].tool_calls.append(call)
+            is_start = False
+    return messages
+
+
+def _text_of(content: str | list[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _functions(request: ResponsesRequest) -> Iterator[tuple[str | None, FunctionTool]]:
+    """Functions and the namespaces that hold them."""
+    for tool in request.tools or ():
+        if isinstance(tool, FunctionTool):
+            yield None, tool
+        elif isinstance(tool, Namespace):
+            yield from ((tool.name, each) for each in tool.tools if isinstance(each, FunctionTool))
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}.{name}" if namespace else name
+
+
+class ResponseWriter:
+    """One response."""
+
+    def __init__(self, request: ResponsesRequest, interaction_id: str, created_at: int) -> None:
+        self._request, self._id, self._created_at = request, interaction_id, created_at
+        self._numbers = count()
+        self._text_place = {
+            "item_id": f"msg_{interaction_id[-32:]}",
+            "output_index": 0,
+            "content_index": 0,
+        }
+        self._names = {
+            _full_name(namespace, tool.name): {"name": tool.name, "namespace": namespace}
+            for namespace, tool in _functions(request)
+            if namespace
+        }
+
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        """The response."""
+        return self._ended(finished, self._output(finished))
+
+    async def events(self, pieces: AsyncIterator[str | Finished]) -> AsyncIterator[str]:
+        """Its items, a message before calls."""
+        yield self._event("response.created", response=self._body("in_progress"))
+        yield self._event("response.in_progress", response=self._body("in_progress"))
+        is_open = False
+        async for piece in pieces:
+            if isinstance(piece, str):
+                if not is_open:
+                    is_open = True
+                    for event in self._opening():
+                        yield event
+                said = {"delta": piece, "logprobs": []}
+                yield self._event("response.output_text.delta", **self._text_place, **said)
+                continue
+            for event in self._closing(piece, is_open=is_open):
+                yield event
+
+    def fault(self, error: OstinatoError) -> str:
+        """A `response.failed` event."""
+        told = fault_body(error)["error"]["message"]
+        code = "server_error" if fault_status(error) >= 500 else "invalid_prompt"
+        failed = self._body("failed", error={"code": code, "message": told})
+        return self._event("response.failed", response=failed)
+
+    def _opening(self) -> Iterator[str]:
+        """The message's start."""
+        item = self._message("in_progress", [])
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        part = _text_part("")
+        yield self._event("response.content_part.added", **self._text_place, part=part)
+
+    def _closing(self, finished: Finished, *, is_open: bool) -> Iterator[str]:
+        """All that follows the last piece of text."""
+        output = self._output(finished)
+        for index, item in enumerate(output):
+            if item["type"] == "message":
+                if not is_open:
+                    yield from self._opening()
+                (part,) = item["content"]
+                text = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._event("response.output_text.done", **self._text_place, **text)
+                yield self._event("response.content_part.done", **self._text_place, part=part)
+            else:
+                said, place = item["arguments"], {"output_index": index, "item_id": item["id"]}
+                opened = {**item, "arguments": "", "status": "in_progress"}
+                yield self._event("response.output_item.added", output_index=index, item=opened)
+                yield self._event("response.function_call_arguments.delta", **place, delta=said)
+                yield self._event("response.function_call_arguments.done", **place, arguments=said)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        body = self._ended(finished, output)
+        yield self._event(f"response.{body['status']}", response=body)
+
+    def _output(self, finished: Finished) -> list[dict[str, Any]]:
+        """Items of the answer. One that says nothing is an empty message, so that a history has it."""
+        text, calls = finished.message.text, finished.message.tool_calls or ()
+        items: list[dict[str, Any]] = []
+        if text or not calls:
+            logprobs = [token.model_dump() for token in finished.logprobs]
+            items.append(self._message(_status(finished), [_text_part(text, logprobs)]))
+        for index, call in enumerate(calls):
+            name = {"name": call.function.name}
+            items.append(
+                {
+                    "type": "function_call",
+                    "id": f"fc_{self._id[-32:]}_{index}",
+                    "call_id": call.id,
+                    "arguments": call.function.arguments,
+                    "status": "completed",
+                    **self._names.get(call.function.name, name),
+                }
+            )
+        return items
+
+    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        start = {"type": "message", "id": self._text_place["item_id"], "role": "assistant"}
+        return {**start, "status": status, "content": content}
+
+    def _ended(self, finished: Finished, output: list[dict[str, Any]]) -> dict[str, Any]:
+        status = _status(finished)
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        usage = _usage(finished.usage)
+        return self._body(status, output=output, incomplete_details=reason, usage=usage)
+
+    def _body(self, status: str, **fields: Any) -> dict[str, Any]:
+        """The response in a state of its own: what was asked for as it was understood."""
+        request = self._request
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_at,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": getattr(request, "metadata", None) or {},
+            "model": request.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [
+                tool.model_dump() | ({"strict": False} if isinstance(tool, FunctionTool) else {})
+                for tool in request.tools or ()
+                if not isinstance(tool, UnofferedTool)
+            ],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            **fields,
+        }
+
+    def _event(self, type: str, **fields: Any) -> str:
+        return typed_event(type, sequence_number=next(self._numbers), **fields)
+
+
+def _status(finished: Finished) -> str:
+    return "incomplete" if finished.finish_reason == "length" else "completed"
+
+
+def _text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
