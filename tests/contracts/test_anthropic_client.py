@@ -153,7 +153,7 @@ async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
             await ask(client, messages=[{"role": "user", "content": [image]}])
         with pytest.raises(anthropic.BadRequestError, match="wanted fewer than") as too_long:
             await ask(client, messages=[{"role": "user", "content": "x = 1\n" * 2000}])
-        with pytest.raises(anthropic.BadRequestError, match="messages: .*at most 512 items"):
+        with pytest.raises(anthropic.BadRequestError, match=r"messages: .*at most 512 items"):
             await ask(client, system="Be brief", messages=QUESTION * 512)
         server_tool = {"type": "web_search_20250305", "name": "web_search"}
         with pytest.raises(

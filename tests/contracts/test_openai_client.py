@@ -131,13 +131,13 @@ async def test_what_would_change_the_answer_is_refused_by_name(tmp_path: Path) -
         of_other_servers = {"top_k": 5, "chat_template_kwargs": {"a": 1}, "drop_params": True}
         assert await ask(**UNREAD_VALUES, **of_other_servers) == ANSWER
         assert await ask(**dict.fromkeys(("stream", "temperature", "top_p", "stop"))) == ANSWER
-        assert await ask(stop=[], frequency_penalty=0.0) == ANSWER
+        assert await ask(stop=[], frequency_penalty=0.0, parallel_tool_calls=False) == ANSWER
         for place in (0, -1):
             neutral = {name: values[place] for name, (values, _) in NEUTRAL_VALUES.items()}
             assert await ask(**neutral) == ANSWER
         for name, value in REFUSED_VALUES.items():
             with pytest.raises(openai.BadRequestError, match=f"{name} is .*, wanted null") as told:
-                await ask(**{name: value})
+                await ask(tools=TOOLS, **{name: value})
             assert (told.value.code, told.value.param) == ("unsupported_parameter", name)
             assert json.dumps(value) in told.value.message
 

@@ -266,7 +266,8 @@ async def test_what_codex_sends_is_taken(tmp_path: Path) -> None:
     async with connected(tmp_path, harness=EXPLAINED) as (client, toy):
         said = await ask(client, input=items, tools=[*TOOLS, *server_tools], extra_body=fields)
         prompt = toy.context.renderer.decode(toy.model.requests[-1].token_ids)
-    assert said.output_text == ANSWER
+        compacted = await ask(client, input=items, extra_body={"parallel_tool_calls": False})
+    assert said.output_text == compacted.output_text == ANSWER
     assert said.id.startswith(PRIVATE_PREFIX)
     assert [tool.type for tool in said.tools] == ["function", "function"]
     assert "web_search" not in prompt
@@ -331,13 +332,13 @@ async def test_a_fault_after_the_start_is_a_failed_response(tmp_path: Path) -> N
 
 async def test_what_would_change_the_answer_is_refused_by_name(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, _):
-        assert (await ask(client, extra_body=UNREAD_VALUES)).metadata == {"a": "b"}
+        assert (await ask(client, extra_body=UNREAD_VALUES)).output_text == ANSWER
         for place in (0, -1):
             neutral = {name: values[place] for name, (values, _) in NEUTRAL_VALUES.items()}
             assert (await ask(client, extra_body=neutral)).output_text == ANSWER
         for name, value in REFUSED_VALUES.items():
             with pytest.raises(openai.BadRequestError, match=f"{name} is .*, wanted null") as told:
-                await ask(client, extra_body={name: value})
+                await ask(client, tools=TOOLS, extra_body={name: value})
             assert (told.value.code, told.value.param) == ("unsupported_parameter", name)
             assert json.dumps(value) in told.value.message
 

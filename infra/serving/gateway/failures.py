@@ -77,11 +77,15 @@ def check_neutral(
     request: BaseModel,
     neutral: NeutralValues,
     passed_over: Collection[tuple[str, str]] = (),
+    *,
+    has_tools: bool = True,
 ) -> None:
     """ApiError for the first field with a value that would change the answer in a way that is not possible.
-    `passed_over`: keys of objects that may have any value.
+    `passed_over`: keys of objects that may have any value. Without tools no call is parallel.
     """
     for name, (values, reason) in neutral.items():
+        if name == "parallel_tool_calls" and not has_tools:
+            continue
         value: Any = getattr(request, name, None)
         if isinstance(value, dict):
             value = {key: item for key, item in value.items() if (name, key) not in passed_over}

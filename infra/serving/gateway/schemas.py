@@ -153,17 +153,28 @@ class StreamOptions(OpenAIWire):
     include_usage: bool = False
 
 
-class ChatRequest(OpenAIWire):
-    """POST /v1/chat/completions."""
+class SampledRequest(OpenAIWire):
+    """Fields that the request for an answer has in every API."""
 
     model_config = ConfigDict(extra="allow")  # kept for what is refused by name
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
+    store: bool | None = Field(default=None, description="false withdraws consent for this request")
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _one_for_null(cls, value: object) -> object:
+        return 1.0 if value is None else value
+
+
+class ChatRequest(SampledRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
@@ -177,17 +188,11 @@ class ChatRequest(OpenAIWire):
     """0 to 20 likeliest tokens at each place; needs logprobs"""
     return_token_ids: bool | None = None
     """as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"""
-    store: bool | None = Field(default=None, description="false withdraws consent for this request")
 
     @property
     def offered_tools(self) -> list[ToolDefinition]:
         """The tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
-
-    @field_validator("temperature", "top_p", mode="before")
-    @classmethod
-    def _one_for_null(cls, value: object) -> object:
-        return 1.0 if value is None else value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -9,16 +9,16 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import MAX_STOPS, Finished
 from ostinato.infra.serving.gateway.answers.translation import (
+    TextOr,
     function_tool,
     kind_of,
-    text_or_list,
     translated,
     typed_event,
 )
@@ -36,6 +36,7 @@ from ostinato.infra.serving.gateway.schemas import (
     ChatRequest,
     FunctionCall,
     OpenAIWire,
+    SampledRequest,
     TextPart,
     ToolCall,
     Wire,
@@ -78,12 +79,7 @@ _ERROR_TYPES = {
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-# a string or blocks of text; the tag makes an error describe the form that was sent
-Text = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], Tag("list")],
-    Discriminator(text_or_list),
-]
+Text = TextOr[Annotated[list[TextPart], Field(fail_fast=True)]]
 
 
 class ToolUse(OpenAIWire):
@@ -119,11 +115,7 @@ class AnthropicMessage(OpenAIWire):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[Annotated[list[Block], Field(fail_fast=True)], Tag("list")],
-        Discriminator(text_or_list),
-    ]
+    content: TextOr[Annotated[list[Block], Field(fail_fast=True)]]
 
     @property
     def blocks(self) -> list[TextPart | ToolUse | ToolResult]:
@@ -154,22 +146,13 @@ class CountRequest(OpenAIWire):
     """auto or none"""
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(SampledRequest, CountRequest):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
-    stream: bool | None = None
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, max_length=MAX_STOPS, fail_fast=True
     )
-    store: bool | None = Field(default=None, description="as in chat completions")
-
-    @field_validator("temperature", "top_p", mode="before")
-    @classmethod
-    def _one_for_null(cls, value: object) -> object:
-        return 1.0 if value is None else value
 
 
 class TokenCount(Wire):

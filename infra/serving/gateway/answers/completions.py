@@ -338,7 +338,8 @@ def _check_top_logprobs(request: ChatRequest) -> None:
 def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
     """ApiError for what this server does not do."""
     check_model(request.model, config.model_name)
-    check_neutral(request, NEUTRAL_VALUES)
+    tools = request.offered_tools
+    check_neutral(request, NEUTRAL_VALUES, has_tools=bool(tools))
     _check_top_logprobs(request)
     stops = request.stop or []
     if len(stops) > MAX_STOPS or not all(stops):
@@ -347,7 +348,6 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
             f"stop is {stops!r}, wanted 1 to {MAX_STOPS} strings of 1 character or more",
             param="stop",
         )
-    tools = request.offered_tools
     form.check(tools)
     num_characters = len(form.stated(tools)) + sum(said.num_characters for said in request.messages)
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens

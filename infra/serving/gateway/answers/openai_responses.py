@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import NEUTRAL_VALUES as NEUTRAL_IN_CHATS
 from ostinato.infra.serving.gateway.answers.completions import Finished
 from ostinato.infra.serving.gateway.answers.translation import (
+    TextOr,
     function_tool,
     kind_of,
-    text_or_list,
     translated,
     typed_event,
 )
@@ -34,6 +34,7 @@ from ostinato.infra.serving.gateway.schemas import (
     ChatRequest,
     FunctionCall,
     OpenAIWire,
+    SampledRequest,
     ToolCall,
     Usage,
 )
@@ -72,11 +73,7 @@ class ContentPart(OpenAIWire):
     text: str
 
 
-Content = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[Annotated[list[ContentPart], Field(fail_fast=True)], Tag("list")],
-    Discriminator(text_or_list),
-]
+Content = TextOr[Annotated[list[ContentPart], Field(fail_fast=True)]]
 
 
 class MessageItem(OpenAIWire):
@@ -170,27 +167,15 @@ Tool = Annotated[
         f"{', '.join(get_args(Unoffered))} are not offered to the model",
     ),
 ]
+Items = Annotated[list[Item], Field(min_length=1, max_length=2 * MAX_MESSAGES, fail_fast=True)]
 
 
-class ResponsesRequest(OpenAIWire):
+class ResponsesRequest(SampledRequest):
     """POST /v1/responses."""
 
-    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
-
-    model: str
-    input: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[
-            Annotated[list[Item], Field(min_length=1, max_length=2 * MAX_MESSAGES, fail_fast=True)],
-            Tag("list"),
-        ],
-        Discriminator(text_or_list),
-    ]
-    """a text of the user's, or items; calls and text of one answer are one of 512 messages"""
+    input: TextOr[Items]
+    """a text of the user's, or items; text and calls of one answer are one of 512 messages"""
     instructions: str | None = None
-    stream: bool | None = None
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
     max_output_tokens: int | None = Field(default=None, ge=1)
     tools: list[Tool] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
@@ -199,22 +184,16 @@ class ResponsesRequest(OpenAIWire):
     """`message.output_text.logprobs`, or what no answer here has"""
     top_logprobs: int | None = None
     """0 to 20 likeliest tokens at each place"""
-    store: bool | None = Field(default=None, description="as in chat completions")
-
-    @field_validator("temperature", "top_p", mode="before")
-    @classmethod
-    def _one_for_null(cls, value: object) -> object:
-        return 1.0 if value is None else value
 
 
 def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatRequest:
     """The same request as a chat completion. ApiError for what would change the answer and is not done."""
     check_model(request.model, served_model)
-    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER)
     definitions = [
         function_tool(_full_name(namespace, tool.name), tool.description, tool.parameters)
         for namespace, tool in _functions(request)
     ]
+    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER, has_tools=bool(definitions))
     return translated(
         model=request.model,
         messages=_chat_messages(request),
@@ -255,11 +234,9 @@ def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
             if not messages or messages[-1].role != "assistant":
                 messages.append(ChatMessage(role="assistant"))
             name = _full_name(item.namespace, item.name)
-            call = ToolCall(
-                id=item.call_id, function=FunctionCall(name=name, arguments=item.arguments)
-            )
+            function = FunctionCall(name=name, arguments=item.arguments)
             messages[-1].tool_calls = messages[-1].tool_calls or []
-            messages[-1].tool_calls.append(call)
+            messages[-1].tool_calls.append(ToolCall(id=item.call_id, function=function))
             is_start = False
     return messages
 
@@ -287,11 +264,8 @@ class ResponseWriter:
     def __init__(self, request: ResponsesRequest, interaction_id: str, created_at: int) -> None:
         self._request, self._id, self._created_at = request, interaction_id, created_at
         self._numbers = count()
-        self._text_place = {
-            "item_id": f"msg_{interaction_id[-32:]}",
-            "output_index": 0,
-            "content_index": 0,
-        }
+        message_id = f"msg_{interaction_id[-32:]}"
+        self._text_place = {"item_id": message_id, "output_index": 0, "content_index": 0}
         self._names = {
             _full_name(namespace, tool.name): {"name": tool.name, "namespace": namespace}
             for namespace, tool in _functions(request)
@@ -362,17 +336,10 @@ class ResponseWriter:
             logprobs = [token.model_dump() for token in finished.logprobs]
             items.append(self._message(_status(finished), [_text_part(text, logprobs)]))
         for index, call in enumerate(calls):
-            name = {"name": call.function.name}
-            items.append(
-                {
-                    "type": "function_call",
-                    "id": f"fc_{self._id[-32:]}_{index}",
-                    "call_id": call.id,
-                    "arguments": call.function.arguments,
-                    "status": "completed",
-                    **self._names.get(call.function.name, name),
-                }
-            )
+            name, arguments = call.function.name, call.function.arguments
+            item = {"type": "function_call", "id": f"fc_{self._id[-32:]}_{index}"}
+            item |= {"call_id": call.id, "arguments": arguments, "status": "completed"}
+            items.append(item | self._names.get(name, {"name": name}))
         return items
 
     def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -386,7 +353,7 @@ class ResponseWriter:
         return self._body(status, output=output, incomplete_details=reason, usage=usage)
 
     def _body(self, status: str, **fields: Any) -> dict[str, Any]:
-        """The response in a state of its own: what was asked for as it was understood."""
+        """The response in a state. It tells what was asked for as it was understood."""
         request = self._request
         return {
             "id": self._id,
@@ -397,7 +364,7 @@ class ResponseWriter:
             "incomplete_details": None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "metadata": getattr(request, "metadata", None) or {},
+            "metadata": {},
             "model": request.model,
             "output": [],
             "parallel_tool_calls": True,

@@ -2,14 +2,25 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Discriminator, Tag, ValidationError
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import Finished
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.schemas import ChatRequest, FunctionDefinition, ToolDefinition
+
+
+def _form_of(content: Any) -> str:
+    return "list" if isinstance(content, list) else "text"
+
+
+Listed = TypeVar("Listed")
+TextOr = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Listed, Tag("list")], Discriminator(_form_of)
+]
+"""A text or a list. An error describes the form that was sent."""
 
 
 class AnswerWriter(Protocol):
@@ -26,11 +37,6 @@ class AnswerWriter(Protocol):
     def fault(self, error: OstinatoError) -> str:
         """The event of a failure after the answer has begun."""
         ...
-
-
-def text_or_list(content: Any) -> str:
-    """Tag of a content's form, so that an error describes the form that was sent."""
-    return "list" if isinstance(content, list) else "text"
 
 
 def kind_of(block: Any, default: str = "") -> str:
