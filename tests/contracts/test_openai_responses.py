@@ -349,6 +349,18 @@ async def test_every_documented_field_is_read_refused_or_without_effect() -> Non
     assert documented <= {*ResponsesRequest.model_fields, *NEUTRAL_VALUES, *UNREAD_VALUES}
 
 
+async def test_a_header_says_what_a_client_like_codex_cannot(tmp_path: Path) -> None:
+    stored = {"extra_headers": {"X-Ostinato-Store": "true"}}
+    async with connected(tmp_path) as (client, toy):
+        kept = await ask(client, store=False, **stored)
+        withdrawn = await ask(client, extra_headers={"X-Ostinato-Store": "false"})
+        without_consent = client.with_options(api_key="key-of-private")
+        refused = await ask(without_consent, store=False, **stored)
+    assert not kept.id.startswith(PRIVATE_PREFIX)
+    assert withdrawn.id.startswith(PRIVATE_PREFIX)
+    assert refused.id.startswith(PRIVATE_PREFIX)  # a header is no consent of the tenant
+
+
 async def test_feedback_is_given_by_the_id_of_the_response(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, toy):
         answer = await ask(client)

@@ -203,8 +203,11 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         request: ResponsesRequest,
         tenant: Spender,
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+        x_ostinato_store: Annotated[bool | None, Header()] = None,
     ) -> Response:
         asked = chat_of_response(request, config.model_name)
+        if x_ostinato_store is not None:  # the user's word, where a client sends `store` unasked
+            asked = asked.model_copy(update={"store": x_ostinato_store})
         answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
         created = int(gateway.context.wall_clock())
         writer = ResponseWriter(request, answering.interaction_id, created)
