@@ -227,7 +227,9 @@ async def test_a_conversation_has_the_tokens_of_the_same_chat(tmp_path: Path) ->
 
 async def test_functions_of_a_namespace_are_called_in_it(tmp_path: Path) -> None:
     look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-    tools = [{"type": "namespace", "name": "mcp__dict", "description": "d", "tools": [look_up]}]
+    unoffered = {"type": "custom", "name": "draw"}
+    space = {"type": "namespace", "name": "mcp__dict", "description": "d"}
+    tools = [space | {"tools": [look_up, unoffered]}]
     written = '<tool_call>{"name": "mcp__dict.look_up", "arguments": {"word": "plum"}}</tool_call>'
     async with connected(tmp_path, lambda _: written, harness=EXPLAINED) as (client, toy):
         asked = await ask(client, tools=tools)
@@ -239,6 +241,8 @@ async def test_functions_of_a_namespace_are_called_in_it(tmp_path: Path) -> None
         first, second = toy.model.requests
     assert (call.namespace, call.name) == ("mcp__dict", "look_up")
     assert json.loads(call.arguments) == {"word": "plum"}
+    (told,) = asked.model_dump(exclude_unset=True)["tools"]
+    assert told == space | {"tools": [look_up | {"description": None, "strict": False}]}
     assert second.session_id == first.session_id
 
 
@@ -266,7 +270,8 @@ async def test_what_codex_sends_is_taken(tmp_path: Path) -> None:
     async with connected(tmp_path, harness=EXPLAINED) as (client, toy):
         said = await ask(client, input=items, tools=[*TOOLS, *server_tools], extra_body=fields)
         prompt = toy.context.renderer.decode(toy.model.requests[-1].token_ids)
-        compacted = await ask(client, input=items, extra_body={"parallel_tool_calls": False})
+        alone: dict[str, Any] = {"tool_choice": "none", "parallel_tool_calls": False}
+        compacted = await ask(client, input=items, tools=TOOLS, extra_body=alone)
     assert said.output_text == compacted.output_text == ANSWER
     assert said.id.startswith(PRIVATE_PREFIX)
     assert [tool.type for tool in said.tools] == ["function", "function"]
@@ -317,6 +322,24 @@ async def test_refusals_are_the_clients_own_errors(tmp_path: Path) -> None:
     assert failed.value.code == "engine_failed"
 
 
+async def test_tools_that_an_answer_could_not_tell_of_are_refused(tmp_path: Path) -> None:
+    dotted = TOOLS[0] | {"name": "a.b"}
+    space = {"type": "namespace", "name": "a", "description": "", "tools": [dotted | {"name": "b"}]}
+    body = {"model": "ostinato", "input": QUESTION, "tools": [dotted | {"parameters": {"x": 0}}]}
+    async with connected(tmp_path, harness=EXPLAINED) as (client, toy):
+        for tools in ([dotted, space], [dotted, dotted]):
+            with pytest.raises(openai.BadRequestError, match=r"two tools are 'a\.b'"):
+                await ask(client, tools=tools)
+        with pytest.raises(openai.BadRequestError, match=r"wanted a tool of type function$"):
+            await ask(client, tools=[space | {"tools": [space]}])
+        async with toy.client() as plain:
+            infinite = json.dumps(body).replace('"x": 0', '"x": 1e400')
+            as_json = {"content-type": "application/json"}
+            refused = await plain.post("/v1/responses", content=infinite, headers=as_json)
+    assert refused.status_code == 400
+    assert "parameters is {'x': inf}" in refused.json()["error"]["message"]
+
+
 async def test_a_fault_after_the_start_is_a_failed_response(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, toy):
         toy.model.failure = EngineError("secret")
@@ -356,7 +379,8 @@ async def test_a_header_says_what_a_client_like_codex_cannot(tmp_path: Path) -> 
         withdrawn = await ask(client, extra_headers={"X-Ostinato-Store": "false"})
         without_consent = client.with_options(api_key="key-of-private")
         refused = await ask(without_consent, store=False, **stored)
-    assert not kept.id.startswith(PRIVATE_PREFIX)
+        (row,) = toy.ledger.interactions.since(0)
+    assert row.interaction_id == kept.id
     assert withdrawn.id.startswith(PRIVATE_PREFIX)
     assert refused.id.startswith(PRIVATE_PREFIX)  # a header is no consent of the tenant
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import WithJsonSchema
 from starlette.exceptions import HTTPException
 
 from ostinato.infra.platform.errors import OstinatoError
@@ -203,7 +204,11 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         request: ResponsesRequest,
         tenant: Spender,
         x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
-        x_ostinato_store: Annotated[bool | None, Header()] = None,
+        x_ostinato_store: Annotated[
+            bool | None,
+            Header(),
+            WithJsonSchema({"type": "boolean"}),  # no text in a header is null
+        ] = None,
     ) -> Response:
         asked = chat_of_response(request, config.model_name)
         if x_ostinato_store is not None:  # the user's word, where a client sends `store` unasked

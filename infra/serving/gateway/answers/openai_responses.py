@@ -5,11 +5,12 @@ of `/v1/chat/completions`. Fields and values are those of the `openai` package 3
 Codex 0.171.0 was seen to send.
 """
 
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import count
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import NEUTRAL_VALUES as NEUTRAL_IN_CHATS
@@ -23,6 +24,7 @@ from ostinato.infra.serving.gateway.answers.translation import (
 )
 from ostinato.infra.serving.gateway.config import MAX_MESSAGES
 from ostinato.infra.serving.gateway.failures import (
+    ApiError,
     NeutralValues,
     check_model,
     check_neutral,
@@ -62,6 +64,7 @@ _PASSED_OVER = {
     *(("reasoning", key) for key in ("context", "effort", "generate_summary", "summary")),
     ("text", "verbosity"),
 }
+_SYSTEM_ROLES = ("system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
 Unoffered = Literal["custom", "image_generation", "local_shell", "tool_search", "web_search"]
 
@@ -125,13 +128,18 @@ Item = Annotated[
 ]
 
 
+def _finite(parameters: dict[str, Any]) -> dict[str, Any]:
+    json.dumps(parameters, allow_nan=False)  # ValueError: the response could not tell of them
+    return parameters
+
+
 class FunctionTool(OpenAIWire):
     """A function that the client runs."""
 
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_finite)] | None = None
 
 
 class UnofferedTool(OpenAIWire):
@@ -146,6 +154,7 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 PlainTool = Annotated[FunctionTool, Tag("function")] | Annotated[UnofferedTool, Tag("unoffered")]
+_IS_PLAIN = Discriminator(_kind_of_tool, "tool_type", "wanted a tool of type function")
 
 
 class Namespace(OpenAIWire):
@@ -153,9 +162,8 @@ class Namespace(OpenAIWire):
 
     type: Literal["namespace"]
     name: str
-    tools: list[Annotated[PlainTool, Discriminator(_kind_of_tool)]] = Field(
-        max_length=128, fail_fast=True
-    )
+    description: str = Field(default="", description="not shown to the model")
+    tools: list[Annotated[PlainTool, _IS_PLAIN]] = Field(max_length=128, fail_fast=True)
 
 
 Tool = Annotated[
@@ -193,8 +201,7 @@ def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatReques
         function_tool(_full_name(namespace, tool.name), tool.description, tool.parameters)
         for namespace, tool in _functions(request)
     ]
-    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER, has_tools=bool(definitions))
-    return translated(
+    asked = translated(
         model=request.model,
         messages=_chat_messages(request),
         tools=definitions or None,
@@ -207,6 +214,12 @@ def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatReques
         top_logprobs=request.top_logprobs,
         store=request.store,
     )
+    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER, has_tools=bool(asked.offered_tools))
+    names = [tool.function.name for tool in definitions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:  # a call would not tell which one it means
+        raise ApiError(400, f"two tools are {twice!r}, wanted names that differ", param="tools")
+    return asked
 
 
 def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
@@ -219,17 +232,14 @@ def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
     if request.instructions:
         messages.append(ChatMessage(role="system", content=request.instructions))
-    is_start = True
     for item in items:
         if isinstance(item, MessageItem):
-            is_system = item.role in ("system", "developer")
-            is_start = is_start and is_system
-            role = "user" if is_system and not is_start else item.role
+            is_start = not messages or messages[-1].role in _SYSTEM_ROLES
+            role = item.role if is_start or item.role not in _SYSTEM_ROLES else "user"
             messages.append(ChatMessage(role=role, content=_text_of(item.content)))
         elif isinstance(item, OutputItem):
             said = _text_of(item.output)
             messages.append(ChatMessage(role="tool", content=said, tool_call_id=item.call_id))
-            is_start = False
         elif isinstance(item, CallItem):
             if not messages or messages[-1].role != "assistant":
                 messages.append(ChatMessage(role="assistant"))
@@ -237,7 +247,6 @@ def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
             function = FunctionCall(name=name, arguments=item.arguments)
             messages[-1].tool_calls = messages[-1].tool_calls or []
             messages[-1].tool_calls.append(ToolCall(id=item.call_id, function=function))
-            is_start = False
     return messages
 
 
@@ -373,11 +382,7 @@ class ResponseWriter:
             "temperature": request.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
-            "tools": [
-                tool.model_dump() | ({"strict": False} if isinstance(tool, FunctionTool) else {})
-                for tool in request.tools or ()
-                if not isinstance(tool, UnofferedTool)
-            ],
+            "tools": _told(request.tools or ()),
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -386,6 +391,17 @@ class ResponseWriter:
 
     def _event(self, type: str, **fields: Any) -> str:
         return typed_event(type, sequence_number=next(self._numbers), **fields)
+
+
+def _told(tools: Iterable[FunctionTool | UnofferedTool | Namespace]) -> list[dict[str, Any]]:
+    """Tools as they were understood."""
+    told: list[dict[str, Any]] = []
+    for tool in tools:
+        if isinstance(tool, FunctionTool):
+            told.append({**tool.model_dump(), "strict": False})
+        elif isinstance(tool, Namespace):
+            told.append({**tool.model_dump(), "tools": _told(tool.tools)})
+    return told
 
 
 def _status(finished: Finished) -> str:

@@ -8,6 +8,7 @@ chat template declares them or, where it has no tools, the system message does.
 import json
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
@@ -131,6 +132,8 @@ class OwnTools:
         self, text: str, tools: Collection[str], call_prefix: str
     ) -> tuple[ChatMessage, ParsedAnswer]:
         parsed = parse_answer(text, tools)
+        indent = text[: -len(text.lstrip())]  # a stream has shown it before the call
+        parsed = replace(parsed, prose=(indent + parsed.prose).rstrip())
         written = [json.dumps(call.arguments) for call in parsed.calls]
         return _message(text, parsed, written, call_prefix), parsed
 
@@ -209,6 +212,7 @@ def _read_json(text: str, position: int) -> tuple[list[Any], int]:
     """The values between the tags, one or a list of them, and where the text goes on."""
     position += len(text[position:]) - len(text[position:].lstrip())
     value, end = _DECODER.raw_decode(text, position)
+    json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
     behind = text[end:].lstrip()
     if not behind.startswith(CALL_END):
         raise ValueError(f"{behind[:40]!r} follows the call, wanted {CALL_END}")

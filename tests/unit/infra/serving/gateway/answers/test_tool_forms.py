@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.transcript import CallStatus
-from ostinato.infra.serving.gateway.answers.tool_forms import CALL_START, ClientTools
+from ostinato.infra.serving.gateway.answers.tool_forms import CALL_START, ClientTools, OwnTools
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.schemas import FunctionCall, ToolCall
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
@@ -32,7 +32,8 @@ TOOLS = [
     }
 ]
 CALL = '<tool_call>\n{"name": "getWeather", "arguments": {"days": [1, 2]}}\n</tool_call>'
-FORM = ClientTools(TemplateRenderer(small_tokenizer(), TEMPLATE, {"eos_token": "<|im_end|>"}))
+FORM_RENDERER = TemplateRenderer(small_tokenizer(), TEMPLATE, {"eos_token": "<|im_end|>"})
+FORM = ClientTools(FORM_RENDERER)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: (
@@ -110,6 +111,13 @@ def test_what_was_shown_begins_every_later_text(text: str) -> None:
         assert CALL_START not in earlier
 
 
+@given(pieces=st.lists(st.sampled_from(["<read_file>x</read_file>", "<", "b>", "x", " ", "\n"])))
+def test_what_was_shown_of_own_tools_begins_the_message(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    form = OwnTools(FORM_RENDERER, ["read_file"])
+    assert form.read(text, ["read_file"], "id_")[0].text.startswith(form.showable(text))
+
+
 @pytest.mark.parametrize(
     ("text", "status"),
     [
@@ -125,6 +133,10 @@ def test_what_was_shown_begins_every_later_text(text: str) -> None:
         ),
         (
             '<tool_call>{"name": "getWeather", "arguments": {"days": 1e400}}</tool_call>',
+            CallStatus.MALFORMED,
+        ),
+        (
+            '<tool_call>{"name": "getWeather", "arguments": {"days": "\\ud800"}}</tool_call>',
             CallStatus.MALFORMED,
         ),
     ],
