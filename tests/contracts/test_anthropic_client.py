@@ -255,6 +255,9 @@ async def test_feedback_is_given_by_the_id_of_the_message(tmp_path: Path) -> Non
             given = await plain.post(
                 "/v1/feedback", json={"interaction_id": answer.id, "signal": "thumbs_up"}
             )
-        private = await ask(client, extra_body={"store": False})
+        private = [
+            await ask(client, extra_body={"store": False}),
+            await ask(client, extra_headers={"X-Ostinato-Store": "false"}),
+        ]
     assert given.json()["stored"] is True
-    assert private.id.startswith(PRIVATE_PREFIX)
+    assert all(answer.id.startswith(PRIVATE_PREFIX) for answer in private)

@@ -7,7 +7,8 @@ listens here (server.py does).
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -148,6 +149,35 @@ Spender = Annotated[Caller, Depends(_spender_of)]
 """A tenant that has tokens left today."""
 
 
+Asked = TypeVar("Asked", ChatRequest, AgentSessionRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHeaders:
+    """Our own headers of what begins an interaction, in any API."""
+
+    session: str | None
+    store: bool | None
+
+    def applied(self, asked: Asked) -> Asked:
+        """The user's word comes before the body's, where some clients send `store` unasked."""
+        return asked if self.store is None else asked.model_copy(update={"store": self.store})
+
+
+async def _headers_of(
+    x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+    x_ostinato_store: Annotated[
+        bool | None,
+        Header(),
+        WithJsonSchema({"type": "boolean"}),  # no text in a header is null
+    ] = None,
+) -> ClientHeaders:
+    return ClientHeaders(x_ostinato_session, x_ostinato_store)
+
+
+Headers = Annotated[ClientHeaders, Depends(_headers_of)]
+
+
 def build_app(context: GatewayContext) -> FastAPI:
     """The application over `context`. It keeps its state in `app.state.gateway`."""
     gateway = Gateway(context)
@@ -192,9 +222,9 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
     async def complete_chat(
         request: ChatRequest,
         tenant: Spender,
-        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+        headers: Headers,
     ) -> Response:
-        answering = await gateway.chat.begin(request, tenant, x_ostinato_session)
+        answering = await gateway.chat.begin(headers.applied(request), tenant, headers.session)
         created = int(gateway.context.wall_clock())
         writer = CompletionWriter(request, answering.interaction_id, config.model_name, created)
         return await _answer(gateway, answering, writer)
@@ -203,17 +233,10 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
     async def create_response(
         request: ResponsesRequest,
         tenant: Spender,
-        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
-        x_ostinato_store: Annotated[
-            bool | None,
-            Header(),
-            WithJsonSchema({"type": "boolean"}),  # no text in a header is null
-        ] = None,
+        headers: Headers,
     ) -> Response:
-        asked = chat_of_response(request, config.model_name)
-        if x_ostinato_store is not None:  # the user's word, where a client sends `store` unasked
-            asked = asked.model_copy(update={"store": x_ostinato_store})
-        answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
+        asked = headers.applied(chat_of_response(request, config.model_name))
+        answering = await gateway.chat.begin(asked, tenant, headers.session)
         created = int(gateway.context.wall_clock())
         writer = ResponseWriter(request, answering.interaction_id, created)
         return await _answer(gateway, answering, writer)
@@ -229,10 +252,10 @@ def _add_anthropic_routes(app: FastAPI, gateway: Gateway) -> None:
     async def create_message(
         request: MessagesRequest,
         tenant: Spender,
-        x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+        headers: Headers,
     ) -> Response:
-        asked = chat_request(request, model)
-        answering = await gateway.chat.begin(asked, tenant, x_ostinato_session)
+        asked = headers.applied(chat_request(request, model))
+        answering = await gateway.chat.begin(asked, tenant, headers.session)
         writer = MessageWriter(answering.interaction_id, model, answering.prompt_tokens)
         return await _answer(gateway, answering, writer)
 
@@ -247,9 +270,10 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
     async def open_session(
         request: AgentSessionRequest,
         tenant: Spender,
+        headers: Headers,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
-        return await gateway.agents.open(request, tenant, idempotency_key)
+        return await gateway.agents.open(headers.applied(request), tenant, idempotency_key)
 
     @app.post("/v1/agent/sessions/{session_id}/messages")
     async def follow_up(

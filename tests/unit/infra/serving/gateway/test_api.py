@@ -48,12 +48,18 @@ async def test_one_tenants_limit_leaves_others_alone(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "change"), [("key-of-private", {}), ("key-of-team", {"store": False})]
+    ("key", "change", "header"),
+    [
+        ("key-of-private", {}, {"X-Ostinato-Store": "true"}),
+        ("key-of-team", {"store": False}, {}),
+        ("key-of-team", {"store": True}, {"X-Ostinato-Store": "false"}),
+    ],
 )
 async def test_without_consent_only_counters_move(
-    toy: Toy, key: str, change: dict[str, bool]
+    toy: Toy, key: str, change: dict[str, bool], header: dict[str, str]
 ) -> None:
     async with toy.client(key) as client:
+        client.headers.update(header)
         agent = (await client.post("/v1/agent/sessions", json=SESSION | change)).json()
         chat = (await client.post("/v1/chat/completions", json=CHAT | change)).json()
         feedback = await client.post(
