@@ -42,7 +42,7 @@ class StalenessConfig(Record):
     stale"""
     update_interval_steps: PositiveInt = 1
     """steps from one weight update of the engines to the next; more saves transfers and makes rollouts
-    older. At most one more than max_staleness_versions, where rollouts wait for each update"""
+    older. At most max_staleness_versions + 1; at that value rollouts wait for each update"""
 
     @field_validator("admission")
     @classmethod
