@@ -1,1 +1,1 @@
-"""Ostinato: trains a coding agent. The repository's root is this package; its folders are imported as `ostinato.flows` and so on."""
+"""Ostinato trains a coding agent. The root of the repository is this package: `ostinato.flows` is `flows/`."""

@@ -7,5 +7,5 @@ FOLDERS = ("flows", "tasks", "infra", "models", "kernels")
 below = find_namespace_packages(include=[f"{folder}*" for folder in FOLDERS])
 setup(
     packages=["ostinato", *(f"ostinato.{name}" for name in below)],
-    script_name=__file__,  # which then is no module of the root package
+    script_name="setup.py",  # which then is no module of the root package
 )

@@ -16,7 +16,6 @@ import httpx
 import yaml
 from rich.console import Console
 
-import ostinato
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.infra.platform.cluster.services import (
     Service,
@@ -30,7 +29,6 @@ from ostinato.infra.platform.settings import Settings
 
 # holds prefect.yaml: the checkout, or `ostinato` in site-packages
 REPOSITORY = Path(__file__).resolve().parents[2]
-IMPORT_ROOT = Path(ostinato.__file__).parents[1]
 WORK_POOL = "ostinato"
 DEPLOYED, AUTO_RESUME, OPERATION = "ostinato", "auto-resume", "operation"  # tags in prefect.yaml
 IMAGE_REPOSITORY = (
@@ -97,10 +95,6 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "ostinato",
         "OSTINATO_HOME": str(settings.home.resolve()),
         "OSTINATO_REPOSITORY": str(REPOSITORY),
-        # what the user put there stays: plug-ins may be found by it
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")))
-        ),
         "PYTHONSAFEPATH": "1",
     }
 
@@ -214,11 +208,11 @@ def deploy_elsewhere(
             "http://prefect.example:4200/api; `ostinato up` starts a server here and deploys to it"
         )
     own = prefect_environment(settings, settings.prefect_port)
-    kept = ("OSTINATO_HOME", "OSTINATO_REPOSITORY", "PYTHONPATH", "PYTHONSAFEPATH", "DO_NOT_TRACK")
-    place = {name: os.environ.get(name, own[name]) for name in kept if name != "PYTHONPATH"}
+    kept = ("OSTINATO_HOME", "OSTINATO_REPOSITORY", "PYTHONSAFEPATH", "DO_NOT_TRACK")
+    place = {name: os.environ.get(name, own[name]) for name in kept}
     if pool != PoolType.PROCESS:
         place["OSTINATO_REPOSITORY"] = os.environ.get("OSTINATO_REPOSITORY", IMAGE_REPOSITORY)
-    told = {**place, "PYTHONPATH": own["PYTHONPATH"], "PREFECT_API_URL": url}
+    told = {**place, "PREFECT_API_URL": url}
     deploy(told, recipe, pool, image)
     return url
 

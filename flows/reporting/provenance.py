@@ -48,7 +48,7 @@ def _machine(settings: Settings) -> str:
 
 
 def _code() -> str:
-    root = Path(ostinato.__file__).parents[1]
+    root = Path(ostinato.__file__).parent
     version = f"ostinato {importlib.metadata.version('ostinato')}"
     try:
         commit = run_git(root, "rev-parse", "HEAD").decode().strip()

@@ -231,7 +231,7 @@ def _find_modules(root: Path, package: str) -> Iterator[tuple[str, Path]]:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".py":
                 yield (name if path.stem == "__init__" else f"{name}.{path.stem}"), path
-            elif path.is_dir() and path.name.isidentifier() and path.name != "__pycache__":
+            elif (path / "__init__.py").is_file():
                 waiting.append((path, f"{name}.{path.name}"))
 
 

@@ -32,7 +32,8 @@ def _run(kind: str) -> dict:
         os.chown(folder, _NOBODY, _NOBODY)
         interpreter = _interpreter_of_everyone()
         options = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
-    paths = f"{_ROOT}:{sysconfig.get_path('purelib')}:{sysconfig.get_path('platlib')}"
+    (folder / "ostinato").symlink_to(_ROOT)
+    paths = ":".join([str(folder), str(_ROOT), *map(sysconfig.get_path, ("purelib", "platlib"))])
     done = subprocess.run(
         [interpreter, "-m", "tests.contracts.unprivileged_sandbox", kind, str(folder)],
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},

@@ -9,8 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import ostinato
+from tests.architecture.source import PACKAGES, ROOT
 from tests.fakes.processes import COMMAND
+
+
+def copy_package(target: Path) -> None:
+    """Copies what a wheel of the project holds to `target`, a folder called `ostinato`."""
+    # what numba compiled goes along: its key is the time of the source, which a copy keeps
+    ignored = shutil.ignore_patterns("*.pyc")
+    target.mkdir()
+    for name in ("__init__.py", "prefect.yaml"):
+        shutil.copy2(ROOT / name, target)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, target / name, ignore=ignored)
 
 
 class Installation:
@@ -58,9 +69,7 @@ class ProjectCopy(Installation):
 
     def __init__(self, root: Path, home: Path) -> None:
         self.package = root / "ostinato"
-        # what numba compiled goes along: its key is the time of the source, which a copy keeps
-        ignored = shutil.ignore_patterns("*.pyc")
-        shutil.copytree(Path(ostinato.__file__).parent, self.package, ignore=ignored)
+        copy_package(self.package)
         elsewhere = root / "elsewhere"
         elsewhere.mkdir()
         super().__init__(home, elsewhere, PYTHONPATH=str(root))

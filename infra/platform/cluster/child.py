@@ -21,7 +21,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-import ostinato
 from ostinato.infra.platform.cluster.child_main import ALONE, EXIT_LOCKED
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
@@ -175,15 +174,12 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
 
 def child_environment(settings: Settings) -> dict[str, str]:
     """Environment of a process that works beside this one with the same code and settings."""
-    root = str(Path(ostinato.__file__).parents[1])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}
     return {
         **os.environ,
         **CHILD_ENVIRONMENT,
         **settings.to_environment(),
         **hidden,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
 
 

@@ -1,12 +1,10 @@
 """Stages: what a change of code builds again, what is kept, forced, resumed."""
 
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
 
-import ostinato
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import chain, stage
@@ -18,15 +16,13 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
-
-PROJECT = Path(ostinato.__file__).parent
+from tests.fakes.project_copy import copy_package
 
 
 @pytest.fixture(scope="module")
 def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree") / "ostinato"
-    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "prefect.yaml")
-    shutil.copytree(PROJECT, root, ignore=ignored)
+    copy_package(root)
     return root
 
 
