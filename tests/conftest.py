@@ -3,6 +3,7 @@ time limit of its own: a busy machine is no fault.
 """
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
+
+# processes that tests start import `tests` too
+_PATHS = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
 
 @pytest.fixture(scope="module")

@@ -109,3 +109,10 @@ def test_references_are_those_of_a_text_search(server: LanguageServer, name: str
 
 def test_the_checkout_holds_no_links() -> None:
     assert [name for name in list_files() if (ROOT / name).is_symlink()] == []
+
+
+def test_only_the_folder_of_all_tests_is_a_regular_package() -> None:
+    """Modules of tests are called `tests.unit...`; in regular packages pytest would name them by the checkout."""
+    found = [name for name in list_files() if re.fullmatch(r"tests/(.*/)?__init__\.py", name)]
+
+    assert [name for name in found if "fakes/repositories/" not in name] == ["tests/__init__.py"]

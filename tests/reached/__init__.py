@@ -1,1 +1,0 @@
-"""`make reached`: how much of the product the documented commands run."""
