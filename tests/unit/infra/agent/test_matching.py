@@ -165,7 +165,7 @@ def test_lines_around_any_edit_keep_their_bytes_and_a_file_its_kind_of_ends(
         "".join(part) for part in (bodies[:first], bodies[first:last], bodies[last:])
     )
     # exact matches may begin or end within a line
-    assert edited.startswith(before) and edited.endswith(after) or text.count(old) == 1
+    assert (edited.startswith(before) and edited.endswith(after)) or text.count(old) == 1
     if text.count(old) == 0 and bodies[last - 1].endswith("\n"):
         assert edited.startswith(before + repeated)
     if set(ends) == {"\r\n"}:

@@ -66,7 +66,7 @@ def test_a_replaced_line_counts_once_and_hunks_are_counted_apart() -> None:
 def test_a_short_change_tells_every_byte_that_differs(before: str, after: str) -> None:
     """All lines of both texts, rebuilt from a diff whose context is the whole file."""
     lines = changed_lines(before, after, context_lines=99)
-    sides = {"-": "", "+": ""}
+    sides, marks = {"-": "", "+": ""}, " "
     for line in lines[1:]:
         if line.startswith("\\"):
             shown = sides if marks == " " else (marks,)

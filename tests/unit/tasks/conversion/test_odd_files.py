@@ -27,14 +27,18 @@ ODD_GGUF = {
 def test_a_gguf_that_says_more_than_it_holds_is_refused(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(ODD_GGUF[kind] + b"\0" * 64)
-    with pytest.raises(ConfigError, match=r"a\.gguf cannot be read"):
-        with open_source(str(file), tmp_path, tmp_path):
-            pass
+    with (
+        pytest.raises(ConfigError, match=r"a\.gguf cannot be read"),
+        open_source(str(file), tmp_path, tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"rope_theta": NaN}'])
 def test_json_that_is_too_deep_or_has_no_number_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json is (nested too deep|not JSON)"):
-        with open_source(str(tmp_path), tmp_path, tmp_path):
-            pass
+    with (
+        pytest.raises(ConfigError, match=r"config\.json is (nested too deep|not JSON)"),
+        open_source(str(tmp_path), tmp_path, tmp_path),
+    ):
+        pass
