@@ -4,9 +4,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """Frozen values. An unknown field is an error.
+    """Frozen values. An unknown field is an error, and so is a number that is not finite: JSON has none.
 
     The description of a field that does not fit beside it stands below it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )

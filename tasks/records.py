@@ -348,7 +348,7 @@ class GateCheck(Record):
     """One rule of a gate with the number seen and the number wanted."""
 
     name: str
-    value: float
+    value: float | None = Field(description="None: what was measured is not a number")
     threshold: float
     passed: bool
     detail: str

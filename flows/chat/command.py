@@ -25,7 +25,7 @@ from ostinato.flows.chat.session import (
     ServedModel,
     run_chat,
 )
-from ostinato.flows.chat.workplace import open_workplace, recent_files
+from ostinato.flows.chat.workplace import MAX_FILE_BYTES, is_inside, open_workplace, recent_files
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.reporting.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
@@ -85,8 +85,9 @@ async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIter
 def read_rules(root: Path) -> str:
     """The repository's own rules for agents, if it has any."""
     for name in RULE_FILES:
-        if (root / name).is_file():
-            return (root / name).read_text(errors="replace")[:MAX_RULE_CHARACTERS]
+        if is_inside(root, name, may_link=True):
+            with contextlib.suppress(OSError), (root / name).open(errors="replace") as file:
+                return file.read(MAX_RULE_CHARACTERS)
     return ""
 
 
@@ -171,6 +172,11 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
         screen.show_opening(
             str(workplace.root), model.name, model.harness.dialect, len(workplace.files), tests
         )
+        if left_out := workplace.left_out:
+            screen.say(
+                f"{len(left_out)} names are left out, being links, no regular files, unreadable or over "
+                f"{MAX_FILE_BYTES >> 20} MiB, such as {left_out[0]}"
+            )
         return await run_chat(session, options.message or (), options.apply)
 
 

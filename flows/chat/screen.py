@@ -15,6 +15,8 @@ from ostinato.infra.agent.transcript import (
 MAX_RESULT_LINES = 8
 MAX_LINE_CHARACTERS = 110
 MAX_DIFF_LINES = 400
+# control characters as pictures: a carriage return is seen, and none reaches the terminal
+_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 ENDINGS = {
     EndReason.TURN_LIMIT: "stopped: no turns left",
     EndReason.TOKEN_LIMIT: "stopped: no tokens left",
@@ -74,7 +76,7 @@ class ChatScreen:
 
     def show_diff(self, diff: str) -> None:
         """A unified diff in colour."""
-        lines = diff.splitlines()
+        lines = diff.removesuffix("\n").translate(_SHOWN).split("\n")
         shown = "\n".join(lines[:MAX_DIFF_LINES])
         if self.console.is_terminal:
             self.console.print(Syntax(shown, "diff", background_color="default", word_wrap=True))

@@ -26,8 +26,9 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 200 << 20
+_MAX_DEPTH = 200  # folders in folders
 ALWAYS_IGNORED = (
-    *(".git/", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
+    *(".git", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
 )
 _RUBBISH = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
@@ -37,17 +38,39 @@ Files = Mapping[str, bytes | None]
 
 
 def list_files(root: Path) -> list[str]:
-    """Files that belong to the repository, sorted: git's own list, else all that .gitignore leaves."""
+    """Plain files that belong to the repository, sorted. A link, and what lies behind one, is none."""
+    root = Path(os.path.realpath(root))
+    return [name for name in list_names(root) if is_inside(root, name, may_link=False)]
+
+
+def list_names(root: Path) -> list[str]:
+    """Whatever belongs to the repository, sorted: git's own list, else all that .gitignore leaves."""
     if (root / ".git").exists() and shutil.which("git"):
         listing = ["ls-files", "-coz", "--exclude-standard", *_own_ignores()]
         with contextlib.suppress(ProblemError):
-            names = {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
-            return sorted(name for name in names if _is_plain(root / name))
-    ignore = root / ".gitignore"
-    own = ignore.read_text(errors="replace").splitlines() if ignore.is_file() else []
+            return sorted(
+                {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
+            )
+    own: list[str] = []
+    if is_inside(root, ".gitignore", may_link=False):
+        with contextlib.suppress(OSError):
+            own = (root / ".gitignore").read_text(errors="replace").splitlines()
     spec = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
-    found = spec.match_tree_files(root, negate=True)
-    return sorted(name for name in found if _is_plain(root / name))
+    found: list[str] = []
+    for folder, inner, names in os.walk(root):  # follows no link, passes over what it cannot read
+        below = Path(folder).relative_to(root)
+        is_deep = len(below.parts) >= _MAX_DEPTH
+        inner[:] = [n for n in inner if not is_deep and not spec.match_file(f"{below / n}/")]
+        links = [name for name in inner if Path(folder, name).is_symlink()]
+        found += [str(below / name) for name in (*names, *links)]
+    return sorted(name for name in found if not spec.match_file(name))
+
+
+def is_inside(root: Path, name: str, *, may_link: bool) -> bool:
+    """Whether a name is a regular file of a folder. With `may_link` links that stay in the folder are taken."""
+    real = os.path.realpath(root / name)
+    is_there = Path(real).is_relative_to(root) if may_link else real == str(root / name)
+    return is_there and os.path.isfile(real)  # noqa: PTH113 Path.is_file raises in closed folders
 
 
 def _own_ignores() -> list[str]:
@@ -71,9 +94,12 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
     total = 0
     for name in names:
         path = root / name
-        if path.stat().st_size > MAX_FILE_BYTES:
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                continue
+            files[name] = path.read_bytes()
+        except OSError:  # unreadable, or gone since it was listed
             continue
-        files[name] = path.read_bytes()
         total += len(files[name])
         if total > MAX_TOTAL_BYTES:
             raise ConfigError(f"{root} has more than {MAX_TOTAL_BYTES >> 20} MiB of files")
@@ -109,6 +135,7 @@ class Workplace:
     environment: AgentEnvironment
     place: RepositoryEnvironment
     kept: dict[str, bytes | None] = field(default_factory=dict)  # already in the repository
+    left_out: tuple[str, ...] = ()  # names of the repository that were not copied
 
     async def pending(self) -> dict[str, bytes | None]:
         """Files the agent changed that the repository does not have yet."""
@@ -138,7 +165,11 @@ class Workplace:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = target.with_name(f".{target.name}.ostinato")
-                partial.write_bytes(content)
+                partial.unlink(
+                    missing_ok=True
+                )  # a link of that name would lead the write elsewhere
+                with partial.open("xb") as file:
+                    file.write(content)
                 if target.exists():
                     shutil.copymode(target, partial)
                 partial.replace(target)
@@ -199,7 +230,8 @@ async def open_workplace(
             if chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
         environment = AgentEnvironment(box, run_tests=run_tests, baseline=files, code_search=search)
-        yield Workplace(root, files, layout, environment, place)
+        left_out = tuple(name for name in list_names(root) if name not in files)
+        yield Workplace(root, files, layout, environment, place, left_out=left_out)
     finally:
         await place.close()
 
@@ -221,7 +253,3 @@ def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
             f"wanted a folder, file or test such as {collected[0]}"
         )
     return chosen
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()

@@ -3,6 +3,7 @@
 The report, the dashboard and the pictures in Prefect draw them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -263,6 +264,6 @@ def steps_of(metrics: Path) -> list[dict[str, Any]]:
 def series_of(
     rows: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Steps and values of one metric, where rows have it."""
-    having = [row for row in rows if name in row]
+    """Steps and values of one metric, where rows have it as a finite number."""
+    having = [row for row in rows if name in row and math.isfinite(float(row[name]))]
     return tuple(float(row["step"]) for row in having), tuple(float(row[name]) for row in having)

@@ -1,6 +1,7 @@
 """Changes of files as unified diffs."""
 
 import difflib
+from collections.abc import Iterable
 
 _NO_NEWLINE = "\\ No newline at end of file\n"
 
@@ -17,8 +18,8 @@ def unified_diff(
         "/dev/null" if before is None else f"a/{path}",
         "/dev/null" if after is None else f"b/{path}",
     )
-    lines = difflib.unified_diff(_lines(old), _lines(new), *names, n=context_lines)
-    return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines)
+    lines = difflib.unified_diff(split_lines(old), split_lines(new), *names, n=context_lines)
+    return _written(lines)
 
 
 def count_changed_lines(patch: str) -> int:
@@ -35,14 +36,16 @@ def count_changed_lines(patch: str) -> int:
 
 
 def changed_lines(before: str, after: str, context_lines: int = 1) -> list[str]:
-    """The hunks of a text's change without header or line ends."""
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), lineterm="", n=context_lines
-    )
-    return list(lines)[2:]
+    """The hunks of a text's change without header or newlines. Carriage returns stay in the lines."""
+    lines = difflib.unified_diff(split_lines(before), split_lines(after), n=context_lines)
+    return _written(lines).split("\n")[2:-1]
 
 
-def _lines(text: str) -> list[str]:
-    """Lines with their ends, cut at newlines only."""
+def split_lines(text: str) -> list[str]:
+    """Lines with their ends. Only a newline ends one, as in git, grep and the tools that read files."""
     parts = text.split("\n")
     return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _written(lines: Iterable[str]) -> str:
+    return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines)

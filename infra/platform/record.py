@@ -1,5 +1,6 @@
 """Base of the project's records and settings."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from ostinato.models.record import Record
 
-__all__ = ["Placed", "Record", "Share", "dotted"]
+__all__ = ["Placed", "Record", "Share", "dotted", "finite"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -20,6 +21,17 @@ class Placed(Protocol):
 
     def placement(self) -> Any:
         """The fields, as pydantic's `exclude` takes them."""
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON: numbers that are not finite as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
 
 
 def dotted(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders
 
 from ostinato.models.rendering.control_texts import ControlTexts, choose_mark
 from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, byte_characters
-from ostinato.models.rendering.template_environment import template_environment
+from ostinato.models.rendering.template_environment import render_template
 
 PUBLISHED = "published"
 TEMPLATE_FILE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
@@ -53,9 +53,9 @@ class TemplateRenderer(Renderer):
         self._texts = ControlTexts(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: token_text(settings.get(name)) for name in _NAMED_TOKENS}
-        known = {name: text for name, text in names.items() if text}
+        self._names = {name: text for name, text in names.items() if text}
         self.is_chosen = template.startswith(CHOSEN)  # by us: the model has yet to learn it
-        self._template = template_environment().from_string(template, globals=known)
+        self._template = template
         self.end_id = self._check_form()
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
         self.end_of_text_id = self.end_id if eos_id is None else eos_id
@@ -160,7 +160,7 @@ class TemplateRenderer(Renderer):
         """The template's text. ValueError for messages that it refuses."""
         try:
             return self._render(messages, opens_answer=opens_answer, tools=tools)
-        except (TemplateError, TypeError) as error:
+        except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
     def encode_shown(self, text: str, mark: str | None, *, is_first: bool) -> list[int]:
@@ -202,12 +202,9 @@ class TemplateRenderer(Renderer):
         opens_answer: bool,
         tools: Sequence[dict[str, Any]] = (),
     ) -> str:
-        return self._template.render(
-            messages=messages,
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=opens_answer,
-        )
+        values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
+        opens = {"add_generation_prompt": opens_answer}
+        return render_template(self._template, self._names, values | opens)
 
     def _check_form(self) -> int:
         """The token that ends an answer. ValueError when the template rewrites history. What it writes

@@ -1,10 +1,22 @@
-"""The Jinja in which published chat templates are written, as transformers offers it."""
+"""The Jinja in which published chat templates are written, as transformers offers it.
 
+A stranger's template runs in a process of its own, this file as a program: each text has a bound of CPU time,
+of memory and of length, whatever the template does.
+"""
+
+import atexit
 import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
 from datetime import date
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -12,6 +24,92 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # The day in every prompt, so that prompts are the same on all days and a replay is exact: the one
 # that Llama 3's templates name where they are told none.
 _TODAY = date(2024, 7, 26)
+_MOST_SECONDS, _MOST_MEMORY_BYTES, _MOST_CHARACTERS = 3, 1 << 30, 64 << 20  # of one text
+
+
+class _TemplateProcess:
+    """The process in which this one's templates run. It starts with the first text and after its death."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: str) -> str:
+        """The line that answers a line. Empty where the process died of it."""
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    (sys.executable, "-I", __file__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL, env={}, text=True, start_new_session=True,
+                )  # fmt: skip
+            process = self._process
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(f"{request}\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+            if not answer.endswith("\n"):
+                self.end()
+            return answer
+
+    def end(self) -> None:
+        """Ends the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+_process = _TemplateProcess()
+atexit.register(_process.end)
+os.register_at_fork(after_in_child=_process.__init__)  # its pipes are the parent's
+
+
+def render_template(template: str, names: Mapping[str, str], values: Mapping[str, Any]) -> str:
+    """A template's text with named tokens and values. TemplateError where it fails or passes a bound."""
+    answer = _process.ask(json.dumps([template, names, values]))
+    if not answer.endswith("\n"):
+        raise TemplateError(
+            f"it takes more than {_MOST_SECONDS} s of CPU time or {_MOST_MEMORY_BYTES >> 20} MiB for one text"
+        )
+    text, fault = json.loads(answer)
+    if fault:
+        raise TemplateError(fault)
+    return text
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str, names: str) -> Template:
+    return template_environment().from_string(template, globals=json.loads(names))
+
+
+def _answer(template: str, names: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, str]:
+    """The text, or what is wrong."""
+    try:
+        text = _compile(template, json.dumps(names)).render(values)
+    except TemplateError as error:
+        return "", str(error) or type(error).__name__
+    except MemoryError:
+        return "", f"it takes more than {_MOST_MEMORY_BYTES >> 20} MiB of memory for one text"
+    except Exception as error:  # noqa: BLE001 whatever a stranger's program raises
+        return "", f"{type(error).__name__}: {str(error)[:2000]}"
+    if len(text) > _MOST_CHARACTERS:
+        return "", f"it writes {len(text)} characters, wanted at most {_MOST_CHARACTERS}"
+    return text, ""
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + _MOST_SECONDS, hard))
+        sys.stdout.write(json.dumps(_answer(*json.loads(line))) + "\n")
+        sys.stdout.flush()
 
 
 class _AnswerMark(Extension):
@@ -55,3 +153,7 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+if __name__ == "__main__":
+    _main()

@@ -21,6 +21,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFEndian,
     GGUFReader,
+    GGUFValueType,
     Keys,
     ReaderField,
     dequantize,
@@ -101,6 +102,24 @@ class _NamingReader(GGUFReader):
     def __init__(self, path: Path) -> None:
         self._path = path
         super().__init__(path)
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        """As the base does, but never beyond the end of the file."""
+        self._want(offset, int(count) * np.dtype(dtype).itemsize)
+        return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:  # an item has a byte or more
+            self._want(orig_offs, int(self._get(orig_offs + 4, np.uint64)[0]))
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _want(self, offset: int, num_bytes: int) -> None:
+        left = max(len(self.data) - offset, 0)
+        if num_bytes > left:
+            raise ConfigError(
+                f"GGUF file {self._path} cannot be read; wanted a whole file: at byte {offset} it says that "
+                f"{num_bytes} bytes or more follow, and {left} do"
+            )
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         for field in fields:

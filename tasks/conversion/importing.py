@@ -154,6 +154,8 @@ def _check_template(source: PublishedModel) -> None:
         return
     try:
         template_environment().parse(template)
+    except RecursionError:
+        raise ConfigError(f"{source.place}: the chat template is nested too deep") from None
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"

@@ -34,6 +34,7 @@ SIDE_FILES = (
 )
 TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
+_MOST_JSON_BYTES = 256 << 20
 _MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
 
 
@@ -152,17 +153,26 @@ def _weight_files(directory: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no file {path}, wanted a model directory that holds it")
+    num_bytes = path.stat().st_size
+    if num_bytes > _MOST_JSON_BYTES:
+        raise ConfigError(f"{path} has {num_bytes} bytes, wanted at most {_MOST_JSON_BYTES}")
     return _parse_json(str(path), path.read_bytes())
 
 
 def _parse_json(name: str, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_constant=_refuse_number)
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deep, wanted a model's file") from None
     except ValueError as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{name} holds a {type(value).__name__}, wanted an object")
     return value
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"it holds {text}, wanted finite numbers")
 
 
 def check_side_file(place: str, name: str, content: bytes) -> None:

@@ -97,6 +97,8 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
             template_environment().parse(text)
         except UnicodeDecodeError as error:
             raise ConfigError(f"--chat-template {name} is not UTF-8: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"--chat-template {name} is nested too deep") from None
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"--chat-template {name} does not parse, line {error.lineno}: {error.message}"

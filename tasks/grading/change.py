@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 
 from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.platform.diffs import split_lines
 from ostinato.infra.sandbox.repository import RUNNER_FILES, PreparedRepository
 from ostinato.tasks.records import Problem, Verdict
 
@@ -150,7 +151,11 @@ def find_added(before: bytes | None, after: bytes | None) -> list[str]:
 
 
 def _lines(content: bytes | None) -> list[str]:
-    return [] if content is None else content.decode(errors="replace").splitlines()
+    return (
+        []
+        if content is None
+        else [line.removesuffix("\n") for line in split_lines(content.decode(errors="replace"))]
+    )
 
 
 @lru_cache(maxsize=256)

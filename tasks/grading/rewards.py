@@ -8,6 +8,7 @@ terms through the entry point group `ostinato.rewards`, each a `Reward`.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import SupportsFloat
 
 from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.tasks.grading.change import JudgedAttempt
@@ -27,6 +28,7 @@ Reward = Callable[[JudgedAttempt], float]
 """A further term: a measurement of one attempt, weighted by `[grading.rewards]`."""
 _FINAL_LIMIT_CHARACTERS = 1200  # a longer closing message is a fault
 _MOST_COUNTED = 5  # broken calls, lints, open items and questions beyond so many cost nothing more
+_MOST_PAID = 1e6  # by a package's term; squares of rewards stay finite
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -42,6 +44,12 @@ def compute_reward(
     values |= {name: _measure(name, attempt) for name in config.rewards}
     weights = term_weights(config)
     terms = {name: weights[name] * value for name, value in values.items()}
+    for name in config.rewards:
+        if not abs(terms[name]) <= _MOST_PAID:
+            raise GradingError(
+                f"reward {name} is {values[name]!r} times weight {weights[name]!r}, wanted a number "
+                f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
+            )
     return RewardReport(
         total=sum(terms.values()),
         terms=terms,
@@ -73,7 +81,10 @@ def term_weights(config: GradingConfig) -> dict[str, float]:
 def _measure(name: str, attempt: JudgedAttempt) -> float:
     reward: Reward = REWARDS.load(name)
     with boundary(GradingError, f"reward {name}"):
-        return float(reward(attempt))
+        measured = reward(attempt)
+        if not isinstance(measured, SupportsFloat):
+            raise GradingError(f"reward {name} is {measured!r:.200}, wanted a number")
+        return float(measured)
 
 
 def _values(

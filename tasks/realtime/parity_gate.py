@@ -26,15 +26,15 @@ def parity_checks(training: CycleTrainingResult) -> tuple[GateCheck, ...]:
         tokens = metrics.get(f"parity_{cache}_cache_tokens")
         if not tokens:
             continue
-        k3, limit = metrics.get(f"parity_{cache}_cache_k3_nats", math.nan), metrics[limit_metric]
+        k3, limit = metrics.get(f"parity_{cache}_cache_k3_nats"), metrics[limit_metric]
         checks.append(
             GateCheck(
                 name=f"parity_{cache}_cache",
                 value=k3,
                 threshold=limit,
-                passed=k3 <= limit,
+                passed=k3 is not None and k3 <= limit,
                 detail=(
-                    f"parity alarm of the training: k3 {k3:.3g} between engine and trainer at equal "
+                    f"parity alarm of the training: k3 {math.nan if k3 is None else k3:.3g} between engine and trainer at equal "
                     f"weights over {tokens:.0f} tokens ({cache} cache), limit {limit:g}: the update is "
                     "not of the policy that users met. Find what differs (checkpoint, number format, "
                     "experts' routes), or raise cycle.learning.parity."

@@ -16,7 +16,12 @@ from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    GradingError,
+    SandboxError,
+    SandboxHostLost,
+)
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -140,7 +145,10 @@ class RolloutWorker:
             found = watch.branch(transcript)
         elif branch is not None:
             found = Branch(turns=branch.turns)
-        verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
+        try:
+            verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
+        except GradingError as error:
+            raise GradingError(f"attempt {request.trajectory_id}: {error}") from error
         patches = describe_changes(boxes.repository, broken, changes)
         return self._record(request, transcript, started_at, verdict, reward, patches, found)
 

@@ -64,11 +64,16 @@ def _view(attempt: Attempt) -> AttemptView:
         summary=summarise(facts),
         headline=headline(facts),
         facts=facts,
-        diffs=[[(_line_class(line), line) for line in patch.splitlines()] for patch in patches],
+        diffs=[[(_line_class(line), line) for line in _shown_lines(patch)] for patch in patches],
         verdict=say_verdict(facts["verdict"]) if whole and facts.get("verdict") else None,
         terms=list(say_terms(facts["reward"])) if whole and facts.get("reward") else [],
         segments=[[*_tokens(segment, attempt.token_texts)] for segment in attempt.segments],
     )
+
+
+def _shown_lines(patch: str) -> list[str]:
+    """Lines of a patch with their carriage returns visible."""
+    return patch.removesuffix("\n").replace("\r", "\u240d").split("\n")
 
 
 def _line_class(line: str) -> str:

@@ -1,14 +1,20 @@
 """Finds the text that an edit replaces.
 
 Tried in this order: an exact match; one that ignores line ends and trailing white space; one whose
-whole stretch is indented otherwise. Several matches of a kind are an error.
+whole stretch is indented otherwise. Several matches of a kind are an error. Lines that the edit repeats
+keep their bytes, new ones end as their neighbours, unless the edit itself names a carriage return.
 """
 
 import difflib
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from ostinato.infra.platform.diffs import split_lines
 
 MAX_COMPARED_LINES = 20_000
 CONTEXT_LINES = 2
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 class NoMatch(Exception):
@@ -32,13 +38,16 @@ def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: boo
         raise NoMatch("old is empty, wanted the text to replace; write_file makes a whole file")
     count = text.count(old)
     if count == 1 or (count and all_of_them):
-        return Edited(text.replace(old, new), "exact", count)
+        return Edited(_replace_exact(text, old, new), "exact", count)
     if count > 1:
-        lines = ", ".join(str(line) for line in _lines_of(text, old)[:8])
+        starts = itertools.islice(_places(text, old), 8)
+        lines = ", ".join(str(text.count("\n", 0, start) + 1) for start in starts)
         raise NoMatch(
             f"old occurs {count} times (lines {lines}), wanted once: give more lines around it"
         )
     if not exact and not all_of_them:
+        mark = text[: text.startswith(_BYTE_ORDER_MARK)]
+        text = text.removeprefix(mark)
         for how, found in (
             ("white space", _match_lines(text, old, _trimmed)),
             ("indentation", _match_lines(text, old, str.strip)),
@@ -49,16 +58,15 @@ def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: boo
             if found:
                 edited = _splice(text, old, new, found[0], how)
                 if edited is not None:
-                    return Edited(edited, how)
+                    return Edited(mark + edited, how)
     raise NoMatch(f"old does not occur{_closest(text, old)}")
 
 
-def _lines_of(text: str, old: str) -> list[int]:
-    lines, position = [], text.find(old)
+def _places(text: str, old: str) -> Iterator[int]:
+    position = text.find(old)
     while position >= 0:
-        lines.append(text.count("\n", 0, position) + 1)
+        yield position
         position = text.find(old, position + len(old))
-    return lines
 
 
 def _trimmed(line: str) -> str:
@@ -75,27 +83,70 @@ def _match_lines(text: str, old: str, normal) -> list[int]:  # noqa: ANN001
     wanted = [normal(line) for line in _old_lines(old)]
     if not any(line.strip() for line in wanted):
         return []
-    lines = [normal(line) for line in text.split("\n")]
+    lines = [normal(line) for line in split_lines(text)]
     last = len(lines) - len(wanted)
     return [start for start in range(last + 1) if lines[start : start + len(wanted)] == wanted]
 
 
 def _splice(text: str, old: str, new: str, start: int, how: str) -> str | None:
     """The file with the matched lines replaced. None when the indentation shifts unevenly."""
-    lines = text.split("\n")
-    replaced = lines[start : start + len(_old_lines(old))]
-    fresh = _old_lines(new) if new else []
-    if how == "indentation":
-        shift = _shift(_old_lines(old), replaced)
-        if shift is None:
+    lines, wanted = split_lines(text), _old_lines(old)
+    fresh = [line.removesuffix("\r") for line in _old_lines(new)] if new else []
+    behind = lines[start + len(wanted) :]
+    replaced = lines[start : start + len(wanted)]
+    shift = _shift(wanted, replaced) if how == "indentation" else ("", "")
+    if shift is None:
+        return None
+    ends = _ends(lines, start, len(wanted))
+    put: list[str] = []
+    for line, (source, is_kept) in zip(fresh, _sources(wanted, fresh), strict=True):
+        content = _content(replaced[source]) if is_kept else _indent_by(line, *shift)
+        if content is None:
             return None
-        shifted = [_indent_by(line, *shift) for line in fresh]
-        if any(line is None for line in shifted):
-            return None
-        fresh = [line for line in shifted if line is not None]
-    ending = "\r" if replaced and all(line.endswith("\r") for line in replaced) else ""
-    fresh = [line.rstrip("\r") + ending for line in fresh]
-    return "\n".join([*lines[:start], *fresh, *lines[start + len(replaced) :]])
+        put += [content, ends[source]]
+    if put and not behind and not text.endswith("\n"):
+        put.pop()  # the file ends as it did
+    return "".join([*lines[:start], *put, *behind])
+
+
+def _replace_exact(text: str, old: str, new: str) -> str:
+    """Every `old` replaced, with line ends of the file's kind where `new` has further lines."""
+    if "\r\n" not in text or "\r" in old + new:
+        return text.replace(old, new)
+    lines, wanted, fresh = split_lines(text), old.split("\n"), new.split("\n")
+    sources = list(_sources(wanted, fresh))[:-1]
+    parts: list[str] = []
+    done, row = 0, 0
+    for place in _places(text, old):
+        row += text.count("\n", done, place)
+        ends = _ends(lines, row, len(wanted))
+        put = [part + ends[source] for part, (source, _) in zip(fresh, sources, strict=False)]
+        # a newline that begins `old` stands for its carriage return too
+        start = place - (not wanted[0] and text.endswith("\r", done, place))
+        parts += [text[done:start], *put, fresh[-1]]
+        row, done = row + old.count("\n"), place + len(old)
+    return "".join([*parts, text[done:]])
+
+
+def _sources(old: list[str], new: list[str]) -> Iterator[tuple[int, bool]]:
+    """For each new line the old one that it stands for or follows, and whether it repeats that one."""
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, start, end, first, last in matcher.get_opcodes():
+        for offset in range(last - first):
+            yield min(start + offset, max(end - 1, 0)), tag == "equal"
+
+
+def _ends(lines: list[str], start: int, count: int) -> list[str]:
+    """Ends of lines. The file's last line, which may have none, has that of the line before it."""
+    ended = [line for line in lines[max(start - 1, 0) : start + count] if line.endswith("\n")]
+    found = [line[len(_content(line)) :] for line in ended]
+    missing = count - len(found) + min(start, 1)
+    return [*found, *missing * (found[-1:] or ["\n"])][min(start, 1) :]
+
+
+def _content(line: str) -> str:
+    """A line without its end. A carriage return alone ends no line."""
+    return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
 def _shift(old: list[str], found: list[str]) -> tuple[str, str] | None:

@@ -1,7 +1,6 @@
 """Events: alarms, promotions, canaries, as they happened."""
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, insert
@@ -9,6 +8,7 @@ from sqlalchemy import Connection, insert
 from ostinato.infra.platform.ledger.database import Repository
 from ostinato.infra.platform.ledger.rows import EventRow
 from ostinato.infra.platform.ledger.tables import EVENTS
+from ostinato.infra.platform.record import finite
 
 _LOCK = 71_005
 
@@ -54,16 +54,5 @@ class EventRepository(Repository):
 def _insert(
     connection: Connection, source: str, name: str, payload: dict[str, Any], at: float
 ) -> None:
-    written = {key: _writable(value) for key, value in payload.items()}
-    values = {"source": source, "name": name, "payload": written, "at": at}
+    values = {"source": source, "name": name, "payload": finite(payload), "at": at}
     connection.execute(insert(EVENTS.table).values(values))
-
-
-def _writable(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _writable(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(inner) for inner in value]
-    return value

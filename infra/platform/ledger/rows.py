@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Row(BaseModel):
     """Base of all rows."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", from_attributes=True, allow_inf_nan=False
+    )
 
 
 class ArtifactRow(Row):

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+from ostinato.infra.platform.record import finite
+
 
 class MetricsLog:
     """Append-only writer. Closes a killed writer's torn last line before its first."""
@@ -16,7 +18,7 @@ class MetricsLog:
     def append(self, step: float, values: dict[str, float | int | str]) -> None:
         if self._file is None:
             self._file = self._open()
-        line = json.dumps({"step": step, **values}, separators=(",", ":"))
+        line = json.dumps(finite({"step": step, **values}), separators=(",", ":"))
         self._file.write(line.encode() + b"\n")
         self._file.flush()
 

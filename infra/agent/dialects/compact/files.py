@@ -18,6 +18,7 @@ from ostinato.infra.agent.tools.definition import (
     tool,
 )
 from ostinato.infra.agent.tools.lints import new_lints
+from ostinato.infra.agent.tools.matching import replace_text
 from ostinato.models.rendering.vocabulary import line_tag
 
 MAX_LISTED = 60
@@ -72,7 +73,8 @@ async def edit_file(environment: AgentEnvironment, arguments: Values, config: Ha
         raise ToolFailure(f"old occurs {count} times in {path}, wanted once")
     if old == new:
         raise ToolFailure("old and new are the same")
-    await environment.write_text(path, text.replace(old, new))
+    edited = replace_text(text, old, new, all_of_them=False, exact=True)
+    await environment.write_text(path, edited.text)
     _forget_region(environment, path)
     return "ok"
 

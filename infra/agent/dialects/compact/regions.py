@@ -40,8 +40,19 @@ class Region:
         for number, line in enumerate(self.lines, start=1):
             text = self.edits.get(number, line)
             if text is not None:
+                if number in self.edits and "\r" not in text:
+                    text = self._with_returns(number, text)
                 current.extend((number, part) for part in text.split("\n"))
         return current
+
+    def _with_returns(self, number: int, text: str) -> str:
+        """New lines that end as the line they replace, or the one before it where that is the file's last."""
+        is_last = number == len(self.lines) and not self.after
+        before = (*self.before, *self.lines[: number - 1])
+        ending = before[-1:] if is_last else self.lines[number - 1 : number]
+        if not ending or not ending[0].endswith("\r"):
+            return text
+        return text.replace("\n", "\r\n") + ("" if is_last else "\r")
 
     def text(self) -> str:
         """The whole file with the edits applied."""

@@ -14,7 +14,7 @@ from ostinato.infra.agent.environment import (
 from ostinato.infra.agent.tools.definition import FILE, FILES, Argument, Values, optional, tool
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.infra.agent.tools.matching import NoMatch, replace_text
-from ostinato.infra.platform.diffs import changed_lines
+from ostinato.infra.platform.diffs import changed_lines, split_lines
 
 MAX_READ_LINES = 400
 MAX_LINE_CHARACTERS = 500
@@ -59,9 +59,7 @@ async def read_file(environment: AgentEnvironment, values: Values, config: Harne
     limit = min(values.get("limit", MAX_READ_LINES), MAX_READ_LINES)
     text = await environment.read_text(path)
     environment.state.seen[path] = content_hash(text)
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = [line.removesuffix("\n") for line in split_lines(text)]
     if not lines:
         return "(empty file)"
     if offset > len(lines):
@@ -130,7 +128,7 @@ async def write_file(environment: AgentEnvironment, values: Values, config: Harn
         _want_seen(environment, path, text, policy)
     await _write(environment, path, values["text"])
     done = "created" if text is None else "overwritten"
-    num_lines = len(values["text"].splitlines())
+    num_lines = len(split_lines(values["text"]))
     lints = await _lints_of(environment, path)
     return "\n".join([f"{done}, {num_lines} lines", *lints])
 

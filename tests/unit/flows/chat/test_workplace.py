@@ -2,11 +2,16 @@
 overwritten.
 """
 
+import contextlib
+import os
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from ostinato.flows.chat.command import read_rules
 from ostinato.flows.chat.workplace import (
     Workplace,
     choose_tests,
@@ -51,6 +56,67 @@ def test_ignored_files_stay_behind_with_and_without_git(root: Path) -> None:
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     (root / "link.py").symlink_to("/etc/passwd")
     assert list_files(root) == wanted
+
+
+def make_odd_entries(root: Path, outside: Path) -> None:
+    """Links to outside, rings, a pipe, a socket and files that cannot be read, in every place of a folder."""
+    outside.mkdir()
+    (outside / "id_rsa").write_text("secret")
+    (outside / ".gitignore").write_text("core.py\n")
+    links = {
+        "docs": outside, "pkg/up": root, "pkg/self": Path("self"), "key.md": outside / "id_rsa",
+        "a": Path("b"), "b": Path("a"), "gone": Path("nowhere"), "pkg/far": Path("/proc/self"),
+    }  # fmt: skip
+    for name, to in links.items():
+        (root / name).symlink_to(to)
+    os.mkfifo(root / "pipe.py")
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(root):
+        server.bind("socket.py")
+    for place in ("AGENTS.md", ".cursorrules", "CLAUDE.md"):
+        (root / place).symlink_to(outside / "id_rsa")
+
+
+@pytest.mark.parametrize("kept_by", ["nothing", "git", "broken git"])
+def test_no_link_leads_out_and_odd_entries_are_passed_over(
+    root: Path, tmp_path: Path, kept_by: str
+) -> None:
+    (root / ".gitignore").unlink()
+    (root / ".gitignore").symlink_to(tmp_path / "outside" / ".gitignore")
+    if kept_by == "git":
+        # a tracked folder that became a link afterwards: git still lists what it held
+        (root / "docs").mkdir()
+        (root / "docs" / "id_rsa").write_text("mine")
+        for command in (["init", "-q"], ["add", "."]):
+            subprocess.run(["git", "-C", str(root), *command], check=True)
+        shutil.rmtree(root / "docs")
+    if kept_by == "broken git":
+        (root / ".git").symlink_to(tmp_path / "outside")
+    make_odd_entries(root, tmp_path / "outside")
+    files = copy_repository(root, tmp_path / "copy")
+    assert sorted(files) == ["build.log", "pkg/core.py", "tests/test_core.py"]
+    assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_symlink()]
+    assert read_rules(root) == ""
+    (root / "AGENTS.md").unlink()
+    (root / "AGENTS.md").symlink_to("pkg/core.py")
+    assert read_rules(root) == "x = 1\n"
+
+
+def test_a_link_in_the_repository_leads_no_write_out(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    workplace = open_workplace(root, tmp_path / "copy")
+    (root / "pkg" / ".core.py.ostinato").symlink_to(outside / "mine")
+    (root / "new").symlink_to(outside)
+    (root / "tests" / "test_core.py").unlink()
+    (root / "tests" / "test_core.py").symlink_to(outside / "mine")
+    workplace.keep({"pkg/core.py": b"x = 2\n"})
+    for path in ("new/x", "tests/test_core.py", "new/../../x", "/etc/x"):
+        with pytest.raises(ConfigError, match="wanted one inside"):
+            workplace.keep({path: b"x"})
+    assert [path.name for path in outside.iterdir()] == ["mine"]
+    assert (outside / "mine").read_text() == "mine"
+    assert (root / "pkg" / "core.py").read_text() == "x = 2\n"
 
 
 def test_no_program_that_a_repository_names_is_run(root: Path, tmp_path: Path) -> None:
@@ -166,3 +232,12 @@ def test_a_place_without_tests_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tests tests/test_c.py: none of 3 collected"):
         choose_tests(COLLECTED, ["tests/test_c.py"])
     assert choose_tests((), ()) == ()
+
+
+def test_a_chain_of_a_thousand_folders_is_no_traceback(root: Path) -> None:
+    with contextlib.chdir(root):
+        for _ in range(1_200):
+            Path("deep").mkdir()
+            os.chdir("deep")
+    assert "pkg/core.py" in list_files(root)
+    subprocess.run(["rm", "-rf", str(root / "deep")], check=True)  # pytest's own cannot

@@ -85,3 +85,89 @@ def test_an_edit_touches_one_stretch_or_nothing(file, old, new) -> None:
     head = num_alike(file, after)
     tail = num_alike(file[head:][::-1], after[head:][::-1])
     assert len(file) - head - tail <= len(old)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "wanted"),
+    [
+        # a new line ends as its neighbours
+        ("a\r\nb = 2\r\nc\r\n", "b = 2", "b = 2\nb2 = 2", "a\r\nb = 2\r\nb2 = 2\r\nc\r\n"),
+        ("a\r\nb", "b", "b\nc", "a\r\nb\r\nc"),
+        ("a\nb\r\nc\nd", "b", "x\nb", "a\nx\r\nb\r\nc\nd"),
+        ("a\r\nb\r\nc", "\nb", "\nx\nb", "a\r\nx\r\nb\r\nc"),
+        ("a\r\nb\r\nc", "\nb", "", "a\r\nc"),
+        # a line that the edit repeats keeps its bytes
+        ("a  \nb\r\nc\n", "a\nb\nc", "a\nb\nx\nc", "a  \nb\r\nx\r\nc\n"),
+        ("s = 'x  \r\n'\n", "s = 'x\n'", "s = 'x\ny'", "s = 'x  \r\ny'\n"),
+        ("  a \t\n  b\n", "a\nb", "a\nc", "  a \t\n  c\n"),
+        # an edit that names line ends is taken at its word
+        ("a\r\nb\r\n", "a\r\n", "a\n", "a\nb\r\n"),
+        ("a\nb\n", "a\n", "a\r\n", "a\r\nb\n"),
+        # the end of the file stays
+        ("a\r\nb ", "a\nb\n", "a\nc\n", "a\r\nc"),
+        ("a\nb ", "a \nb", "a\nx\nb", "a\nx\nb "),
+        ("a\rb\nc ", "a\rb \nc", "a\rb\nd", "a\rb\nd"),
+        ("\ufeffa \nb\n", "a\nb", "a\nc", "\ufeffa \nc\n"),
+    ],
+)
+def test_only_what_the_edit_names_changes(text: str, old: str, new: str, wanted: str) -> None:
+    assert replaced(text, old, new)[0] == wanted
+
+
+pieces = st.sampled_from(
+    ["a", "b", " ", "\t", "\n", "\n", "\r\n", "\r\n", "\r", "\x0c", "\u2028", "\x85", "\ufeff"]
+)
+files = st.lists(pieces, min_size=1, max_size=20).map("".join)
+
+
+@settings(deadline=None, max_examples=400)
+@given(files, st.data())
+def test_an_exact_edit_is_a_replacement_of_bytes_but_for_returns_before_its_newlines(
+    text: str, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    old = text[start : data.draw(st.integers(start + 1, len(text)))]
+    new = data.draw(files)
+    if text.count(old) != 1:
+        return
+    edited, how = replaced(text, old, new)
+    plain = text.replace(old, new)
+    assert how == "exact"
+    if "\r\n" not in text or "\r" in old + new or "\n" not in old + new:
+        assert edited == plain
+        return
+    assert edited.replace("\r\n", "\n") == plain.replace("\r\n", "\n") or old.startswith("\n")
+    half = old.startswith("\n") and text[:start].endswith("\r")
+    assert edited.startswith(text[: start - half])
+    assert edited.endswith(text[start + len(old) :])
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from(["a", "b ", "  a", "c\t", "", "d"]), min_size=2), lines, st.data())
+def test_lines_around_any_edit_keep_their_bytes_and_a_file_its_kind_of_ends(
+    file: list[str], fresh: list[str], data: st.DataObject
+) -> None:
+    ends = data.draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=1, max_size=3))
+    bodies = [line + ends[index % len(ends)] for index, line in enumerate(file)]
+    bodies[-1] = data.draw(st.sampled_from([file[-1], bodies[-1]]))
+    text = "".join(bodies)
+    first = data.draw(st.integers(0, len(file) - 1))
+    last = data.draw(st.integers(first + 1, len(file)))
+    old = "\n".join(line.rstrip() for line in file[first:last])
+    new = "\n".join(line.rstrip() for line in [*file[first:last], *fresh])
+    if old.endswith("\n") or new.endswith("\n"):  # a blank line, or the end of the one before
+        return
+    try:
+        edited, _ = replaced(text, old, new)
+    except NoMatch:
+        return
+    before, repeated, after = (
+        "".join(part) for part in (bodies[:first], bodies[first:last], bodies[last:])
+    )
+    # exact matches may begin or end within a line
+    assert (edited.startswith(before) and edited.endswith(after)) or text.count(old) == 1
+    if text.count(old) == 0 and bodies[last - 1].endswith("\n"):
+        assert edited.startswith(before + repeated)
+    if set(ends) == {"\r\n"}:
+        assert edited.count("\n") == edited.count("\r\n")
+    assert edited.endswith("\n") == text.endswith("\n") or text.count(old) == 1

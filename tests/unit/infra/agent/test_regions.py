@@ -105,3 +105,18 @@ def test_impossible_edits_are_refused(items: str) -> None:
 def test_impossible_regions_are_refused(argument: str) -> None:
     with pytest.raises(RegionError):
         open_region("a\nb\n", argument)
+
+
+@pytest.mark.parametrize(
+    ("text", "items", "wanted"),
+    [
+        ("a\r\nb\r\nc\r\n", "<L2>x\ny", "a\r\nx\r\ny\r\nc\r\n"),
+        ("a\r\nb\nc\r\n", "<L2>x\ny\n<L3>", "a\r\nx\ny\n"),
+        ("a\r\nb", "<L2>x\ny", "a\r\nx\r\ny"),
+        ("a\r\nb\r\n", "<L1>x\n", "x\r\nb\r\n"),
+        ("a\nb\n", "<L1>x\r", "x\r\nb\n"),
+        ("a\x0c\u2028b\rc\nd\n", "<L2>x", "a\x0c\u2028b\rc\nx\n"),
+    ],
+)
+def test_edited_lines_end_as_those_they_replace(text: str, items: str, wanted: str) -> None:
+    assert open_region(text, "a.py").with_edits(items).text() == wanted

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.diffs import changed_lines, count_changed_lines, unified_diff
 
-texts = st.lists(st.sampled_from(["a", "b", "  c", "", "d\r"]), max_size=8).map("\n".join)
+texts = st.lists(
+    st.sampled_from(["a", "b", "  c", "", "a\r", "d\re", "f\x0cg", "h\u2028i", "\ufeffa", "a "]),
+    max_size=8,
+).map("\n".join)
 
 
 def test_change_without_context_names_its_lines_alone() -> None:
@@ -57,3 +60,19 @@ def test_a_replaced_line_counts_once_and_hunks_are_counted_apart() -> None:
     }
     for (before, after), count in cases.items():
         assert count_changed_lines(unified_diff("m.py", before, after, context_lines=0)) == count
+
+
+@given(before=texts, after=texts)
+def test_a_short_change_tells_every_byte_that_differs(before: str, after: str) -> None:
+    """All lines of both texts, rebuilt from a diff whose context is the whole file."""
+    lines = changed_lines(before, after, context_lines=99)
+    sides, marks = {"-": "", "+": ""}, " "
+    for line in lines[1:]:
+        if line.startswith("\\"):
+            shown = sides if marks == " " else (marks,)
+            sides |= {side: sides[side].removesuffix("\n") for side in shown}
+            continue
+        marks = line[0]
+        for side in sides if marks == " " else (marks,):
+            sides[side] += line[1:] + "\n"
+    assert before == after or (sides["-"], sides["+"]) == (before, after)

@@ -1,7 +1,8 @@
 """Conversations by published templates: the template's tokens, and nothing sampled is encoded again."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,3 +194,42 @@ def test_a_tokenizer_with_a_gap_in_its_ids_decodes() -> None:
     ours = TemplateRenderer(Tokenizer.from_str(json.dumps(content)), TEMPLATE, SETTINGS)
     assert ours.decode([ids[last] - 1]) == ""
     assert ours.decode([ids[last]])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 4000000000 }}",
+        "{{ 'x'.ljust(4000000000) }}",
+        "{{ '%4000000000d' % 1 }}",
+        "{{ '{:4000000000}'.format(1) }}",
+        "{{ lipsum(99999, min=9999, max=99999) }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% set n = namespace(s='xx') %}{% for a in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
+        "{{ ('x' * 99999) | replace('x', 'x' * 99999) }}",
+        "{{ [1] | batch(4000000000, 0) | list }}",
+        "{{ ('a' * 99) | indent(1000000000, true) }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_works_without_end_is_refused_and_the_next_one_is_shown(work: str) -> None:
+    for place in (work, "{% if messages[0].content == 'now' %}" + work + "{% endif %}"):
+        with pytest.raises(ValueError, match=r"chat template refuses"):
+            renderer(place + TEMPLATE).start("now")
+    assert renderer().start("a")
+
+
+def test_a_fork_and_a_killed_process_do_not_end_templates() -> None:
+    ours = renderer()
+    wanted = ours.start("a")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        assert list(pool.map(_shown_in_a_fork, ["a"] * 4)) == [wanted] * 4
+    assert ours.start("a") == wanted
+
+
+def _shown_in_a_fork(text: str) -> list[int]:
+    return renderer().start(text)

@@ -1,6 +1,9 @@
 """Laws of the reward: terms add up, only passing pays, order and idle settings change nothing."""
 
+import importlib
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,8 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
+from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.plugins import installed_entries
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.grade import grade, make_grader, void
@@ -233,3 +238,53 @@ def test_new_lints_cost_and_old_ones_do_not(runner, problem, server, repository,
     assert clean.values["style"] == 0
     assert dirty.values["style"] == 2
     assert dirty.terms["style"] == -0.04
+
+
+ODD_REWARDS = """
+import decimal as d, math
+import numpy as np
+VALUES = {
+    "nan": math.nan, "infinite": -math.inf, "nan_text": "nan", "text": "0.5", "none": None, "bytes": b"1",
+    "decimal_nan": d.Decimal("nan"), "numpy_nan": np.float32("nan"), "huge": 10**400,
+    "huge_float": 1e300, "complex": 1j, "list": [1.0], "numpy_array": np.ones(3),
+    "true": True, "whole": 3, "numpy": np.float32(0.5), "decimal": d.Decimal("0.5"),
+}
+def __getattr__(name):
+    if name not in VALUES:
+        raise AttributeError(name)
+    return lambda attempt: VALUES[name]
+"""
+RIGHT = {"true": 1.0, "whole": 3.0, "numpy": 0.5, "decimal": 0.5}
+
+
+@pytest.fixture
+def odd_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """An installed package whose rewards measure all sorts of things."""
+    (tmp_path / "odd_rewards.py").write_text(ODD_REWARDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = list(importlib.import_module("odd_rewards").VALUES)
+    information = tmp_path / "odd_rewards-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-rewards\nVersion: 1\n")
+    lines = "".join(f"{name} = odd_rewards:{name}\n" for name in names)
+    (information / "entry_points.txt").write_text(f"[ostinato.rewards]\n{lines}")
+    installed_entries.cache_clear()
+    yield names
+    installed_entries.cache_clear()
+
+
+def test_what_a_package_measures_is_a_finite_number_or_refused_by_name_and_value(
+    problem, repository, make_transcript, odd_rewards
+):
+    transcript = make_transcript(("read_file", OK))
+    for name in odd_rewards:
+        config = GradingConfig(rewards={name: 1.0})
+        if name in RIGHT:
+            report = reward(problem, repository, transcript, config=config)
+            assert report.values[name] == RIGHT[name]
+            assert type(report.values[name]) is float
+            assert RewardReport.model_validate_json(report.model_dump_json()) == report
+            continue
+        with pytest.raises(GradingError, match=f"reward {name}") as caught:
+            reward(problem, repository, transcript, config=config)
+        assert len(str(caught.value)) < 400
