@@ -10,6 +10,7 @@ from prefect.settings import get_current_settings
 from prefect.states import Crashed, Running
 
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_overdue
+from ostinato.flows.operating.server_access import ServerAccess
 from ostinato.flows.run_resuming import GIVEN_UP, run_resuming
 
 
@@ -49,15 +50,15 @@ def test_crashed_run_begins_again_after_a_pause_that_doubles(
 
 
 def test_crash_whose_event_was_lost_is_resumed_by_up(prefect_server: None) -> None:
-    url = str(get_current_settings().api.url)
+    access = ServerAccess(str(get_current_settings().api.url))
     with get_client(sync_client=True) as client:
         run = crashed(client, 1, "auto-resume")
         others = [crashed(client, MAX_ATTEMPTS, "auto-resume"), crashed(client, 1)]
-        assert resume_overdue(url) == []  # its event may still come
-        assert resume_overdue(url, after_seconds=0.0) == [run.name]
+        assert resume_overdue(access) == []  # its event may still come
+        assert resume_overdue(access, after_seconds=0.0) == [run.name]
         assert client.read_flow_run(run.id).state_name == "AwaitingRetry"
         assert {client.read_flow_run(one.id).state_name for one in others} == {"Crashed"}
-        assert resume_overdue(url, after_seconds=0.0) == []
+        assert resume_overdue(access, after_seconds=0.0) == []
 
 
 @pytest.mark.parametrize(
