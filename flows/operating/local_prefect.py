@@ -131,10 +131,11 @@ def named_server(settings: Settings) -> ServerAccess:
     """The server that this user's commands speak to: that of PREFECT_API_URL, else the one of the home's port. A
     stranger's server on that port is not told the home's login.
     """
-    own = own_access(settings, settings.prefect_port)
     if url := os.environ.get("PREFECT_API_URL"):
         return ServerAccess(url, os.environ.get("PREFECT_API_AUTH_STRING"))
-    return own if is_own_server(settings.prefect_port, settings.home) else ServerAccess(own.url)
+    if is_own_server(settings.prefect_port, settings.home):
+        return own_access(settings, settings.prefect_port)
+    return ServerAccess(f"http://127.0.0.1:{settings.prefect_port}/api")
 
 
 def await_server() -> None:

@@ -89,6 +89,11 @@ def own_access(settings: Settings, port: int) -> ServerAccess:
     return ServerAccess(f"http://127.0.0.1:{port}/api", read_login(settings.home))
 
 
+def basic_header(login: str) -> str:
+    """The authorization header of a request that has the login."""
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
 def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx.Client:
     """A client of a Prefect server's API."""
     return httpx.Client(base_url=access.url, timeout=timeout, auth=_Login(access))
@@ -102,8 +107,7 @@ class _Login(httpx.Auth):
     def __init__(self, access: ServerAccess) -> None:
         self._url = access.url.rstrip("/")
         self._client, self._token = uuid.uuid4().hex, ""
-        word = None if access.login is None else base64.b64encode(access.login.encode()).decode()
-        self._headers = {} if word is None else {"Authorization": f"Basic {word}"}
+        self._headers = {"Authorization": basic_header(access.login)} if access.login else {}
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Sends a change again with a new token when the old one has expired."""

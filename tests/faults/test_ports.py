@@ -24,7 +24,7 @@ from ostinato.flows.operating.server_access import (
     open_api,
     read_login,
 )
-from ostinato.infra.platform.cluster.services import ServiceGroup, answers, find_free_port
+from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.listening import EVIL, Listener, exposed, family, given_away, listeners
@@ -60,7 +60,10 @@ def listening_on(here: PrefectHere, port: int) -> bool:
 
 def test_everything_listens_on_this_machine_alone(here: PrefectHere) -> None:
     assert {"prefect_server", "dashboard", "worker"} <= {
-        word for one in found(here) for word in ("prefect_server", "dashboard", "worker") if word in one.command
+        word
+        for one in found(here)
+        for word in ("prefect_server", "dashboard", "worker")
+        if word in one.command
     }
     assert exposed(found(here)) == []
 
@@ -163,9 +166,7 @@ def test_login_is_nowhere_but_in_its_file_and_in_memory(here: PrefectHere) -> No
     assert stat.S_IMODE((home / LOGIN_FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((home / "prefect").stat().st_mode) == 0o700
     secret = login.partition(":")[2].encode()
-    holders = [
-        path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()
-    ]
+    holders = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert holders == [home / LOGIN_FILE]
     for pid in family(home=home):
         assert secret.decode() not in " ".join(psutil.Process(pid).cmdline())
@@ -174,9 +175,10 @@ def test_login_is_nowhere_but_in_its_file_and_in_memory(here: PrefectHere) -> No
 def test_old_template_of_a_pool_is_replaced(here: PrefectHere) -> None:
     pool = f"work_pools/{local_prefect.WORK_POOL}"
     template = here.api.get(pool).raise_for_status().json()["base_job_template"]
+    properties = {**template["variables"]["properties"], "command": {"type": "string"}}
     old = {
         "job_configuration": {**template["job_configuration"], "command": "{{ command }}"},
-        "variables": {"type": "object", "properties": {"command": {"type": "string"}}},
+        "variables": {"type": "object", "properties": properties},
     }
     here.api.patch(pool, json={"base_job_template": old}).raise_for_status()
     local_prefect.deploy(here.environment, local_prefect.RecipeChoice(name="nano"))

@@ -41,13 +41,12 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
     processes = ProcessTable()
     up = RunningUp(settings, processes)
     stages = StageRows(settings.home, processes, now, limits)
-    access = own_access(settings, settings.prefect_port)
     gateway = f"http://127.0.0.1:{settings.gateway_port}/healthz"
 
     def flow_runs() -> Iterator[StatusRow]:
         if not is_own_server(settings.prefect_port, settings.home):
             return
-        with open_api(access, limits.answer) as client:
+        with open_api(own_access(settings, settings.prefect_port), limits.answer) as client:
             asked = PrefectRows(
                 client, up, processes, home=settings.home, now=now, thresholds=limits
             )

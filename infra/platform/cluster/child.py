@@ -53,7 +53,7 @@ from ostinato.infra.platform.cluster.workspace import (
     replace_text,
 )
 from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError, boundary
-from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.settings import Settings, load_launch, load_settings
 from ostinato.infra.platform.telemetry import fields, log_tail
 
 _logger = logging.getLogger(__name__)
@@ -178,9 +178,13 @@ def child_environment(settings: Settings) -> dict[str, str]:
     root = str(Path(ostinato.__file__).parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}
+    is_alone = settings.ray_address is None and load_launch() is None
+    # gloo takes the address that the host's name resolves to otherwise
+    near = {"GLOO_SOCKET_IFNAME": "lo"} if is_alone else {}
     return {
         **os.environ,
         **CHILD_ENVIRONMENT,
+        **near,
         **settings.to_environment(),
         **hidden,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
