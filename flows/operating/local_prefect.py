@@ -19,6 +19,7 @@ from rich.console import Console
 import ostinato
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.server_access import (
+    LOGIN_FILE,
     SERVER_MODULE,
     ServerAccess,
     is_own_server,
@@ -186,7 +187,8 @@ def server(
     environment = prefect_environment(settings, port)
     with ServiceGroup() as services:
         starting = services.launch(server_service(settings, port, environment))
-        console.print(f"Prefect UI while this runs: http://127.0.0.1:{port}", highlight=False)
+        told = f"http://127.0.0.1:{port}, login: the line in {settings.home / LOGIN_FILE}"
+        console.print(f"Prefect UI while this runs: {told}", highlight=False, soft_wrap=True)
         yield environment, lambda: await_ready(starting)
 
 

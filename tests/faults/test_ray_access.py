@@ -1,13 +1,30 @@
-"""A Ray that Ostinato started answers nobody without its token."""
+"""A Ray that Ostinato started answers this machine alone, and there nobody without its token."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
+
+from tests.fakes.listening import exposed, family, given_away, listeners
 
 pytest_plugins = ["tests.fakes.ray_here"]
+
+
+def test_ray_listens_on_this_machine_alone_and_tells_strangers_nothing(ray_here: str) -> None:
+    ray.get(ray.remote(os.getpid).remote())  # a worker has ports too
+    own = family(os.getpid())
+    found = [one for one in listeners(own) if "ray" in one.command or one.pid == os.getpid()]
+    assert any("gcs_server" in one.command for one in found)
+    assert any("raylet" in one.command for one in found)
+    assert exposed(found) == []
+    given = {one.port: list(given_away(one.port, ())) for one in found if one.port}
+    assert given == {port: [] for port in given}
+    token = os.environ["RAY_AUTH_TOKEN"]
+    assert not [pid for pid in own if token in " ".join(psutil.Process(pid).cmdline())]
 
 
 @pytest.mark.slow
