@@ -14,8 +14,13 @@ from tests.fakes.listening import exposed, family, given_away, listeners
 pytest_plugins = ["tests.fakes.ray_here"]
 
 
+@ray.remote
+def work() -> int:
+    return 1
+
+
 def test_ray_listens_on_this_machine_alone_and_tells_strangers_nothing(ray_here: str) -> None:
-    ray.get(ray.remote(os.getpid).remote())  # a worker has ports too
+    ray.get(work.remote())  # a worker has ports too
     own = family(os.getpid())
     found = [one for one in listeners(own) if "ray" in one.command or one.pid == os.getpid()]
     assert any("gcs_server" in one.command for one in found)
