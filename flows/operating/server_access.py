@@ -17,6 +17,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
+from ostinato.infra.platform.cluster.processes import processes_with
 from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.issued_keys import locked, write_private
@@ -58,14 +59,9 @@ def is_own_server(port: int, home: Path) -> bool:
     so a stranger's server is told without a word to it.
     """
     found = listener(port)
-    if found is None:
-        return False
-    with contextlib.suppress(psutil.Error):
-        return (
-            found.uids().effective == os.geteuid()
-            and SERVER_MODULE in found.cmdline()
-            and found.environ().get("PREFECT_HOME") == str(prefect_home(home))
-        )
+    own = processes_with("PREFECT_HOME", str(prefect_home(home)), (SERVER_MODULE,))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return found is not None and found.uids().effective == os.geteuid() and found.pid in own
     return False
 
 

@@ -172,6 +172,7 @@ def test_login_is_nowhere_but_in_its_file_and_in_memory(here: PrefectHere) -> No
         assert secret.decode() not in " ".join(psutil.Process(pid).cmdline())
 
 
+@pytest.mark.slow
 def test_old_template_of_a_pool_is_replaced(here: PrefectHere) -> None:
     pool = f"work_pools/{local_prefect.WORK_POOL}"
     template = here.api.get(pool).raise_for_status().json()["base_job_template"]

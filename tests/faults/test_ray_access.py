@@ -39,7 +39,12 @@ def test_a_process_without_the_token_cannot_join(ray_here: str, tmp_path: Path) 
 
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=known | {"RAY_AUTH_MODE": "disabled", "HOME": str(tmp_path)},
+        env=known
+        | {
+            "RAY_AUTH_MODE": "disabled",
+            "HOME": str(tmp_path),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it takes 127.0.0.1 as written
+        },
         capture_output=True,
         text=True,
         check=False,
