@@ -32,6 +32,7 @@ from ostinato.flows.commands.recipe_commands import recipes
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.deploy_commands import deploy, deploy_files
 from ostinato.flows.operating.recipe_choice import RecipeChoice
+from ostinato.flows.operating.server_access import LOGIN_FILE
 from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.reporting.console import open_console, print_error, say
@@ -371,7 +372,9 @@ def status() -> Answer:
 def dashboard() -> None:
     """Serves a live page on this machine: what runs, curves, weights, cycles, reports. Ctrl-C ends it."""
     settings = load_settings()
-    Console().print(f"http://127.0.0.1:{settings.dashboard_port}", highlight=False)
+    address = f"http://127.0.0.1:{settings.dashboard_port}"
+    told = f"{address}, login: the line in {settings.home / LOGIN_FILE}, user:password"
+    Console().print(told, highlight=False, markup=False, soft_wrap=True)
     load_entry("ostinato.flows.operating.dashboard.process:serve")(settings)
 
 

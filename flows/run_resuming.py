@@ -19,8 +19,7 @@ def run_resuming(run_id: str) -> State:
     Args:
         run_id: id of the crashed run, or its resource id in an event.
     """
-    url, login = server_of_settings()
-    run = resume_crashed(url, run_id.removeprefix("prefect.flow-run."), login)
+    run = resume_crashed(server_of_settings(), run_id.removeprefix("prefect.flow-run."))
     if run.state != "CRASHED":
         return Completed(message=f"{run.title} is {run.state.lower()} by now")
     if not run.may_resume:

@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from ostinato.flows.commands.launching import RecipeOption, SetOption
-from ostinato.flows.operating.local_prefect import WORK_POOL, PoolType, deploy_elsewhere
+from ostinato.flows.operating.local_prefect import (
+    HEARTBEAT,
+    HEARTBEAT_SECONDS,
+    WORK_POOL,
+    PoolType,
+    deploy_elsewhere,
+)
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.reporting.console import say
 from ostinato.infra.deploy import copy_files
@@ -30,7 +36,8 @@ def deploy(
     choice.load()
     url = deploy_elsewhere(load_settings(), choice, pool, image)
     typer.echo(f"deployed recipe {choice} to {url}")
-    typer.echo(f"a worker for it: prefect worker start --pool {WORK_POOL}")
+    heartbeat = f"{HEARTBEAT}={HEARTBEAT_SECONDS} " if pool == PoolType.PROCESS else ""
+    typer.echo(f"a worker for it: {heartbeat}prefect worker start --pool {WORK_POOL}")
 
 
 def deploy_files(

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, DoNothing
@@ -38,6 +38,7 @@ from ostinato.infra.deploy import FOLDER
 
 QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
 AUTOMATION = "ostinato: "  # how the names of our automations begin
+_OUR_DEPLOYMENTS = DeploymentFilter(tags=DeploymentFilterTags(all_=[DEPLOYED]))
 _OURS = "made by `ostinato deploy`"  # description of queues that it also deletes
 ALARM = "ostinato-alarm"  # a webhook block of this name on the server is called by an alarm
 CYCLE, RESUMING = "every-5-hours", "after-a-crash"  # deployments of prefect.yaml
@@ -56,12 +57,15 @@ def main() -> None:
         make_pool(client, given.pool, given.image)
         _deploy_all(choice_of(given))
         prune_deployments(client)
+        refuse_unknown_parameters(client)
         prune_queues(client)
         make_automations(client)
 
 
 def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> None:
-    """The work pool and its queues. One that is there keeps its owner's changes, but for a named image."""
+    """The work pool and its queues. One of containers that is there keeps its owner's changes, but for a named image.
+    One of processes gets the template that lets no flow run choose its command, environment or folder.
+    """
     try:
         pool = client.read_work_pool(WORK_POOL)
     except ObjectNotFound:
@@ -75,9 +79,13 @@ def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> N
                 f"work pool {WORK_POOL} is of type {pool.type}, wanted {kind.value}: deploy with "
                 f"--pool {pool.type}, or `prefect work-pool delete {WORK_POOL}` first"
             )
-        if image is not None:
-            changed = WorkPoolUpdate(base_job_template=_with_image(pool.base_job_template, image))
-            client.update_work_pool(WORK_POOL, changed)
+        template = pool.base_job_template
+        if kind == PoolType.PROCESS:
+            template = pool_template(kind, None)
+        elif image is not None:
+            template = _with_image(template, image)
+        if template != pool.base_job_template:
+            client.update_work_pool(WORK_POOL, WorkPoolUpdate(base_job_template=template))
     for name, limit in QUEUES.items():
         try:
             client.create_work_queue(
@@ -105,8 +113,7 @@ def prune_deployments(client: SyncPrefectClient) -> None:
     and triggers, and the schedules of one that has none there. A schedule without a slug is a person's.
     """
     wanted = {(item["entrypoint"].rpartition(".")[2], item["name"]): item for item in deployments()}
-    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[DEPLOYED]))
-    for found in client.read_deployments(deployment_filter=ours):
+    for found in client.read_deployments(deployment_filter=_OUR_DEPLOYMENTS):
         flow = (found.entrypoint or "").rpartition(".")[2]
         item = wanted.get((flow, found.name))
         if item is None:
@@ -117,6 +124,13 @@ def prune_deployments(client: SyncPrefectClient) -> None:
         ):  # else `prefect deploy` put those in the place of all others
             for schedule in filter(lambda one: one.slug, found.schedules):
                 client.delete_deployment_schedule(found.id, schedule.id)
+
+
+def refuse_unknown_parameters(client: SyncPrefectClient) -> None:
+    """Makes the server refuse a run of ours with a parameter that its flow does not have."""
+    for found in client.read_deployments(deployment_filter=_OUR_DEPLOYMENTS):
+        schema = {**(found.parameter_openapi_schema or {}), "additionalProperties": False}
+        client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
 def prune_queues(client: SyncPrefectClient) -> None:

@@ -17,6 +17,16 @@ import yaml
 from rich.console import Console
 
 from ostinato.flows.operating.recipe_choice import RecipeChoice
+from ostinato.flows.operating.server_access import (
+    LOGIN_FILE,
+    SERVER_MODULE,
+    ServerAccess,
+    is_own_server,
+    open_api,
+    own_access,
+    prefect_home,
+    read_login,
+)
 from ostinato.infra.platform.cluster.services import (
     Service,
     ServiceGroup,
@@ -36,6 +46,7 @@ IMAGE_REPOSITORY = (
 )
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 SERVER = "prefect-server"
+HEARTBEAT, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", 30
 _PATIENCE_SECONDS = 310.0  # whoever starts the server gives up before
 _EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # of `make setup`
 
@@ -79,14 +90,18 @@ def flow_names() -> list[str]:
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
     """Environment of every Prefect process. The reasons are in decision 0008."""
-    home = settings.home.resolve() / "prefect"
+    url, login = f"http://127.0.0.1:{port}/api", read_login(settings.home)
     return {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_HOME": str(prefect_home(settings.home)),
+        "PREFECT_API_URL": url,
+        "PREFECT_API_AUTH_STRING": login,
+        "PREFECT_SERVER_API_AUTH_STRING": login,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_UI_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        HEARTBEAT: str(HEARTBEAT_SECONDS),
         # waits 2, 4, ... 512 s: a server that is away for a quarter of an hour is waited for
         "PREFECT_CLIENT_MAX_RETRIES": "9",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
@@ -101,15 +116,21 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
 
 def tell_server_here(settings: Settings) -> None:
     """Sends events of this process to a running `ostinato up`, unless PREFECT_API_URL names another server."""
-    url = f"http://127.0.0.1:{settings.prefect_port}/api"
-    if answers(f"{url}/health"):
-        os.environ.setdefault("PREFECT_API_URL", url)
+    if "PREFECT_API_URL" not in os.environ and is_own_server(settings.prefect_port, settings.home):
+        told = prefect_environment(settings, settings.prefect_port)
+        names = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
+        os.environ.update({name: told[name] for name in names})
 
 
-def named_server(settings: Settings) -> tuple[str, str | None]:
-    """Address of the API that this user's commands speak to, and user:password if the environment has them."""
-    url = os.environ.get("PREFECT_API_URL") or f"http://127.0.0.1:{settings.prefect_port}/api"
-    return url, os.environ.get("PREFECT_API_AUTH_STRING")
+def named_server(settings: Settings) -> ServerAccess:
+    """The server that this user's commands speak to: that of PREFECT_API_URL, else the one of the home's port. A
+    stranger's server on that port is not told the home's login.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        return ServerAccess(url, os.environ.get("PREFECT_API_AUTH_STRING"))
+    if is_own_server(settings.prefect_port, settings.home):
+        return own_access(settings, settings.prefect_port)
+    return ServerAccess(f"http://127.0.0.1:{settings.prefect_port}/api")
 
 
 def await_server() -> None:
@@ -124,18 +145,23 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
     _begin_database(Path(environment["PREFECT_HOME"]) / "prefect.db")
     return Service(
         name=SERVER,
-        command=[*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        command=[sys.executable, "-P", "-m", SERVER_MODULE, "--port", str(port)],
         log_path=settings.home / "logs" / "prefect-server.log",
         environment=environment,
-        is_ready=lambda: answers(f"http://127.0.0.1:{port}/api/health"),
+        is_ready=lambda: (
+            is_own_server(port, settings.home) and answers(f"http://127.0.0.1:{port}/api/health")
+        ),
     )
 
 
 def _begin_database(path: Path) -> None:
-    """Copies the empty database where there is none: Prefect takes six seconds to make its own."""
+    """Copies the empty database where there is none: Prefect takes six seconds to make its own. The folder is its
+    user's alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
     if path.exists() or not os.access(_EMPTY_DATABASE, os.R_OK):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     shutil.copyfile(_EMPTY_DATABASE, part)
     part.replace(path)
@@ -145,24 +171,25 @@ def _begin_database(path: Path) -> None:
 def server(
     settings: Settings, console: Console
 ) -> Iterator[tuple[dict[str, str], Callable[[], None]]]:
-    """A Prefect server for the length of the block. A running `ostinato up` is used instead. Yields the
-    environment, and a function that waits until the server answers.
+    """A Prefect server for the length of the block. That of a running `ostinato up` of this home is used instead.
+    Yields the environment, and a function that waits until the server answers.
     """
-    if answers(f"http://127.0.0.1:{settings.prefect_port}/api/health"):
+    if is_own_server(settings.prefect_port, settings.home):
         yield prefect_environment(settings, settings.prefect_port), lambda: None
         return
     port = find_free_port()
     environment = prefect_environment(settings, port)
     with ServiceGroup() as services:
         starting = services.launch(server_service(settings, port, environment))
-        console.print(f"Prefect UI while this runs: http://127.0.0.1:{port}", highlight=False)
+        told = f"http://127.0.0.1:{port}, login: the line in {settings.home / LOGIN_FILE}"
+        console.print(f"Prefect UI while this runs: {told}", highlight=False, soft_wrap=True)
         yield environment, lambda: await_ready(starting)
 
 
-def has_lost_all(url: str) -> bool:
+def has_lost_all(access: ServerAccess) -> bool:
     """Whether a server that answers has no deployment: its database is a new one."""
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.post(f"{url}/deployments/count", json={}).raise_for_status().json() == 0
+    with contextlib.suppress(httpx.HTTPError), open_api(access) as api:
+        return api.post("/deployments/count", json={}).raise_for_status().json() == 0
     return False
 
 

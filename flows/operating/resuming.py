@@ -1,17 +1,20 @@
 """Runs of deployments whose process is gone: found over the server's API, and scheduled again."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
+from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
 _RECENT = timedelta(hours=1)
 _FIRST_WAIT_SECONDS = 10.0  # after a crash; doubled by each
+_STARTED = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 
 
 class InterruptedRun(Record):
@@ -26,23 +29,24 @@ class InterruptedRun(Record):
     @property
     def wait_seconds(self) -> float:
         """Pause after its last crash."""
-        return _FIRST_WAIT_SECONDS * 2 ** (self.attempts - 1)
+        return _FIRST_WAIT_SECONDS * 2 ** max(0, self.attempts - 1)
 
 
-def interrupted_runs(url: str) -> list[InterruptedRun]:
+def interrupted_runs(access: ServerAccess) -> list[InterruptedRun]:
     """Runs of the work pool that are under way as far as the server knows."""
-    with open_api(url, timeout=10) as api:
-        return [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]
+    with open_api(access, timeout=10) as api:
+        return [_interrupted(api, run) for run in _under_way(api, work_pools=_named(WORK_POOL))]
 
 
-def schedule_again(url: str) -> list[str]:
+def schedule_again(access: ServerAccess) -> list[str]:
     """Schedules runs again whose process ended with the `ostinato up` before this one. Returns their
     titles. Others end as crashed or cancelled, and so do sub-flows, of which a resumed run makes new
     ones.
     """
     resumed = []
-    with open_api(url) as api:
-        for run in [_interrupted(run) for run in _under_way(api, work_pools=_named(WORK_POOL))]:
+    with open_api(access) as api:
+        found = _under_way(api, work_pools=_named(WORK_POOL))
+        for run in [_interrupted(api, run) for run in found]:
             _end_below(api, run.run_id)
             if run.state == "CANCELLING":
                 _set_state(api, run.run_id, "CANCELLED", "Cancelled", "its process is gone")
@@ -57,13 +61,12 @@ def schedule_again(url: str) -> list[str]:
     return resumed
 
 
-def resume_crashed(url: str, run_id: str, login: str | None) -> InterruptedRun:
+def resume_crashed(access: ServerAccess, run_id: str) -> InterruptedRun:
     """Schedules a crashed run again after a pause, if it may be resumed. Its sub-flows end, as the
-    resumed run makes new ones. `login` is user:password of the server, if it wants one. Returns the
-    run as it was found.
+    resumed run makes new ones. Returns the run as it was found.
     """
-    with open_api(url, login=login) as api:
-        run = _interrupted(api.get(f"/flow_runs/{run_id}").raise_for_status().json())
+    with open_api(access) as api:
+        run = _interrupted(api, api.get(f"/flow_runs/{run_id}").raise_for_status().json())
         if run.state != "CRASHED":
             return run
         _end_below(api, run_id)
@@ -74,7 +77,7 @@ def resume_crashed(url: str, run_id: str, login: str | None) -> InterruptedRun:
     return run
 
 
-def resume_overdue(url: str, after_seconds: float = 60.0) -> list[str]:
+def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[str]:
     """Schedules again what crashed within the last hour and was not resumed since: the event of a crash is lost with
     a server that dies then, and Prefect holds it back for a quarter of an hour when an event before it was lost.
     Returns titles.
@@ -89,18 +92,29 @@ def resume_overdue(url: str, after_seconds: float = 60.0) -> list[str]:
             "before_": (now - timedelta(seconds=after_seconds)).isoformat(),
         },
     }
-    with open_api(url, timeout=10) as api:
+    with open_api(access, timeout=10) as api:
         answer = api.post("/flow_runs/filter", json={"flow_runs": crashed}).raise_for_status()
-    for run in answer.json():
-        found = resume_crashed(url, run["id"], None) if _interrupted(run).may_resume else None
-        resumed += [] if found is None else [found.title]
+        found = [_interrupted(api, run) for run in answer.json()]
+    for run in found:
+        if run.may_resume:
+            resumed.append(resume_crashed(access, run.run_id).title)
     return resumed
 
 
-def open_api(url: str, timeout: float = 30, login: str | None = None) -> httpx.Client:
-    """A client of a Prefect server's API. `login` is user:password, if it wants one."""
-    user, _, password = (login or "").partition(":")
-    return httpx.Client(base_url=url, timeout=timeout, auth=(user, password) if user else None)
+def count_attempts(states: Sequence[Mapping[str, Any]]) -> int:
+    """How often a run was begun, from its states, oldest first. The count that the server keeps leaves out attempts
+    whose process ended before the flow's first line.
+    """
+    kinds = ["", *(state["type"] for state in states)]
+    return sum(
+        now in _STARTED and before not in _STARTED for before, now in itertools.pairwise(kinds)
+    )
+
+
+def states_of(api: httpx.Client, run_id: str) -> list[dict[str, Any]]:
+    """All states of a run, oldest first."""
+    answer = api.get("/flow_run_states/", params={"flow_run_id": run_id}).raise_for_status()
+    return sorted(answer.json(), key=lambda state: state["timestamp"])
 
 
 def _under_way(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
@@ -110,9 +124,9 @@ def _under_way(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
     return answer.raise_for_status().json()
 
 
-def _interrupted(run: dict[str, Any]) -> InterruptedRun:
+def _interrupted(api: httpx.Client, run: dict[str, Any]) -> InterruptedRun:
     recipe = run["parameters"].get("recipe", "")
-    attempts = run["run_count"]
+    attempts = count_attempts(states_of(api, run["id"]))
     return InterruptedRun(
         run_id=run["id"],
         title=f"{run['name']} ({recipe})" if recipe else run["name"],

@@ -2,15 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
-import httpx
-
 from ostinato.flows.operating.local_prefect import DEPLOYED
+from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.flows.recipe import run_title
 
 _RECENT = timedelta(minutes=10)
 
 
-def name_waiting_runs(url: str) -> None:
+def name_waiting_runs(access: ServerAccess) -> None:
     """Gives waiting runs the name that they will have. Prefect's own until then is two words."""
     since = (datetime.now(tz=UTC) - _RECENT).isoformat()
     not_begun = {
@@ -18,7 +17,7 @@ def name_waiting_runs(url: str) -> None:
         "expected_start_time": {"after_": since},
         "tags": {"all_": [DEPLOYED]},
     }
-    with httpx.Client(base_url=url, timeout=10) as api:
+    with open_api(access, timeout=10) as api:
         waiting = api.post("/flow_runs/filter", json={"flow_runs": not_begun}).raise_for_status()
         unnamed = [run for run in waiting.json() if " " not in run["name"]]
         if not unnamed:

@@ -19,6 +19,7 @@ from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
 from ostinato.flows.operating.run_names import name_waiting_runs
+from ostinato.flows.operating.server_access import LOGIN_FILE, ServerAccess, own_access
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
@@ -86,7 +87,7 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
     require_free_port(settings.prefect_port, "the Prefect server")
     require_free_port(settings.gateway_port, "the gateway")
     require_free_port(settings.dashboard_port, "the dashboard")
-    began = time.time()
+    began, access = time.time(), own_access(settings, settings.prefect_port)
     environment = {
         **local_prefect.prefect_environment(settings, settings.prefect_port),
         UP_VARIABLE: str(settings.home),
@@ -98,15 +99,15 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
                 local_prefect.server_service(settings, settings.prefect_port, environment)
             )
             _say(console, "Prefect UI", f"http://127.0.0.1:{settings.prefect_port}")
+            _say(console, "login", f"the line in {settings.home / LOGIN_FILE}, user:password")
             local_prefect.deploy(environment, recipe)
             _say(
                 console, "deployments", f"recipe {recipe}: {', '.join(local_prefect.flow_names())}"
             )
             cycle = local_prefect.next_cycle(datetime.now(tz=UTC))
             _say(console, "next cycle", f"{cycle:%Y-%m-%d %H:%M} UTC")
-            url = environment["PREFECT_API_URL"]
             # a server that starts marks runs without a heartbeat as crashed, maybe before we look
-            for name in (*schedule_again(url), *resume_overdue(url, after_seconds=0.0)):
+            for name in (*schedule_again(access), *resume_overdue(access, after_seconds=0.0)):
                 _say(console, "goes on", name)
             services.start(local_prefect.worker(settings, environment))
             services.start(local_prefect.dashboard(settings, environment))
@@ -122,7 +123,7 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
             write_state(settings, recipe, began, services)
             _keep_running(settings, recipe, began, services, environment, console)
         finally:
-            _end(settings, services, environment["PREFECT_API_URL"], console)
+            _end(settings, services, access, console)
 
 
 def down(settings: Settings, console: Console) -> None:
@@ -150,7 +151,7 @@ def _keep_running(
     environment: dict[str, str],
     console: Console,
 ) -> None:
-    url = environment["PREFECT_API_URL"]
+    access = own_access(settings, settings.prefect_port)
     is_server_new, resumes_at = False, 0.0
     while True:
         for changed in services.mend(time.time()):
@@ -162,15 +163,15 @@ def _keep_running(
                 _say(console, name, f"started again, time {changed.restarts}")
                 is_server_new |= name == local_prefect.SERVER
             write_state(settings, recipe, began, services)
-        if is_server_new and answers(f"{url}/health"):
+        if is_server_new and answers(f"{access.url}/health"):
             is_server_new = False
-            if local_prefect.has_lost_all(url):
+            if local_prefect.has_lost_all(access):
                 _deploy_again(environment, recipe, console)
         if time.monotonic() > resumes_at:
             resumes_at = time.monotonic() + _RESUME_SECONDS
             with contextlib.suppress(httpx.HTTPError):  # the server is away: later
-                name_waiting_runs(url)
-                for name in resume_overdue(url):
+                name_waiting_runs(access)
+                for name in resume_overdue(access):
                     _say(console, "begins again", name)
         time.sleep(_LOOK_SECONDS)
 
@@ -183,7 +184,9 @@ def _deploy_again(environment: dict[str, str], recipe: RecipeChoice, console: Co
         _say(console, "deployments", f"not made again, `ostinato up` anew does it: {error}")
 
 
-def _end(settings: Settings, services: ServiceGroup, url: str, console: Console) -> None:
+def _end(
+    settings: Settings, services: ServiceGroup, access: ServerAccess, console: Console
+) -> None:
     """Ends worker, gateway, engines and stages, then the server. Engines get no chance to report a
     crash, so their runs are found as they were and go on with the next `up`.
     """
@@ -194,7 +197,7 @@ def _end(settings: Settings, services: ServiceGroup, url: str, console: Console)
         services.stop({"gateway"})
         num_stages = _end_stages(settings)
         with contextlib.suppress(httpx.HTTPError):
-            for run in interrupted_runs(url):
+            for run in interrupted_runs(access):
                 _say(console, "will go on", f"{run.title} with the next `ostinato up`")
         if num_stages:
             _say(console, "stages", f"{num_stages} ended; each goes on from its last checkpoint")

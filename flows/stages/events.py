@@ -10,7 +10,7 @@ from prefect.context import FlowRunContext
 from prefect.events import Event, Resource, emit_event
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
-from ostinato.flows.operating.resuming import open_api
+from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.flows.stages.artifacts import optional
 from ostinato.tasks.records import GateDecision
 
@@ -36,8 +36,8 @@ def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
     Whether it has, or there is none; whoever sends the same `key` again sends the same event, which a
     server that had it within five minutes drops.
     """
-    url, login = server_of_settings()
-    if not url:
+    access = server_of_settings()
+    if not access.url:
         return True
     event = Event(
         event=f"checkpoint.{what}",
@@ -45,19 +45,17 @@ def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
         payload={"checkpoint": checkpoint, **payload},
         id=uuid5(NAMESPACE_URL, f"checkpoint.{what}/{key}"),
     )
-    with optional(event.event), open_api(url, _SEND_SECONDS, login) as api:
+    with optional(event.event), open_api(access, _SEND_SECONDS) as api:
         api.post("/events", json=[event.model_dump(mode="json")]).raise_for_status()
         return True
     return False
 
 
-def server_of_settings() -> tuple[str, str | None]:
-    """Address of the API that Prefect's settings name, empty without one, and its user:password if
-    they have them.
-    """
+def server_of_settings() -> ServerAccess:
+    """The server that Prefect's settings name. Its address is empty without one."""
     server = get_current_settings().api
     login = server.auth_string
-    return server.url or "", None if login is None else login.get_secret_value()
+    return ServerAccess(server.url or "", None if login is None else login.get_secret_value())
 
 
 def tell_gate(

@@ -2,6 +2,7 @@
 `python -m tests.browser.pictures HOME docs/pictures`. Starts `ostinato up` there and ends it again.
 """
 
+import base64
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
+from ostinato.flows.operating.server_access import open_api, own_access, read_login
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium
@@ -43,7 +45,15 @@ def main(home: Path, pictures: Path) -> None:
             launched = started.chromium.launch(
                 executable_path=find_chromium(), args=["--no-sandbox"]
             )
-            page = launched.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
+            user, _, password = read_login(home).partition(":")
+            credentials = {"username": user, "password": password}
+            page = launched.new_page(  # the dashboard asks for the login, Prefect's page keeps it
+                viewport=SIZE,  # type: ignore[arg-type]
+                color_scheme="light",
+                http_credentials=credentials,  # type: ignore[arg-type]
+            )
+            kept = base64.b64encode(f"{user}:{password}".encode()).decode()
+            page.add_init_script(f"localStorage.setItem('prefect-password', '{kept}')")
             for name, address in addresses(settings).items():
                 take(page, address, pictures / f"{name}.png")
             launched.close()
@@ -55,7 +65,7 @@ def main(home: Path, pictures: Path) -> None:
 def addresses(settings: Settings) -> dict[str, str]:
     """Picture -> address of the page."""
     prefect = f"http://127.0.0.1:{settings.prefect_port}"
-    with httpx.Client(base_url=f"{prefect}/api/", timeout=60) as client:
+    with open_api(own_access(settings, settings.prefect_port), 60) as client:
         wait_for_worker(client)
         runs = client.post("flow_runs/filter", json={"sort": "END_TIME_DESC"}).json()
         finished = next(run for run in runs if run["state_type"] == "COMPLETED")

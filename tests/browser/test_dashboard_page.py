@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from ostinato.flows.operating.dashboard.server import TEMPLATES
+from ostinato.flows.operating.server_access import read_login
 from ostinato.infra.platform.cluster.processes import mark_process
-from ostinato.infra.platform.cluster.services import answers, find_free_port
+from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.workspace import HEARTBEAT, PROCESS, ProgressWriter
 from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium
@@ -41,7 +43,7 @@ def server(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(PROGRAM, env=environment)
     try:
         url = f"http://127.0.0.1:{settings.dashboard_port}/"
-        wait_until("the dashboard", lambda: answers(url), 120)
+        wait_until("the dashboard", lambda: _listens(url), 120)
         yield process
     finally:
         process.kill()
@@ -49,12 +51,20 @@ def server(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    """A page of the system's Chromium."""
+def page(settings: Settings) -> Iterator[Page]:
+    """A page of the system's Chromium, whose user has typed the login."""
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        yield browser.new_page()
+        user, _, password = read_login(settings.home).partition(":")
+        yield browser.new_page(http_credentials={"username": user, "password": password})
         browser.close()
+
+
+def _listens(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == httpx.codes.UNAUTHORIZED
+    except httpx.ConnectError:
+        return False
 
 
 def test_link_to_an_attempt_opens_it_and_no_script_of_a_model_runs(

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import psutil
 
-from ostinato.flows.operating import local_prefect
+from ostinato.flows.operating import local_prefect, server_access
 from ostinato.flows.operating.recipe_choice import RecipeChoice
+from ostinato.flows.operating.server_access import ServerAccess, own_access
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 
@@ -34,9 +35,13 @@ class _PatientTransport(httpx.HTTPTransport):
         return answer
 
 
-def open_api(url: str) -> httpx.Client:
-    """A client of the server's API."""
-    return httpx.Client(base_url=url, timeout=120, transport=_PatientTransport())
+def open_api(told: Mapping[str, str]) -> httpx.Client:
+    """A client of the API of the server that processes are told of."""
+    access = ServerAccess(told["PREFECT_API_URL"], told["PREFECT_API_AUTH_STRING"])
+    with server_access.open_api(access) as api:
+        return httpx.Client(
+            base_url=access.url, timeout=120, transport=_PatientTransport(), auth=api.auth
+        )
 
 
 @dataclass
@@ -48,6 +53,11 @@ class PrefectHere:
     environment: dict[str, str]
     services: ServiceGroup
     api: httpx.Client
+
+    @property
+    def access(self) -> ServerAccess:
+        """As the home's own commands have it."""
+        return own_access(self.settings, self.port)
 
     def deployment(self, name: str) -> dict[str, Any]:
         """A deployment by "flow/deployment"."""
@@ -119,7 +129,7 @@ def prefect_here(home: Path, **environment: str) -> Iterator[PrefectHere]:
     told = {**local_prefect.prefect_environment(settings, port), **environment}
     with (
         ServiceGroup() as services,
-        open_api(f"http://127.0.0.1:{port}/api/") as api,
+        open_api(told) as api,
     ):
         services.start(local_prefect.server_service(settings, port, told))
         local_prefect.deploy(told, RecipeChoice(name="nano"))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.operating.status.processes import listener
+from ostinato.flows.operating.server_access import listener
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.prefect_here import open_api
@@ -86,7 +86,7 @@ def prefect_server(home: Path) -> Iterator[PrefectServer]:
     """A running server."""
     settings, port = Settings(home=home), find_free_port()
     environment = local_prefect.prefect_environment(settings, port)
-    with ServiceGroup() as services, open_api(f"http://127.0.0.1:{port}/api/") as api:
+    with ServiceGroup() as services, open_api(environment) as api:
         services.start(local_prefect.server_service(settings, port, environment))
         yield PrefectServer(home, port, api)
 

@@ -48,7 +48,7 @@ class Target:
         self.machine.environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "5"
         settings = self.machine.settings
         told = prefect_environment(settings, settings.prefect_port)
-        api = open_api(f"{told['PREFECT_API_URL']}/")
+        api = open_api(told)
         self.here = PrefectHere(settings, settings.prefect_port, told, ServiceGroup(), api)
 
     def ask(self, call: Callable[[], Answer]) -> Answer:

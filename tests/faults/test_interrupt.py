@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.flows.operating.server_access import SERVER_MODULE
 from tests.fakes.processes import COMMAND, command_line, of_home, wait_for_end
 
 # Pretraining that no moment of a test outlives.
@@ -109,7 +110,7 @@ def test_killed_command_takes_server_and_flow_along(home: Path, with_server: boo
     command = start(home)
     wait_for_command(home, command, "tasks.problems.run:main" if with_server else "run_flow")
     if with_server:
-        [server, *_] = [one for one in of_home(home) if "prefect server" in command_line(one)]
+        [server, *_] = [one for one in of_home(home) if SERVER_MODULE in command_line(one)]
         os.killpg(server.pid, signal.SIGKILL)
     command.kill()
     command.wait()

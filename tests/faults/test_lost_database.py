@@ -59,7 +59,7 @@ def test_stored_work_outlives_the_database_of_the_server(machine: Machine, tmp_p
     work, release = tmp_path / "work", tmp_path / "release"
     options = {"directory": str(work), "steps": STEPS, "release_file": str(release)}
     up: subprocess.Popen[str]
-    with open_api(f"{told['PREFECT_API_URL']}/") as api:
+    with open_api(told) as api:
         here = PrefectHere(
             machine.settings, machine.settings.prefect_port, told, ServiceGroup(), api
         )

@@ -94,7 +94,7 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
     assert "none: recipe" in said  # a recipe without a serving line has no gateway
     told = prefect_environment(machine.settings, machine.settings.prefect_port)
     counting = run_python(told, DEPLOY).splitlines()[-1]
-    with open_api(f"{told['PREFECT_API_URL']}/") as api:
+    with open_api(told) as api:
         here = PrefectHere(
             machine.settings, machine.settings.prefect_port, told, ServiceGroup(), api
         )

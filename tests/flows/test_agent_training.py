@@ -74,8 +74,9 @@ def prefect(remote_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[http
     port = find_free_port()
     monkeypatch.setenv("OSTINATO_PREFECT_PORT", str(port))
     settings = Settings(home=remote_home)
-    with ServiceGroup() as services, open_api(f"http://127.0.0.1:{port}/api/") as api:
-        services.start(server_service(settings, port, prefect_environment(settings, port)))
+    told = prefect_environment(settings, port)
+    with ServiceGroup() as services, open_api(told) as api:
+        services.start(server_service(settings, port, told))
         yield api
 
 

@@ -19,17 +19,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server without workers."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What processes are told of a server without workers."""
     settings, port = Settings(home=tmp_path_factory.mktemp("home")), find_free_port()
     told = local_prefect.prefect_environment(settings, port)
     with ServiceGroup() as services:
         services.start(local_prefect.server_service(settings, port, told))
-        yield told["PREFECT_API_URL"]
+        yield told
 
 
-def deploy(server: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PREFECT_API_URL": server, "OSTINATO_HOME": str(home)}
+def deploy(server: dict[str, str], home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    named = {name: server[name] for name in server if name.startswith("PREFECT_API_")}
+    environment = {**os.environ, **named, "OSTINATO_HOME": str(home)}
     environment.pop("OSTINATO_REPOSITORY", None)
     program = "from ostinato.flows.cli import main; main()"
     command = [sys.executable, "-P", "-c", program, "deploy", "--recipe", "miniature", *words]
@@ -41,16 +42,16 @@ def pool(api: httpx.Client) -> dict:
 
 
 @pytest.fixture(scope="module")
-def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The server's address, deployed to once."""
+def deployed(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The server, deployed to once."""
     image = ("--image", "registry.example/ostinato:1")
     done = deploy(server, tmp_path_factory.mktemp("deploys"), "--pool", "docker", *image)
     assert done.returncode == 0, done.stderr
     return server
 
 
-def test_pool_of_containers_is_made_and_kept(deployed: str, tmp_path: Path) -> None:
-    with open_api(f"{deployed}/") as api:
+def test_pool_of_containers_is_made_and_kept(deployed: dict[str, str], tmp_path: Path) -> None:
+    with open_api(deployed) as api:
         made = pool(api)
         assert made["type"] == "docker"
         properties = made["base_job_template"]["variables"]["properties"]
@@ -68,16 +69,18 @@ def test_pool_of_containers_is_made_and_kept(deployed: str, tmp_path: Path) -> N
 
 
 def test_image_of_a_pool_of_processes_is_refused_at_once(tmp_path: Path) -> None:
-    refused = deploy("http://127.0.0.1:9/api", tmp_path, "--image", "ostinato:1")
+    refused = deploy(
+        {"PREFECT_API_URL": "http://127.0.0.1:9/api"}, tmp_path, "--image", "ostinato:1"
+    )
     assert refused.returncode == 2
     assert "--image is 'ostinato:1' with a pool of processes" in " ".join(refused.stderr.split())
 
 
 def test_deploying_takes_away_what_it_made_and_no_longer_wants(
-    deployed: str, tmp_path: Path
+    deployed: dict[str, str], tmp_path: Path
 ) -> None:
     """What an earlier version left, and beside it what people of the same server made."""
-    with open_api(f"{deployed}/") as api:
+    with open_api(deployed) as api:
         kept = api.get("deployments/name/agent-training/manual").raise_for_status().json()
         before = everything(api)
         [training] = [queue for queue in queues(api) if queue["name"] == "training"]

@@ -123,7 +123,7 @@ def test_deployed_schedule_gives_a_run_within_two_minutes(here: PrefectHere) -> 
     assert starts == local_prefect.next_cycle(datetime.datetime.now(tz=datetime.UTC))
     grid = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert (starts - grid).total_seconds() % 18_000 == 0
-    name_waiting_runs(here.environment["PREFECT_API_URL"])
+    name_waiting_runs(here.access)
     assert {run["name"] for run in here.runs(deployment["id"])} == {"nano-seed0 realtime-cycle"}
 
 
@@ -206,7 +206,7 @@ def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
 def resume_as_up_does(here: PrefectHere) -> None:
     """Prefect holds the event of a crash back for a quarter of an hour when it comes before the one it follows."""
     with contextlib.suppress(httpx.HTTPError):  # a busy server: at the next look
-        resume_overdue(here.environment["PREFECT_API_URL"])
+        resume_overdue(here.access)
 
 
 def second_start(here: PrefectHere, run_id: str) -> datetime.datetime | None:

@@ -70,7 +70,7 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
         subprocess.run(command, env=environment, check=True)
         numbers = settings.home / "tensorboard" / "miniature-seed4" / "work"
         assert len([*numbers.glob("events.*")]) == 1  # whoever waits for the flow has them
-        with open_api(environment["PREFECT_API_URL"] + "/") as api:
+        with open_api(environment) as api:
             wait_until(
                 "a line with the child's log",
                 lambda: any(f"log={work / 'child.log'}" in line for line in _our_lines(api)),

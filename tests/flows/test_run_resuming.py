@@ -1,16 +1,24 @@
 """A crashed run begins again, later with each attempt, until a person is needed."""
 
 import datetime
+import time
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.flows import flow
 from prefect.settings import get_current_settings
-from prefect.states import Crashed, Running
+from prefect.states import Crashed, Pending, Running, Scheduled
 
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_overdue
+from ostinato.flows.operating.server_access import ServerAccess, open_api
+from ostinato.flows.operating.status.flow_runs import PrefectRows
+from ostinato.flows.operating.status.processes import ProcessTable
+from ostinato.flows.operating.status.rows import Fault, Thresholds
+from ostinato.flows.operating.status.services import RunningUp
 from ostinato.flows.run_resuming import GIVEN_UP, run_resuming
+from ostinato.infra.platform.settings import Settings
 
 
 @flow(name="crashing")
@@ -25,6 +33,56 @@ def crashed(client: SyncPrefectClient, times: int, *tags: str) -> FlowRun:
         client.set_flow_run_state(run.id, Running(), force=True)
         client.set_flow_run_state(run.id, Crashed(), force=True)
     return run
+
+
+def died_unbegun(client: SyncPrefectClient, times: int) -> FlowRun:
+    """A run whose process ended so often before the flow's first line."""
+    run = client.create_flow_run(crashing, tags=["auto-resume"])
+    for _ in range(times):
+        client.set_flow_run_state(run.id, Scheduled(), force=True)
+        client.set_flow_run_state(run.id, Pending(), force=True)
+        client.set_flow_run_state(run.id, Crashed(message="ModuleNotFoundError: no"), force=True)
+    assert client.read_flow_run(run.id).run_count == 0
+    return client.read_flow_run(run.id)
+
+
+@pytest.mark.parametrize("times", [1, 3, MAX_ATTEMPTS - 2, MAX_ATTEMPTS])
+def test_run_that_dies_before_it_begins_is_not_begun_for_ever(
+    prefect_server: None, times: int
+) -> None:
+    """The first Pending is the state that the test's run is made with: an attempt too."""
+    with get_client(sync_client=True) as client:
+        run = died_unbegun(client, times)
+        state = run_resuming(str(run.id), return_state=True)
+        if times + 1 < MAX_ATTEMPTS:
+            assert str(state.message).endswith(f"begins again in {10 * 2**times} s")
+        else:
+            assert state.name == GIVEN_UP
+            access = ServerAccess(str(get_current_settings().api.url))
+            assert run.name not in resume_overdue(access, after_seconds=0.0)
+            assert client.read_flow_run(run.id).state_type == StateType.CRASHED
+
+
+def test_status_names_a_run_that_died_before_it_began(prefect_server: None, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    with (
+        get_client(sync_client=True) as client,
+        open_api(ServerAccess(str(get_current_settings().api.url))) as api,
+    ):
+        run = died_unbegun(client, 2)
+        processes = ProcessTable()
+        up = RunningUp(settings, processes)
+        for state in (None, Scheduled(name="AwaitingRetry")):
+            if state is not None:
+                client.set_flow_run_state(run.id, state, force=True)
+            asked = PrefectRows(
+                api, up, processes, home=tmp_path, now=time.time(), thresholds=Thresholds()
+            )
+            [row] = [row for row in asked.rows() if row.part == f"flow run {run.name}"]
+            assert row.fault == Fault.STUCK_RUN
+            assert row.cause == "it died before it began: ModuleNotFoundError: no"
+            assert row.progress == f"attempt 3 of {MAX_ATTEMPTS}"
+        client.delete_flow_run(run.id)
 
 
 @pytest.mark.parametrize("times", [1, 2, 4])
@@ -49,15 +107,15 @@ def test_crashed_run_begins_again_after_a_pause_that_doubles(
 
 
 def test_crash_whose_event_was_lost_is_resumed_by_up(prefect_server: None) -> None:
-    url = str(get_current_settings().api.url)
+    access = ServerAccess(str(get_current_settings().api.url))
     with get_client(sync_client=True) as client:
         run = crashed(client, 1, "auto-resume")
         others = [crashed(client, MAX_ATTEMPTS, "auto-resume"), crashed(client, 1)]
-        assert resume_overdue(url) == []  # its event may still come
-        assert resume_overdue(url, after_seconds=0.0) == [run.name]
+        assert resume_overdue(access) == []  # its event may still come
+        assert resume_overdue(access, after_seconds=0.0) == [run.name]
         assert client.read_flow_run(run.id).state_name == "AwaitingRetry"
         assert {client.read_flow_run(one.id).state_name for one in others} == {"Crashed"}
-        assert resume_overdue(url, after_seconds=0.0) == []
+        assert resume_overdue(access, after_seconds=0.0) == []
 
 
 @pytest.mark.parametrize(

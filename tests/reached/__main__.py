@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from ostinato.flows.operating.server_access import basic_header, read_login
 from tests.architecture.source import ROOT
 from tests.reached.commands import (
     AFTER_SERVICES,
@@ -109,14 +110,19 @@ def use_services(environment: dict[str, str], home: Path, address: str) -> None:
         ("evaluate", "--recipe", "miniature", *endpoint),
         environment | {"REACHED_KEY": keys["local"]},
     )
-    api = {"PREFECT_API_URL": f"http://127.0.0.1:{environment['OSTINATO_PREFECT_PORT']}/api"}
+    login = read_login(home)
+    api = {
+        "PREFECT_API_URL": f"http://127.0.0.1:{environment['OSTINATO_PREFECT_PORT']}/api",
+        "PREFECT_API_AUTH_STRING": login,
+    }
     run(("deploy", "--recipe", "miniature"), environment | api)
     deployment = (sys.executable, "-m", "prefect", "deployment", "run", "--watch")
     for name in ("problem-building/manual", "promotion/manual", "rollback/manual"):
         subprocess.run(
             (*deployment, name), env=environment | api, check=False, timeout=COMMAND_SECONDS
         )
-    httpx.get(f"http://127.0.0.1:{environment['OSTINATO_DASHBOARD_PORT']}/", timeout=60)
+    page = f"http://127.0.0.1:{environment['OSTINATO_DASHBOARD_PORT']}/"
+    httpx.get(page, timeout=60, headers={"authorization": basic_header(login)})
     run(("status",), environment)
 
 

@@ -11,7 +11,7 @@ from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.disk import estimate_disk
 
 _OWN_PROGRAMS = (
-    "-m prefect server",
+    "-m ostinato.flows.operating.prefect_server",
     "-m ostinato.flows.operating.gateway_process",
     "-m ostinato.flows.operating.dashboard.process",
 )

@@ -58,7 +58,7 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
         checks.insert(4, check_program("vllm", VLLM_PROGRAM, fix))
     if deep:
         arguments = [str(settings.cpu_limit), str(settings.object_store_memory_bytes)]
-        fix = "free memory and look into /tmp/ray/session_latest/logs"
+        fix = "free memory and look into /tmp/ostinato-ray-*/ray/session_latest/logs"
         checks.append(check_program("ray start", RAY_PROGRAM, fix, arguments))
     return checks
 

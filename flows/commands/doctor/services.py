@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.commands.doctor.check import Check, attempt
-from ostinato.flows.operating.resuming import open_api
+from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
@@ -50,7 +50,7 @@ def check_object_store(settings: Settings) -> Check:
 def check_schedules(url: str, login: str | None = None, now: float | None = None) -> Check:
     """Each deployment with a schedule has runs to come, on a server that runs. `url`: of its API."""
     try:
-        with open_api(url, _ANSWER_SECONDS, login) as api:
+        with open_api(ServerAccess(url, login), _ANSWER_SECONDS) as api:
             scheduled = list(_scheduled(api))
             idle = [one for one in scheduled if not _has_run_to_come(api, one["id"])]
     except httpx.ConnectError:

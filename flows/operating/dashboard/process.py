@@ -6,6 +6,7 @@ import uvicorn
 
 from ostinato.flows.operating.dashboard.server import build_app
 from ostinato.flows.operating.dashboard.snapshot import SnapshotReader
+from ostinato.flows.operating.server_access import read_login
 from ostinato.flows.reporting.console import print_error
 from ostinato.infra.platform.cluster.services import require_free_port
 from ostinato.infra.platform.errors import OstinatoError
@@ -28,7 +29,8 @@ def main() -> None:
 def serve(settings: Settings) -> None:
     """Serves the dashboard of a home."""
     require_free_port(settings.dashboard_port, "the dashboard")
-    app = build_app(SnapshotReader(settings).take, settings.home / "reports")
+    login = read_login(settings.home)
+    app = build_app(SnapshotReader(settings).take, settings.home / "reports", login)
     uvicorn.run(
         app,
         host=HOST,

@@ -1,12 +1,13 @@
 """The dashboard's application: one page, its live data as server-sent events, and the reports of runs.
 
-It answers names of this machine alone, has no key, and changes nothing: whoever may open a port of
-this user's machine sees what the home's files say. From elsewhere it is reached through ssh -L.
+It answers names of this machine alone, to who has the login of the home's Prefect server, and changes
+nothing. From elsewhere it is reached through ssh -L.
 """
 
 import asyncio
 import base64
 import hashlib
+import hmac
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
 from ostinato.flows.operating.dashboard.snapshot import Snapshot
+from ostinato.flows.operating.server_access import basic_header
 
 ASSETS = Path(__file__).parent / "assets"
 TEMPLATES = Path(reporting.__file__).parent / "templates"
@@ -56,18 +58,25 @@ class LatestSnapshot:
             return self._text
 
 
-def build_app(take: Callable[[], Snapshot], reports: Path, every_seconds: float = 5.0) -> FastAPI:
-    """The application. `take` reads a snapshot and may block for seconds."""
+def build_app(
+    take: Callable[[], Snapshot], reports: Path, login: str, every_seconds: float = 5.0
+) -> FastAPI:
+    """The application. `take` reads a snapshot and may block for seconds. `login` is user:password."""
     app = FastAPI(title="Ostinato dashboard", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     latest, policy = LatestSnapshot(take, every_seconds), content_policy()
+    wanted = basic_header(login).encode()
 
     @app.middleware("http")
     async def restrict(request: Request, call_next: Callable[..., object]) -> Response:
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, wanted):
+            return Response(status_code=401, headers={"www-authenticate": 'Basic realm="Ostinato"'})
         response: Response = await call_next(request)  # type: ignore[misc]
         response.headers["content-security-policy"] = policy
         response.headers["x-content-type-options"] = "nosniff"
         return response
+
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
 
     @app.get("/")
     async def page() -> FileResponse:

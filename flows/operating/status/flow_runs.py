@@ -1,19 +1,23 @@
 """Rows of workers, flow runs and concurrency leases, from the API of this machine's Prefect server."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from ostinato.flows.operating.local_prefect import WORK_POOL
+from ostinato.flows.operating.resuming import MAX_ATTEMPTS, count_attempts, states_of
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.status.services import WORKER, RunningUp
 from ostinato.infra.platform.cluster.processes import told_processes
 
+_AFTER_CRASH = ("Crashed", "AwaitingRetry")
+_RECENT = timedelta(days=1)
 _UNDER_WAY = ["RUNNING", "PENDING", "CANCELLING"]
 _OF_DEPLOYMENT = "deployment:"  # how Prefect begins the name of a deployment's own limit
 _WITHOUT_SLOT = "AwaitingConcurrencySlot"
@@ -45,20 +49,45 @@ class PrefectRows:
         self._engines = told_processes("PREFECT__FLOW_RUN_ID", "prefect.engine")
 
     def rows(self) -> Iterator[StatusRow]:
-        """Workers, then runs that are under way or late, then leases that nobody holds."""
+        """Workers, then runs that are under way, died before they began or are late, then leases that nobody holds."""
         for pool in self._pools:
             yield from self._worker_rows(pool)
         for run in self._under_way:
             yield self._under_way_row(run)
-        for run in self._runs(["SCHEDULED"]):
+        scheduled = self._runs(["SCHEDULED"])
+        for run in (*self._recently_crashed(), *scheduled):
+            if run["run_count"] == 0 and run["state"]["name"] in _AFTER_CRASH:
+                yield self._unbegun_row(run)
+        for run in scheduled:
             due = _instant(run["expected_start_time"])
             if due is not None and self._now - due >= self._thresholds.late:
                 yield self._late_row(run, due)
         yield from self._lease_rows()
 
-    def _runs(self, states: list[str]) -> list[dict[str, Any]]:
-        wanted = {"flow_runs": {"state": {"type": {"any_": states}}}}
+    def _runs(self, states: list[str], **more: Any) -> list[dict[str, Any]]:
+        wanted = {"flow_runs": {"state": {"type": {"any_": states}}, **more}}
         return self._ask("flow_runs/filter", wanted)
+
+    def _recently_crashed(self) -> list[dict[str, Any]]:
+        since = datetime.fromtimestamp(self._now, tz=UTC) - _RECENT
+        return self._runs(["CRASHED"], end_time={"after_": since.isoformat()})
+
+    def _unbegun_row(self, run: Mapping[str, Any]) -> StatusRow:
+        """A run whose process ended before the flow's first line, and what the process said."""
+        states = states_of(self._api, run["id"])
+        crashes = [state for state in states if state["type"] == "CRASHED"]
+        if not crashes:
+            return StatusRow(part=_name(run), state=run["state_type"].lower())
+        errors = {"logs": {"flow_run_id": {"any_": [run["id"]]}, "level": {"ge_": logging.ERROR}}}
+        said = [line["message"] for line in self._ask("logs/filter", errors)]
+        why = (said or [crashes[-1]["message"] or "its process ended"])[-1].strip().splitlines()[-1]
+        row = StatusRow(
+            part=_name(run),
+            state=run["state_type"].lower(),
+            since=_instant(crashes[-1]["timestamp"]),
+            progress=f"attempt {count_attempts(states)} of {MAX_ATTEMPTS}",
+        )
+        return _with_fault(row, Fault.STUCK_RUN, f"it died before it began: {why[:300]}")
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self._api.post(path, json=body).raise_for_status().json()

@@ -90,12 +90,3 @@ def _cpu_seconds(pid: int) -> float:
     with contextlib.suppress(psutil.Error):
         return float(sum(psutil.Process(pid).cpu_times()[:4]))
     return 0.0
-
-
-def listener(port: int) -> psutil.Process | None:
-    """The process that listens on a port of this machine, if it can be seen."""
-    for found in psutil.net_connections("tcp"):
-        if found.status == psutil.CONN_LISTEN and found.laddr[1:2] == (port,) and found.pid:
-            with contextlib.suppress(psutil.Error):
-                return psutil.Process(found.pid)
-    return None

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ostinato.flows.operating.server_access import is_own_server, open_api, own_access
 from ostinato.flows.operating.status.canaries import canary_rows
 from ostinato.flows.operating.status.flow_runs import PrefectRows
 from ostinato.flows.operating.status.ledger import champion_rows, ledger_rows, unusable_ledger
@@ -40,11 +41,12 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
     processes = ProcessTable()
     up = RunningUp(settings, processes)
     stages = StageRows(settings.home, processes, now, limits)
-    api = f"http://127.0.0.1:{settings.prefect_port}/api/"
     gateway = f"http://127.0.0.1:{settings.gateway_port}/healthz"
 
     def flow_runs() -> Iterator[StatusRow]:
-        with httpx.Client(base_url=api, timeout=limits.answer) as client:
+        if not is_own_server(settings.prefect_port, settings.home):
+            return
+        with open_api(own_access(settings, settings.prefect_port), limits.answer) as client:
             asked = PrefectRows(
                 client, up, processes, home=settings.home, now=now, thresholds=limits
             )
@@ -56,7 +58,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
         return stages.idle_seconds(cycle.opened_at) if is_here else None
 
     probes = [
-        Probe("server", lambda: [server_row(up, f"{api}health", now, limits)]),
+        Probe("server", lambda: [server_row(up, settings, now, limits)]),
         Probe("gateway", lambda: [gateway_row(up, gateway, limits)]),
         Probe("flow runs", flow_runs),
         Probe("disk", lambda: [disk_row(settings)]),

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from ostinato.flows.operating.status.processes import ProcessTable, listener, say_stopped
+from ostinato.flows.operating.server_access import is_own_server, listener
+from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.up import UP_FILE, ServiceState, UpState
 from ostinato.infra.platform.cluster.processes import is_alive
@@ -74,11 +75,19 @@ class RunningUp:
         return service is not None and now - service.since < _STARTING_SECONDS
 
 
-def server_row(up: RunningUp, url: str, now: float, thresholds: Thresholds) -> StatusRow:
-    """State of the Prefect server of this machine."""
+def server_row(up: RunningUp, settings: Settings, now: float, thresholds: Thresholds) -> StatusRow:
+    """State of the home's Prefect server. Another program on its port is none."""
+    port = settings.prefect_port
+    url = f"http://127.0.0.1:{port}/api/health"
     row = _listening_row("server", url, Fault.SILENT_SERVER, thresholds)
-    if row is not None:
+    if row is not None and is_own_server(port, settings.home):
         return row
+    if row is not None:
+        cause = (
+            f"port {port} is taken by {_name_listener(port)}, which is no Prefect server of this home; end it, or "
+            "set OSTINATO_PREFECT_PORT"
+        )
+        return StatusRow(part="server", state="not running", waits_for=f"port {port}", cause=cause)
     starting = StatusRow(part="server", state="starting")
     if up.is_starting(SERVER, now):
         return starting
@@ -115,7 +124,7 @@ def _listening_row(part: str, url: str, fault: Fault, limits: Thresholds) -> Sta
             return None
     process = listener(port)
     since = process.create_time() if process is not None else None
-    who = "another program" if process is None else f"process {process.pid}"
+    who = _name_listener(port)
     if process is not None and process.status() == psutil.STATUS_STOPPED:
         cause = say_stopped([process.pid])
         return StatusRow(part=part, state="silent", fault=fault, cause=cause)
@@ -129,6 +138,11 @@ def _listening_row(part: str, url: str, fault: Fault, limits: Thresholds) -> Sta
         return StatusRow(part=part, state="up", since=since)
     cause = f"{who} answers {status} on port {port}, wanted 200: see its log, or it is not ours"
     return StatusRow(part=part, state="failing", fault=fault, cause=cause)
+
+
+def _name_listener(port: int) -> str:
+    process = listener(port)
+    return "another program" if process is None else f"process {process.pid}"
 
 
 def _dead(part: str, since: float | None, cause: str) -> StatusRow:

@@ -52,7 +52,7 @@ from ostinato.infra.platform.cluster.workspace import (
     replace_text,
 )
 from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError, boundary
-from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.settings import Settings, load_launch, load_settings
 from ostinato.infra.platform.telemetry import fields, log_tail
 
 _logger = logging.getLogger(__name__)
@@ -175,9 +175,13 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
 def child_environment(settings: Settings) -> dict[str, str]:
     """Environment of a process that works beside this one with the same code and settings."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}
+    is_alone = settings.ray_address is None and load_launch() is None
+    # gloo takes the address that the host's name resolves to otherwise
+    near = {"GLOO_SOCKET_IFNAME": "lo"} if is_alone else {}
     return {
         **os.environ,
         **CHILD_ENVIRONMENT,
+        **near,
         **settings.to_environment(),
         **hidden,
     }

@@ -7,10 +7,13 @@ never from a Prefect process: Ray replaces its signal handlers.
 import logging
 import os
 import platform
+import secrets
 import socket
+import tempfile
 import uuid
 
 import ray
+from ray._private import ray_constants
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from ostinato.infra.platform.errors import ClusterError, ConfigError, boundary
@@ -29,6 +32,11 @@ _RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
 }
+# of a Ray on this machine alone, whose ports all listen on 127.0.0.1
+_ALONE_ENVIRONMENT = {
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray makes 127.0.0.1 a public address otherwise
+    "AUTOSCALER_METRIC_PORT": "-1",  # no such port: it would answer everybody
+}
 
 
 def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
@@ -39,6 +47,11 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
     if address is not None:
         _join(address)
         return
+    os.environ.update(_ALONE_ENVIRONMENT)
+    # Ray's own token would lie in a file that other users may read
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.pop("RAY_AUTH_MODE", None)  # Ray's default asks for the token
+    ray_constants.ENABLE_RAY_CLUSTER = False  # the variable comes too late for this process
     what = (
         f"Ray did not start on this machine with {num_cpus} CPUs and {object_store_bytes} bytes "
         "(`ostinato doctor --deep` shows what is missing)"
@@ -50,6 +63,8 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
         reraise=True,
     ):
         with trial, boundary(ClusterError, what):
+            # everybody may write into a session's folder, so it lies in one that is this user's alone
+            private = tempfile.mkdtemp(prefix="ostinato-ray-", dir="/tmp")
             ray.init(
                 address="local",
                 namespace=NAMESPACE,
@@ -60,6 +75,7 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
                 log_to_driver=False,
                 configure_logging=False,
                 _node_ip_address="127.0.0.1",
+                _temp_dir=f"{private}/ray",
             )
     _logger.info("ray is up %s", fields(cpus=num_cpus, object_store_bytes=object_store_bytes))
 

@@ -17,7 +17,7 @@ from ostinato.flows.commands.doctor.check import Check
 from ostinato.flows.commands.doctor.memory import estimate_memory
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.resuming import open_api
+from ostinato.flows.operating.server_access import ServerAccess, open_api, read_login
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
@@ -164,13 +164,13 @@ def test_disk_is_compared_with_what_the_recipe_may_fill(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def _prefect_server(home: Path, **environment: str) -> Iterator[httpx.Client]:
-    """The API of a server of its own, with a deployment that is due every minute."""
+    """The API of a home's server, with a deployment that is due every minute."""
     settings, port = _settings(home), find_free_port()
     told = {**local_prefect.prefect_environment(settings, port), **environment}
     with ServiceGroup() as group:
         group.start(local_prefect.server_service(settings, port, told))
-        login = environment.get("PREFECT_SERVER_API_AUTH_STRING")
-        with open_api(f"http://127.0.0.1:{port}/api", 120, login) as api:
+        login = told["PREFECT_SERVER_API_AUTH_STRING"]
+        with open_api(ServerAccess(told["PREFECT_API_URL"], login), 120) as api:
             flow = _make(api, "flows/", {"name": "toy"})
             schedule = {"schedule": {"interval": 60.0}, "active": True}
             body = {"name": "every minute", "flow_id": flow["id"], "schedules": [schedule]}
@@ -188,11 +188,11 @@ def _make(api: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def test_scheduler_that_does_not_schedule_is_named(tmp_path: Path, schedules: bool) -> None:
     enabled = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": str(schedules).lower()}
     with _prefect_server(tmp_path, **enabled) as api:
-        url = str(api.base_url)
+        url, login = str(api.base_url), read_login(_settings(tmp_path).home)
         if schedules:
             wait_until("a run", lambda: api.post("flow_runs/count", json={}).json(), 120)
-        now = services.check_schedules(url)
-        later = services.check_schedules(url, now=time.time() + 600)
+        now = services.check_schedules(url, login)
+        later = services.check_schedules(url, login, now=time.time() + 600)
     assert now.ok, "a deployment of a moment ago may wait"
     assert later.ok == schedules
     if not schedules:

@@ -61,7 +61,18 @@ async def test_variables_of_our_deployments_become_part_of_the_job(kind: PoolTyp
     assert set(values) <= known
     made = await configure(kind, values)
     assert made.stream_output is False
-    assert "PREFECT_FLOWS_HEARTBEAT_FREQUENCY" in str(made.env)
+    if kind != PoolType.PROCESS:  # its worker has it, and flow runs what their worker has
+        assert "PREFECT_FLOWS_HEARTBEAT_FREQUENCY" in str(made.env)
+
+
+async def test_a_process_takes_no_command_environment_or_folder_from_a_flow_run() -> None:
+    template = pool_template(PoolType.PROCESS, None)
+    assert template["variables"]["additionalProperties"] is False
+    values = {"command": "touch /x", "env": {"A": "b"}, "env.B": "c", "working_dir": "/tmp"}
+    made, plain = await configure(PoolType.PROCESS, values), await configure(PoolType.PROCESS, {})
+    assert isinstance(made, ProcessJobConfiguration)
+    assert (made.command, made.working_dir) == (plain.command, None)
+    assert {"A", "B"}.isdisjoint(made.env)
 
 
 async def test_a_container_has_the_home_and_what_boxes_need() -> None:

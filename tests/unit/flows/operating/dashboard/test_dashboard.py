@@ -15,6 +15,8 @@ from ostinato.infra.platform.settings import Settings
 from tests.fakes.open_canary import open_canary
 from tests.fakes.trained_home import NUM_STEPS, fill_home
 
+LOGIN = ("ostinato", "drawn")
+
 
 def here(home: Path) -> Settings:
     """Settings whose ports nobody listens on."""
@@ -23,12 +25,14 @@ def here(home: Path) -> Settings:
 
 
 def app_over(settings: Settings) -> FastAPI:
-    return build_app(SnapshotReader(settings).take, settings.home / "reports")
+    return build_app(SnapshotReader(settings).take, settings.home / "reports", ":".join(LOGIN))
 
 
-def client(app: FastAPI, host: str = "127.0.0.1:8401") -> httpx.AsyncClient:
+def client(
+    app: FastAPI, host: str = "127.0.0.1:8401", login: tuple[str, str] | None = LOGIN
+) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app)
-    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}")
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}", auth=login)
 
 
 def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
@@ -90,3 +94,15 @@ async def test_page_reports_and_snapshot_are_served_to_this_machine(tmp_path: Pa
         assert (await rebound.get("/snapshot")).status_code == 400
         for path in ("/", "/snapshot", "/events"):
             assert (await local.post(path)).status_code == 405
+
+
+@pytest.mark.parametrize("login", [None, ("ostinato", ""), ("", "drawn"), ("ostinato", "drawn ")])
+async def test_who_has_no_login_reads_nothing(
+    tmp_path: Path, login: tuple[str, str] | None
+) -> None:
+    async with client(app_over(here(tmp_path)), login=login) as stranger:
+        for path in ("/", "/snapshot", "/events", "/assets/dashboard.js", "/reports/a.html", "/no"):
+            answer = await stranger.get(path)
+            assert answer.status_code == httpx.codes.UNAUTHORIZED
+            assert answer.headers["www-authenticate"].startswith("Basic")
+            assert answer.content == b""

@@ -1,0 +1,130 @@
+"""Who may talk to the Prefect server of a home, and how the home's own commands do.
+
+The server, everything that speaks to it, and the dashboard share one login. It is drawn once and lies in a
+file that its owner alone can read; processes get it in their environment, never as an argument.
+"""
+
+import base64
+import contextlib
+import os
+import secrets
+import stat
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import psutil
+
+from ostinato.infra.platform.cluster.processes import processes_with
+from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.gateway.issued_keys import locked, write_private
+
+LOGIN_FILE = "prefect_login"
+USER = "ostinato"
+SERVER_MODULE = "ostinato.flows.operating.prefect_server"
+_OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_LOOPBACK = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")
+
+
+class ServerAccess(NamedTuple):
+    """Address of a Prefect server's API, and user:password if it wants them."""
+
+    url: str
+    login: str | None = None
+
+
+def read_login(home: Path) -> str:
+    """user:password of the home's Prefect server and dashboard. Drawn when there is none yet."""
+    path = home / LOGIN_FILE
+    with boundary(StorageError, f"the login of the Prefect server in {path}"):
+        if not path.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            with locked(path):  # of several first starts at once one draws it
+                if not path.exists():
+                    write_private(path, f"{USER}:{secrets.token_urlsafe(24)}\n".encode())
+        mode, login = path.stat().st_mode, path.read_text().strip()
+    if mode & _OPEN_TO_OTHERS:
+        raise ConfigError(
+            f"{path} has mode {stat.filemode(mode)} and others may know the login of the Prefect server, "
+            "wanted -rw-------: end `ostinato up`, delete the file, and a new login is drawn"
+        )
+    return login
+
+
+def is_own_server(port: int, home: Path) -> bool:
+    """Whether the Prefect server of this home listens on a port of this machine. The kernel says whose process it is,
+    so a stranger's server is told without a word to it.
+    """
+    found = listener(port)
+    own = processes_with("PREFECT_HOME", str(prefect_home(home)), (SERVER_MODULE,))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return found is not None and found.uids().effective == os.geteuid() and found.pid in own
+    return False
+
+
+def prefect_home(home: Path) -> Path:
+    """Where the home's Prefect processes keep their files."""
+    return home.resolve() / "prefect"
+
+
+def listener(port: int) -> psutil.Process | None:
+    """The process to which a connection to a port of 127.0.0.1 goes, if it can be seen."""
+    for found in psutil.net_connections("tcp"):
+        is_there = found.laddr in [(address, port) for address in _LOOPBACK]
+        if is_there and found.status == psutil.CONN_LISTEN and found.pid:
+            with contextlib.suppress(psutil.Error):
+                return psutil.Process(found.pid)
+    return None
+
+
+def own_access(settings: Settings, port: int) -> ServerAccess:
+    """Access to the home's own server on a port."""
+    return ServerAccess(f"http://127.0.0.1:{port}/api", read_login(settings.home))
+
+
+def basic_header(login: str) -> str:
+    """The authorization header of a request that has the login."""
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx.Client:
+    """A client of a Prefect server's API."""
+    return httpx.Client(base_url=access.url, timeout=timeout, auth=_Login(access))
+
+
+class _Login(httpx.Auth):
+    """Basic authentication, and the token that a server with protection against CSRF wants with each change."""
+
+    requires_response_body = True
+
+    def __init__(self, access: ServerAccess) -> None:
+        self._url = access.url.rstrip("/")
+        self._client, self._token = uuid.uuid4().hex, ""
+        self._headers = {"Authorization": basic_header(access.login)} if access.login else {}
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Sends a change again with a new token when the old one has expired."""
+        request.headers.update(self._headers)
+        if request.method == "GET":
+            yield request
+            return
+        for _ in range(2):
+            if not self._token:
+                query = {"client": self._client}
+                asked = httpx.Request(
+                    "GET", f"{self._url}/csrf-token", params=query, headers=self._headers
+                )
+                told = yield asked
+                if told.status_code == httpx.codes.UNAUTHORIZED:
+                    return
+                self._token = told.json()["token"] if told.is_success else ""
+            request.headers.update(
+                {"Prefect-Csrf-Client": self._client, "Prefect-Csrf-Token": self._token}
+            )
+            answer = yield request
+            if answer.status_code != httpx.codes.FORBIDDEN:
+                return
+            self._token = ""
