@@ -11,8 +11,8 @@ from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
-from ostinato.infra.platform.cluster.child import live_owners
 from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.cluster.processes import live_owners
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow

@@ -17,8 +17,7 @@ from rich.filesize import decimal
 
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.artifacts import open_artifacts
-from ostinato.infra.platform.cluster.child import live_owners
-from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.processes import is_alive, live_owners
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     LOG,

@@ -20,7 +20,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency._leases import maintain_concurrency_lease
 from prefect.exceptions import Abort, PrefectException
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
@@ -37,6 +37,7 @@ from ostinato.infra.platform.tracking.forwarding import tracked
 
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
+_CRASH_SECONDS, _COMMAND_SECONDS = 300.0, 10.0
 _CANCEL_LOOK_SECONDS = 5.0
 _CANCEL_PATIENCE_SECONDS = 12.0  # a worker ends an engine of its own sooner
 _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
@@ -164,6 +165,8 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
             check=raise_if_cancelled,
             settings=settings,
             alone=entry in _TRAINERS,
+            # a run of a deployment that crashed is found within minutes and goes on with its stage
+            outlive_seconds=_CRASH_SECONDS if deployment.id else _COMMAND_SECONDS,
         )
     return result.model_dump(mode="json")
 

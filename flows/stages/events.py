@@ -16,6 +16,7 @@ from ostinato.tasks.records import GateDecision
 
 CREATED, PROMOTED = "created", "promoted"
 REGRESSED, ROLLED_BACK = "regressed", "rolled-back"
+WITHDRAWN = "withdrawn"  # a canary that nobody could judge in time
 _SEND_SECONDS = 5.0  # the gateway asks again after five more
 
 

@@ -17,6 +17,7 @@ from ostinato.flows.stages.events import (
     PROMOTED,
     REGRESSED,
     ROLLED_BACK,
+    WITHDRAWN,
     tell_checkpoint,
     tell_gate,
     tell_now,
@@ -54,6 +55,12 @@ from ostinato.tasks.records import GateCheck, GateDecision, Scorecard, Split
 
 logger = logging.getLogger(__name__)
 
+# the event that tells of a canary's end
+_ENDS = {
+    Advice.PROMOTE: PROMOTED,
+    Advice.ROLL_BACK: REGRESSED,
+    Advice.EXPIRE: WITHDRAWN,
+}
 SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn from
 
 
@@ -220,7 +227,7 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     canary = serving.watch_canary(config.guard)
     ended = serving.untold_end()
     if ended is not None:
-        what = PROMOTED if ended.advice is Advice.PROMOTE else REGRESSED
+        what = _ENDS[ended.advice]
         key = f"{serving.name}/{ended.decision.gate_id}"
         if tell_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
             serving.note_told(ended)

@@ -3,7 +3,8 @@
 `observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept
 and judged at all, dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary`
 (the sequence of such tests over a canary). Sessions are the unit of randomisation, so each counts
-once however long it is. It moves no pointer: serving_line.py does.
+once however long it is. Nothing is promoted before enough sessions of both arms were judged by their
+users. It moves no pointer: serving_line.py does.
 """
 
 import statistics
@@ -24,6 +25,7 @@ from ostinato.tasks.records import Record
 
 CONTROL, CANDIDATE = "control", "candidate"
 _MISMATCH_P = 1e-4  # sessions dealt out otherwise than asked: no comparison of arms means anything
+_STARVED_P = 1e-6  # the same before a look, asked after every session
 
 
 class Observation(Record):
@@ -31,6 +33,9 @@ class Observation(Record):
 
     arm: str
     session_id: str
+    interaction_id: str = Field(
+        default="", description="the last observation of an interaction stands for it"
+    )
     kept: bool | None = Field(description="None: neither kept nor reverted")
     dissatisfied: bool
     latency_seconds: float | None
@@ -43,6 +48,7 @@ class Advice(StrEnum):
     FINE = "fine"  # no measure is significantly worse
     PROMOTE = "promote"  # fine at every look, the last included
     ROLL_BACK = "roll_back"  # users of the candidate are worse off
+    EXPIRE = "expire"  # too few sessions or judgements until the canary's last day
 
 
 class ArmMeasure(Record):
@@ -67,7 +73,7 @@ class GuardReport(Record):
 
 
 def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
-    """One observation per interaction. A revert after a keep counts as a revert."""
+    """One observation per row. A revert after a keep counts as a revert."""
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
@@ -82,6 +88,7 @@ def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
             Observation(
                 arm=row.arm,
                 session_id=row.session_id,
+                interaction_id=row.interaction_id,
                 kept=outcome,
                 dissatisfied=Signal.DISSATISFIED_FOLLOW_UP in said or Signal.ABANDONED in said,
                 latency_seconds=latency.value if latency is not None else None,
@@ -93,18 +100,22 @@ def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
 def settled(
     rows: Sequence[InteractionRow], config: GuardConfig, now: float
 ) -> list[InteractionRow]:
-    """Interactions in order up to the first that is too young, each with what was said in time.
+    """Interactions in order up to the first that is too young, each with what was said in time, and again
+    with each thing said later, all in the order of time.
 
-    What was settled once stays as it is, so a look repeated later sees the same.
+    New rows come last, so a look repeated later sees the same.
     """
-    found = []
+    found: list[tuple[float, InteractionRow]] = []
+    settled_at = 0.0
     for row in rows:
-        until = row.created_at + config.settle_seconds
-        if until > now:
+        settled_at = max(settled_at, row.created_at + config.settle_seconds)
+        if settled_at > now:
             break
-        said = tuple(event for event in row.feedback if event.created_at <= until)
-        found.append(row.model_copy(update={"feedback": said}))
-    return found
+        said_at = {event.created_at for event in row.feedback}
+        for until in {settled_at, *(at for at in said_at if settled_at < at <= now)}:
+            said = tuple(event for event in row.feedback if event.created_at <= until)
+            found.append((until, row.model_copy(update={"feedback": said})))
+    return [row for _, row in sorted(found, key=lambda one: (one[0], one[1].sequence))]
 
 
 def judge_canary(
@@ -113,12 +124,12 @@ def judge_canary(
     """Advice on an open canary from its observations in order. It may be asked at any time.
 
     The arms are compared at sizes fixed beforehand, each with an equal part of the significance, so
-    asking often adds no chance of a false alarm.
+    asking often adds no chance of a false alarm. A canary that waits at its last day expires.
     """
     for look in range(config.looks):
         seen, report = _look_at(observations, config, look)
         if report.advice is Advice.WAIT:
-            return report
+            return _while_waiting(observations, report, config, share, age_seconds)
         mismatch = _find_mismatch(seen, share)
         if mismatch:
             return GuardReport(advice=Advice.ROLL_BACK, reason=mismatch, measures=report.measures)
@@ -128,6 +139,23 @@ def judge_canary(
         return report
     is_old = age_seconds >= config.minimum_seconds
     return report.model_copy(update={"advice": Advice.PROMOTE if is_old else Advice.WAIT})
+
+
+def _while_waiting(
+    observations: Sequence[Observation],
+    report: GuardReport,
+    config: GuardConfig,
+    share: float,
+    age_seconds: float,
+) -> GuardReport:
+    """The report of a look that is not due, or why the canary ends without it."""
+    starved = _find_mismatch(observations, share, _STARVED_P)
+    if starved:
+        return report.model_copy(update={"advice": Advice.ROLL_BACK, "reason": starved})
+    if age_seconds < config.maximum_seconds:
+        return report
+    reason = f"undecided after {age_seconds / 3_600:.1f} h: {report.reason}"
+    return report.model_copy(update={"advice": Advice.EXPIRE, "reason": reason})
 
 
 def last_look(
@@ -147,31 +175,45 @@ def _look_at(
     observations: Sequence[Observation], config: GuardConfig, look: int
 ) -> tuple[list[Observation], GuardReport]:
     """The observations that a look is made on, and what it says."""
-    count = config.minimum_sessions << look
-    wanted = {"significance": config.significance / config.looks, "minimum_sessions": count}
-    seen = _first_of_both(observations, count)
-    return seen, compare_arms(seen, config.model_copy(update=wanted))
+    wanted = config.model_copy(
+        update={
+            "significance": config.significance / config.looks,
+            "minimum_sessions": config.minimum_sessions << look,
+            # a bad candidate is withdrawn on less than a promotion asks for
+            "minimum_judged_sessions": (
+                config.minimum_judged_sessions if look == config.looks - 1 else 0
+            ),
+        }
+    )
+    seen = _first_of_both(observations, wanted)
+    return seen, compare_arms(seen, wanted)
 
 
-def _first_of_both(observations: Sequence[Observation], count: int) -> list[Observation]:
-    """The observations up to the one with which both arms have `count` sessions."""
+def _first_of_both(observations: Sequence[Observation], config: GuardConfig) -> list[Observation]:
+    """The observations up to the one with which both arms have enough sessions, and judged ones."""
     found: list[Observation] = []
     sessions: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
+    judged: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     for seen in observations:
-        if min(len(names) for names in sessions.values()) >= count:
+        if (
+            min(len(names) for names in sessions.values()) >= config.minimum_sessions
+            and min(len(names) for names in judged.values()) >= config.minimum_judged_sessions
+        ):
             break
         found.append(seen)
         sessions[seen.arm].add(seen.session_id)
+        if seen.kept is not None:
+            judged[seen.arm].add(seen.session_id)
     return found
 
 
 def _sessions_of(observations: Sequence[Observation], arm: str) -> list[Observation]:
     """One observation for each session of the arm: what holds for at least half of it, and median latency."""
-    sessions: defaultdict[str, list[Observation]] = defaultdict(list)
-    for seen in observations:
+    sessions: defaultdict[str, dict[str, Observation]] = defaultdict(dict)
+    for number, seen in enumerate(observations):
         if seen.arm == arm:
-            sessions[seen.session_id].append(seen)
-    return [_as_one(session) for session in sessions.values()]
+            sessions[seen.session_id][seen.interaction_id or str(number)] = seen
+    return [_as_one(tuple(session.values())) for session in sessions.values()]
 
 
 def _as_one(session: Sequence[Observation]) -> Observation:
@@ -188,12 +230,16 @@ def _as_one(session: Sequence[Observation]) -> Observation:
     )
 
 
-def _find_mismatch(observations: Sequence[Observation], share: float) -> str:
+def _find_mismatch(
+    observations: Sequence[Observation], share: float, significance: float = _MISMATCH_P
+) -> str:
     """Why sessions cannot have been dealt out by the share (binomial test). Empty: they can."""
     sessions = {(seen.arm, seen.session_id) for seen in observations}
     of_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
+    if not sessions:
+        return ""
     p_value = scipy.stats.binomtest(of_candidate, len(sessions), share).pvalue
-    if p_value >= _MISMATCH_P:
+    if p_value >= significance:
         return ""
     return (
         f"sample ratio mismatch: the candidate has {of_candidate} of {len(sessions)} sessions, "
@@ -205,15 +251,20 @@ def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> Gu
     """Compares the sessions of the candidate arm with those of control."""
     control = _sessions_of(observations, CONTROL)
     candidate = _sessions_of(observations, CANDIDATE)
+    judged = min(len(_kept(control)), len(_kept(candidate)))
+    short = ""
     if min(len(control), len(candidate)) < config.minimum_sessions:
-        return GuardReport(
-            advice=Advice.WAIT,
-            reason=(
-                f"{len(control)} control and {len(candidate)} candidate sessions, "
-                f"wanted {config.minimum_sessions} each"
-            ),
-            measures=(),
+        short = (
+            f"{len(control)} control and {len(candidate)} candidate sessions, "
+            f"wanted {config.minimum_sessions} each"
         )
+    elif judged < config.minimum_judged_sessions:
+        short = (
+            f"edits kept or reverted in {len(_kept(control))} control and {len(_kept(candidate))} "
+            f"candidate sessions, wanted {config.minimum_judged_sessions} each"
+        )
+    if short:
+        return GuardReport(advice=Advice.WAIT, reason=short, measures=())
     measures = [
         _proportion("edit_kept", _kept(control), _kept(candidate), worse="less"),
         # users who say nothing any more must not look like users who keep what they get

@@ -65,7 +65,7 @@ class CanaryEnd(Record):
     """End of a canary by the guard."""
 
     decision: GateDecision = Field(description="of the gate, which it began with")
-    advice: Advice = Field(description="promote, or roll back: users fared worse")
+    advice: Advice = Field(description="promote, roll back: users fared worse, or expire")
     reason: str
 
     @property
@@ -224,7 +224,7 @@ class ServingLine:
         report = judge_canary(
             observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
         )
-        if report.advice not in (Advice.PROMOTE, Advice.ROLL_BACK):
+        if report.advice in (Advice.WAIT, Advice.FINE):
             return canary
         self._note_end(canary, report.reason, report.advice)
         return None

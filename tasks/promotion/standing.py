@@ -16,6 +16,7 @@ class ArmStanding(Record):
     share: float = Field(description="of the sessions that it answers")
     interactions: int
     sessions: int = Field(description="settled: the guard counts them")
+    judged_sessions: int = Field(description="of those, the ones with an edit kept or reverted")
 
 
 class TestStanding(Record):
@@ -26,9 +27,12 @@ class TestStanding(Record):
     looks_done: int
     looks: int
     next_look_sessions: int | None = Field(description="of each arm; None: all looks are done")
+    next_look_judged_sessions: int = Field(description="of each arm, which the last look waits for")
     said: str = Field(description="by the last look; empty before the first")
     promoted_from: float
     """instant before which it is not promoted, in seconds since the epoch"""
+    withdrawn_from: float
+    """instant from which it is withdrawn if the last look was not made by then"""
 
 
 class CanaryStanding(Record):
@@ -65,11 +69,13 @@ def _arm(
     rows: list[InteractionRow],
     ready: list[InteractionRow],
 ) -> ArmStanding:
+    seen = [one for one in observe(ready) if one.arm == name]
     return ArmStanding(
         checkpoint=checkpoint,
         share=share,
         interactions=sum(row.arm == name for row in rows),
-        sessions=len({row.session_id for row in ready if row.arm == name}),
+        sessions=len({one.session_id for one in seen}),
+        judged_sessions=len({one.session_id for one in seen if one.kept is not None}),
     )
 
 
@@ -79,6 +85,10 @@ def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> T
         looks_done=done,
         looks=config.looks,
         next_look_sessions=config.minimum_sessions << done if done < config.looks else None,
+        next_look_judged_sessions=(
+            config.minimum_judged_sessions if done == config.looks - 1 else 0
+        ),
         said="" if report is None else report.reason,
         promoted_from=canary.started_at + config.minimum_seconds,
+        withdrawn_from=canary.started_at + config.maximum_seconds,
     )

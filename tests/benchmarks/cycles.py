@@ -116,7 +116,8 @@ def run_canary(
     guard, share = canary.guard, canary.share
     name = f"candidate-{chance.integers(2**62)}"
     rows = Users(name, traffic, users, chance).rows(sessions_for(canary))
-    told = observe(settled(rows, guard, rows[-1].created_at + guard.settle_seconds))
+    ready = settled(rows, guard, rows[-1].created_at + guard.settle_seconds)
+    told = observe(ready)
     report = judge_canary(told, guard, share, guard.minimum_seconds)
     sessions = {CONTROL: set(), CANDIDATE: set()}
     wanted = min(report.measures[1].control_count, report.measures[1].candidate_count)
@@ -132,8 +133,8 @@ def run_canary(
         advice=report.advice,
         is_mismatch=report.reason.startswith("sample ratio mismatch"),
         sessions=len(sessions[CANDIDATE]),
-        interactions=sum(seen.arm == CANDIDATE for seen in told[:answers]),
-        seconds=rows[answers - 1].created_at + guard.settle_seconds + FOLLOW_SECONDS,
+        interactions=len({seen.interaction_id for seen in told[:answers] if seen.arm == CANDIDATE}),
+        seconds=ready[answers - 1].created_at + guard.settle_seconds + FOLLOW_SECONDS,
     )
 
 

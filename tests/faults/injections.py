@@ -25,8 +25,8 @@ from pydantic import SecretStr
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.status.rows import Thresholds
 from ostinato.flows.operating.up import write_state
-from ostinato.infra.platform.cluster.child import live_owners, run_child
-from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.processes import is_alive, live_owners
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find_free_port
 from ostinato.infra.platform.cluster.stage_status import (

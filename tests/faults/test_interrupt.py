@@ -96,8 +96,8 @@ def test_stopped_at_three_moments_nothing_is_left(home: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3_000)
-def test_stopped_at_thirty_moments_nothing_is_left(home: Path) -> None:
-    check_moments(home, 30, seed=2)
+def test_stopped_at_fifteen_moments_nothing_is_left(home: Path) -> None:
+    check_moments(home, 15, seed=2)
 
 
 @pytest.mark.slow

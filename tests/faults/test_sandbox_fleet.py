@@ -15,21 +15,27 @@ from ostinato.infra.platform.errors import ClusterError, SandboxLost
 from ostinato.infra.sandbox.fleet.client import FleetClient
 from ostinato.infra.sandbox.fleet.node import NodeLoad
 from ostinato.infra.sandbox.fleet.repositories import start_node
-from ostinato.infra.sandbox.protocol import SandboxLimits
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
 from tests.fakes.repositories import WORDKIT, open_repository
 
 # Ray starts within 5 s on two idle cores; a busy machine needs more
 pytest_plugins = ["tests.fakes.ray_here"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-async def _start(name: str, num_nodes: int) -> list[ActorHandle]:
+async def _start(
+    name: str, num_nodes: int, kind: SandboxKind = SandboxKind.NAMESPACE
+) -> list[ActorHandle]:
     repositories = [open_repository(WORDKIT)]
-    limits = SandboxLimits(start_seconds=60.0)
+    is_machine = kind is SandboxKind.MICROVM
+    limits = SandboxLimits(
+        start_seconds=300.0 if is_machine else 60.0,
+        **({"memory_bytes": 256 << 20, "writable_bytes": 32 << 20} if is_machine else {}),
+    )
     nodes = [
-        start_node(name, this_node(), index, repositories, limits, most_boxes=16)
+        start_node(name, this_node(), index, repositories, limits, kind, most_boxes=16)
         for index in range(num_nodes)
     ]
     await asyncio.gather(*map(_load, nodes))
@@ -46,6 +52,7 @@ async def _until(condition, seconds: float = 120.0) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_killed_holder_gives_its_boxes_back(ray_here):
     async def kill_and_wait() -> int:
         (node,) = await _start("killed-holder", 1)
@@ -69,11 +76,20 @@ def test_killed_holder_gives_its_boxes_back(ray_here):
     assert asyncio.run(kill_and_wait()) == 3
 
 
-def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here):
+@pytest.mark.parametrize(
+    ("kind", "num_boxes"),
+    [
+        pytest.param(SandboxKind.NAMESPACE, 6, marks=pytest.mark.slow),
+        pytest.param(SandboxKind.MICROVM, 2, marks=[pytest.mark.microvm, pytest.mark.nightly]),
+    ],
+)
+def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here, kind, num_boxes):
+    name = f"killed-node-{kind.value}"
+
     async def kill_and_wait() -> tuple[list[bool], list[bool]]:
-        nodes = await _start("killed-node", 2)  # they live as long as a handle
-        client = FleetClient("killed-node", lease_seconds=60.0)
-        boxes = [await client.acquire("wordkit") for _ in range(6)]
+        nodes = await _start(name, 2, kind)  # they live as long as a handle
+        client = FleetClient(name, lease_seconds=60.0)
+        boxes = [await client.acquire("wordkit") for _ in range(num_boxes)]
         is_doomed = [box.node_name == boxes[0].node_name for box in boxes]
         node = find_actor(boxes[0].node_name)
         assert node is not None

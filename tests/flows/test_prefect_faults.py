@@ -20,8 +20,7 @@ from ostinato.flows.operating.deploying import FAILED_CYCLES, QUEUES, automation
 from ostinato.flows.operating.resuming import resume_overdue
 from ostinato.flows.operating.run_names import name_waiting_runs
 from ostinato.flows.stages.naming import as_key
-from ostinato.infra.platform.cluster.child import live_owners
-from ostinato.infra.platform.cluster.processes import is_alive
+from ostinato.infra.platform.cluster.processes import is_alive, live_owners
 from ostinato.infra.platform.cluster.workspace import PROCESS, ProcessMark, read_record
 from ostinato.infra.platform.ledger import open_ledger
 from tests.fakes.prefect_here import PrefectHere, prefect_here, run_python, wait_until

@@ -61,13 +61,26 @@ def _waits_for(one: CanaryStanding, now: float, *, is_served: bool) -> str:
     if test is None:
         where = "is another recipe's" if is_served else "runs elsewhere or not at all"
         return f"the gateway of the line, which {where}"
-    seen = f"control {one.control.sessions}, candidate {one.candidate.sessions} so far"
+    arms = {"control": one.control, "candidate": one.candidate}
     if test.next_look_sessions is not None:
-        return f"{test.next_look_sessions} settled sessions of each arm, {seen}"
+        seen = ", ".join(f"{name} {arm.sessions}" for name, arm in arms.items())
+        wanted = f"{test.next_look_sessions} settled sessions of each arm, {seen} so far"
+        if test.next_look_judged_sessions:
+            judged = ", ".join(f"{name} {arm.judged_sessions}" for name, arm in arms.items())
+            wanted += (
+                f"; {test.next_look_judged_sessions} of each arm with an edit kept or reverted, "
+                f"{judged} so far"
+            )
+        return f"{wanted}; withdrawn without them on {_told(test.withdrawn_from)}"
     return f"its age, {max(0.0, test.promoted_from - now) / 60:.0f} min more"
 
 
 def _said(test: TestStanding) -> str:
     told = f"{test.looks_done} of {test.looks} looks done"
-    earliest = time.strftime("%Y-%m-%d %H:%M", time.localtime(test.promoted_from))
-    return f"{told}{test.said and ', ' + test.said}; not promoted before {earliest}"
+    return (
+        f"{told}{test.said and ', ' + test.said}; not promoted before {_told(test.promoted_from)}"
+    )
+
+
+def _told(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -1,5 +1,5 @@
 """Heavy work in a supervised child process: started once, found again, ended with its whole
-session.
+session. One that nobody waits for any more ends itself, later where another supervisor may come.
 
 When the directory already holds the result of the same request nothing runs; when a child of it
 still lives (its supervisor was killed) that one is watched and no second one started.
@@ -25,8 +25,11 @@ from ostinato.infra.platform.cluster.child_main import ALONE, EXIT_LOCKED
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
     is_elsewhere,
+    is_ending,
     kill_session,
+    live_owners,
     mark_process,
+    undisturbed,
 )
 from ostinato.infra.platform.cluster.workspace import (
     ENDING,
@@ -59,6 +62,8 @@ _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _MARK_WAIT_SECONDS = 20.0
+_NESTED_GRACE_SECONDS = 4.0  # this process is given eight
+_OUTLIVE_SECONDS = 10.0
 _SILENCE_SECONDS = 12.0  # more than twice the pause between two beats of a child
 _FULL_DISK_BYTES = 64 * 1024
 # torch's CPU allocator returns big blocks to the kernel after each step without these
@@ -87,13 +92,15 @@ def run_child(
     check: Callable[[], None] = lambda: None,
     settings: Settings | None = None,
     alone: bool = False,
+    outlive_seconds: float = _OUTLIVE_SECONDS,
 ) -> R:
     """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
 
     Raises the child's own typed error, ClusterError when it was killed. Any exception in the
     caller, KeyboardInterrupt and what `check` raises while it waits included, ends the child's whole
     session before it propagates, unless another supervisor waits for the same child. `alone`: the
-    child waits for the lock of the machine's device and holds it to its end, as trainers do.
+    child waits for the lock of the machine's device and holds it to its end, as trainers do. A child
+    of which every supervisor was killed ends itself after `outlive_seconds`.
     """
     directory = directory.absolute()
     with boundary(StorageError, f"making {directory}"):
@@ -103,7 +110,7 @@ def run_child(
     if done is not None:
         return done
     settings = settings or load_settings()
-    order = _Order(directory, envelope, child_environment(settings), alone)
+    order = _Order(directory, envelope, child_environment(settings), alone, outlive_seconds)
     owner = directory / OWNERS / uuid.uuid4().hex
     while True:
         with boundary(StorageError, f"starting a child in {directory}"):
@@ -111,7 +118,8 @@ def run_child(
         try:
             exit_code = _watch(child, on_progress, check, _Pulse(directory, settings))
         except BaseException as error:
-            _give_up(child, directory, owner, error)
+            with undisturbed():
+                _give_up(child, directory, owner, error)
             raise
         owner.unlink(missing_ok=True)
         # a child that died by a signal may leave its own children behind
@@ -133,6 +141,7 @@ class _Order:
     envelope: RequestEnvelope
     environment: Mapping[str, str]
     alone: bool
+    outlive_seconds: float
 
 
 @dataclass
@@ -154,7 +163,8 @@ class _Child:
 
     def kill(self) -> None:
         """End its whole session."""
-        kill_session(self.mark)
+        grace = {"grace_seconds": _NESTED_GRACE_SECONDS} if is_ending.is_set() else {}
+        kill_session(self.mark, **grace)
         if self.process is not None:
             self.process.wait()
 
@@ -207,12 +217,6 @@ def note_ending(directory: Path, reason: str, *, is_error: bool = False) -> None
     ending = Ending(is_error=is_error, reason=reason.strip(), at=time.time())
     with contextlib.suppress(OSError):  # a full disk is no reason to leave the child running
         replace_text(directory / ENDING, ending.model_dump_json())
-
-
-def live_owners(directory: Path) -> list[ProcessMark]:
-    """Supervisors that wait for the child of a directory."""
-    marks = [read_record(path, ProcessMark) for path in (directory / OWNERS).glob("[!.]*")]
-    return [mark for mark in marks if mark is not None and is_alive(mark)]
 
 
 @contextlib.contextmanager
@@ -295,6 +299,7 @@ def _start(order: _Order) -> _Child:
         "ostinato.infra.platform.cluster.child_main",
         envelope.entry,
         str(directory),
+        str(order.outlive_seconds),
         *([ALONE] if order.alone else []),
     ]
     with (directory / LOG).open("ab") as log:
@@ -371,6 +376,8 @@ def _watch(
 ) -> int:
     while True:
         check()
+        if is_ending.is_set():
+            raise ClusterError(f"process {os.getpid()} was told to end while {child.mark.pid} ran")
         exit_code = child.exit_code()
         progress = pulse.newer_progress(must_live=exit_code is None)
         if on_progress is not None and progress is not None:

@@ -1,4 +1,5 @@
-"""The program that a supervised child runs: `python -m ostinato.infra.platform.cluster.child_main ENTRY DIRECTORY [--alone]`.
+"""The program that a supervised child runs:
+`python -m ostinato.infra.platform.cluster.child_main ENTRY DIRECTORY OUTLIVE_SECONDS [--alone]`.
 
 It holds the lock of the directory for as long as it lives, so a second child of the same directory
 ends at once.
@@ -8,6 +9,7 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -23,7 +25,12 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 
 from ostinato.infra.platform.cluster.device import device_alone
-from ostinato.infra.platform.cluster.processes import mark_process
+from ostinato.infra.platform.cluster.processes import (
+    is_ending,
+    kill_session,
+    live_owners,
+    mark_process,
+)
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     HEARTBEAT,
@@ -62,14 +69,16 @@ _logger = logging.getLogger(__name__)
 Main = Callable[[BaseModel, Workspace], BaseModel]
 
 
-def main(entry: str, directory: Path, *, alone: bool = False) -> int:
+def main(
+    entry: str, directory: Path, outlive_seconds: float = math.inf, *, alone: bool = False
+) -> int:
     """Runs one request to its end. `alone`: under the lock of this machine's device. The exit code."""
     lock = (directory / LOCK).open("w")
     if not try_lock(lock):
         return EXIT_LOCKED
     replace_text(directory / PROCESS, mark_process(os.getpid()).model_dump_json())
     signal.signal(signal.SIGTERM, _end)
-    threading.Thread(target=_beat, args=(directory / HEARTBEAT,), daemon=True).start()
+    threading.Thread(target=_beat, args=(directory, outlive_seconds), daemon=True).start()
     configure_logging()
     _logger.info("child starts %s", fields(entry=entry, pid=os.getpid(), directory=directory))
     try:
@@ -83,12 +92,20 @@ def main(entry: str, directory: Path, *, alone: bool = False) -> int:
     return 0
 
 
-def _beat(path: Path) -> None:
-    """Touches the file for ever, at least four times per heartbeat limit."""
-    seconds = min(_BEAT_SECONDS, load_settings().heartbeat_limit_seconds / 4)
+def _beat(directory: Path, outlive_seconds: float) -> None:
+    """Touches the heartbeat at least four times per heartbeat limit, and ends this session once nobody has
+    waited for it for `outlive_seconds`.
+    """
+    seconds = min(_BEAT_SECONDS, load_settings().heartbeat_limit_seconds / 4, outlive_seconds / 2)
+    wanted_at = time.monotonic()
     while True:
         with contextlib.suppress(OSError):
-            path.touch()
+            (directory / HEARTBEAT).touch()
+            if live_owners(directory):
+                wanted_at = time.monotonic()
+        if time.monotonic() - wanted_at > outlive_seconds:
+            _logger.warning("child ends, nobody waits for it %s", fields(directory=directory))
+            kill_session(mark_process(os.getpid()))
         time.sleep(seconds)
 
 
@@ -142,10 +159,13 @@ def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:
 
 
 def _end(_signal_number: int, _frame: FrameType | None) -> NoReturn:
+    is_ending.set()
     sys.exit(EXIT_TERMINATED)  # as an exception, so that cleanup in the stage runs
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1], Path(sys.argv[2]), alone=ALONE in sys.argv[3:])
+    exit_code = main(
+        sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), alone=ALONE in sys.argv[4:]
+    )
     sys.stderr.flush()
     sys.exit(exit_code)

@@ -8,19 +8,22 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
-from ostinato.infra.platform.cluster.workspace import ProcessMark
+from ostinato.infra.platform.cluster.workspace import OWNERS, ProcessMark, read_record
 
 _TERMINATE_GRACE_SECONDS = 8.0
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _CLOCK_TOLERANCE_SECONDS = 1.5
-
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+is_ending = threading.Event()
+"""Set once this process, a supervised child, was told to end: what its threads supervise ends too."""
 
 _HOST = socket.gethostname()
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -47,6 +50,26 @@ def is_alive(mark: ProcessMark) -> bool:
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def live_owners(directory: Path) -> list[ProcessMark]:
+    """Supervisors that wait for the child of a directory."""
+    marks = [read_record(path, ProcessMark) for path in (directory / OWNERS).glob("[!.]*")]
+    return [mark for mark in marks if mark is not None and is_alive(mark)]
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets the block, which ends processes, go on when the main thread is told to end once more."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in END_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECONDS) -> int:

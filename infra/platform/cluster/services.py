@@ -21,6 +21,7 @@ from typing import IO
 import httpx
 import psutil
 
+from ostinato.infra.platform.cluster.processes import END_SIGNALS, undisturbed
 from ostinato.infra.platform.errors import ClusterError, ConfigError
 from ostinato.infra.platform.telemetry import log_tail
 
@@ -36,7 +37,7 @@ def interrupt_on_signals() -> None:
     """Makes SIGINT, SIGTERM and SIGHUP a KeyboardInterrupt of this process. A shell that starts a
     program in the background hands down an ignored SIGINT; an ignored SIGHUP is the user's wish (nohup).
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in END_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
 
@@ -55,11 +56,8 @@ def run_foreground(
         meanwhile()
         return process.wait()
     except BaseException:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one ends nothing sooner
-        try:
+        with undisturbed():  # a second one ends nothing sooner
             _end_foreground(process)
-        finally:
-            signal.signal(signal.SIGINT, before)
         raise
 
 
@@ -154,7 +152,8 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
         self.running: list[RunningService] = []
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        with undisturbed():
+            self.stop()
 
     def launch(self, service: Service) -> RunningService:
         """Starts a service without waiting for it."""

@@ -118,7 +118,8 @@ function arm({ checkpoint, share, interactions, sessions }) {
 function canary({ line, since, control, candidate, test }, now) {
   const looks = !test ? "not tested by this machine's `ostinato up`" :
     `${test.looks_done} of ${test.looks} looks done` +
-    (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`);
+    (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`) +
+    (test.next_look_judged_sessions === 0 ? "" : `, ${test.next_look_judged_sessions} with an edit kept or reverted`);
   const from = test ? new Date(1000 * test.promoted_from).toLocaleString() : "";
   return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.said : "", from] };
 }

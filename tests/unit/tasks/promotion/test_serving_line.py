@@ -175,6 +175,51 @@ def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
     assert line.untold_end() is None
 
 
+@pytest.mark.parametrize("settle_seconds", [0.0, 10.0])
+@pytest.mark.parametrize("said_at", [None, 30.0])
+def test_canary_that_nobody_judged_in_time_is_withdrawn_and_one_that_all_revert_late_too(
+    ledger: Ledger, settle_seconds: float, said_at: float | None
+) -> None:
+    """Feedback after the settle time, and none at all: neither promotes."""
+    guard = GUARD.model_copy(update={"settle_seconds": settle_seconds, "maximum_seconds": 1_000.0})
+    now = [0.0]
+    line = ServingLine(ledger, "nano", clock=lambda: now[0])
+    line.decide(decision("a"))
+    line.start_canary(decision("b"), 0.5)
+    for index in range(60):
+        arm, checkpoint = (("control", "a"), ("candidate", "b"))[index % 2]
+        answered = new_interaction(f"i{index}", "nano", checkpoint)
+        ledger.interactions.record(
+            answered.model_copy(
+                update={"arm": arm, "created_at": 1.0, "session_id": f"session{index}"}
+            )
+        )
+        if said_at is not None:
+            signal = "edit_kept" if arm == "control" else "edit_reverted"
+            ledger.interactions.add_feedback(
+                FeedbackRow(
+                    feedback_id=f"f{index}",
+                    interaction_id=f"i{index}",
+                    signal=signal,
+                    value=1.0,
+                    created_at=said_at,
+                )
+            )
+    advice = Advice.ROLL_BACK if said_at is not None else Advice.EXPIRE
+    for at in (25.0, 999.0, 1_000.0):
+        now[0] = at
+        line.watch_canary(guard)
+        assert champion(ledger) == "a"
+    end = line.untold_end()
+    assert end is not None
+    assert (end.advice, line.canary()) == (advice, None)
+    if advice is Advice.EXPIRE:
+        assert end.reason == (
+            "undecided after 0.3 h: edits kept or reverted in 0 control and 0 candidate sessions, "
+            "wanted 20 each"
+        )
+
+
 def open_canary(ledger: Ledger) -> None:
     """A canary of b against a, whose users say that b is as good."""
     line = ServingLine(ledger, "nano", clock=lambda: 0.0)
@@ -343,5 +388,7 @@ def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Led
     assert (test.looks_done, test.looks, test.next_look_sessions) == (2, 3, 40)
     assert test.said.startswith("not worse: edit_kept 1 -> 1")
     assert test.promoted_from == 50.0
+    assert (test.next_look_judged_sessions, found.candidate.judged_sessions) == (20, 20)
+    assert test.withdrawn_from == guard.maximum_seconds
     assert standing_of(line, canary, None, 60.0).test is None
     assert line.canary() == canary

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
 
+from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, EngineError
 
@@ -61,6 +63,33 @@ def count(request: CountRequest, workspace: Workspace) -> CountResult:
         raise EngineError("replica 3 is gone")
     return CountResult(
         counted=request.steps, steps_this_attempt=request.steps - first, pid=os.getpid()
+    )
+
+
+def nest(request: CountRequest, workspace: Workspace) -> CountResult:
+    """Supervises two children in threads, as an evaluation does its shards, each with a process of its own."""
+
+    def supervise(index: int) -> CountResult:
+        return run_child(
+            "tests.unit.infra.platform.cluster.entries:count",
+            request.model_copy(update={"grandchild": True}),
+            CountResult,
+            directory=workspace.directory / f"nested{index}",
+            on_progress=lambda seen: workspace.progress.update(seen.done, seen.total, "nested"),
+        )
+
+    with ThreadPoolExecutor(2) as threads:
+        first, _ = threads.map(supervise, range(2))
+        return first
+
+
+def nest_alone(request: CountRequest, workspace: Workspace) -> CountResult:
+    """Supervises a child in the main thread."""
+    return run_child(
+        "tests.unit.infra.platform.cluster.entries:count",
+        request.model_copy(update={"grandchild": True}),
+        CountResult,
+        directory=workspace.directory / "nested0",
     )
 
 

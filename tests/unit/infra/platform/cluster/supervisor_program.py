@@ -1,18 +1,18 @@
-"""A supervisor in a process of its own, for tests that kill it: DIRECTORY STEPS RELEASE_FILE."""
+"""A supervisor in a process of its own, for tests that end it: DIRECTORY STEPS RELEASE_FILE [ENTRY]."""
 
-import signal
 import sys
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from tests.unit.infra.platform.cluster.entries import CountRequest, CountResult
 
 if __name__ == "__main__":
-    # a shell that starts tests in the background hands down an ignored SIGINT
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt_on_signals()  # as commands do
+    entry = sys.argv[4] if len(sys.argv) > 4 else "count"
     request = CountRequest(steps=int(sys.argv[2]), release_file=sys.argv[3], grandchild=True)
     run_child(
-        "tests.unit.infra.platform.cluster.entries:count",
+        f"tests.unit.infra.platform.cluster.entries:{entry}",
         request,
         CountResult,
         directory=Path(sys.argv[1]),

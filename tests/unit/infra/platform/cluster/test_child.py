@@ -32,7 +32,7 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from tests.fakes.processes import is_running
+from tests.fakes.processes import is_running, of_home, wait_for_end
 from tests.unit.infra.platform.cluster.entries import (
     CountRequest,
     CountResult,
@@ -256,6 +256,52 @@ def test_interrupted_supervisor_takes_the_whole_session_along(tmp_path: Path, nu
 
     assert not is_running(child_pid)
     assert not is_running(grandchild)
+
+
+def _supervise_nested(home: Path, entry: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A supervisor of a child that supervises others, all at work, and the process id of that child."""
+    work = home / "work"
+    program = "tests.unit.infra.platform.cluster.supervisor_program"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", program, str(work), "1", str(home / "never"), entry],
+        env=os.environ | {"OSTINATO_HOME": str(home)},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    for index in range(2 if entry == "nest" else 1):
+        _await((work / f"nested{index}" / "waiting").exists)
+    return supervisor, _pid(work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "of_supervisor", "of_child"),
+    [
+        ("nest", [signal.SIGTERM], []),
+        ("nest", [signal.SIGINT, signal.SIGINT], []),
+        ("nest", [signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]),
+        ("nest", [], [signal.SIGTERM]),
+        ("nest", [], [signal.SIGKILL]),
+        ("nest", [signal.SIGKILL], []),
+        ("nest_alone", [signal.SIGKILL], [signal.SIGKILL]),
+    ],
+)
+def test_end_of_a_supervisor_or_its_child_ends_children_of_children(
+    tmp_path: Path,
+    entry: str,
+    of_supervisor: list[signal.Signals],
+    of_child: list[signal.Signals],
+) -> None:
+    """Sessions of their own, started by threads: a signal to the outer ones reaches all of them."""
+    supervisor, child_pid = _supervise_nested(tmp_path, entry)
+    assert len(of_home(tmp_path)) == (6 if entry == "nest" else 4)
+    for number in of_child:
+        os.kill(child_pid, number)
+    for number in of_supervisor:
+        supervisor.send_signal(number)
+        time.sleep(0.5)
+    supervisor.wait(30)
+    is_killed = signal.SIGKILL in (*of_supervisor, *of_child)
+    wait_for_end(lambda: of_home(tmp_path), 25 if is_killed else 10)
 
 
 def test_live_child_of_another_request_is_not_disturbed(tmp_path: Path) -> None:

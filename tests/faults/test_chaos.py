@@ -1,0 +1,172 @@
+"""SIGKILL of a drawn process of an RL run under way, or of a whole process group, again and again: all of it is
+recovered, nothing is trained twice, nothing is left.
+"""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_metrics
+from tests.fakes.processes import command_line, is_running, of_home, wait_for_end
+from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
+
+SUPERVISOR, DRIVER = "chaos_program", "child_main"
+STEPS_PER_KILL = 8  # some kills take seconds to be seen, and steps are short
+_LEFT_SECONDS = 60.0  # what a killed supervisor leaves ends itself after ten, on an idle machine
+
+
+def kind_of(process: psutil.Process) -> str:
+    """What a process of a run does: an actor's class, or its program."""
+    command = command_line(process)
+    found = re.search(r"ray::(\w+)|(chaos_program|child_main|bwrap|gcs_server|raylet) ", command)
+    return "" if found is None else found[1] or found[2]
+
+
+class Run:
+    """An RL run in a home of its own, started again whenever a kill has ended it."""
+
+    def __init__(self, home: Path, steps: int, seed: int) -> None:
+        self.home, self.steps = home, steps
+        self.dice = random.Random(seed)
+        self.hit: Counter[str] = Counter()
+        self.starts = 0
+        request = miniature_request(home, "chaos", steps, world_size=2, boxes="fleet")
+        (home / "request.json").write_text(request.model_dump_json())
+        self.settings = Settings(home=home, cpu_limit=2)
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", f"tests.faults.{SUPERVISOR}", str(self.home)],
+            env={**os.environ, **self.settings.to_environment()},
+            cwd=Path(__file__).parents[2],
+        )
+
+    @property
+    def steps_taken(self) -> int:
+        return len(read_metrics(self.home / "run" / "metrics.jsonl"))
+
+    def await_step(self) -> None:
+        """Until the next step's line, starting the run again when it has ended."""
+        taken = self.steps_taken
+        while self.steps_taken <= taken or self.process.poll() is not None:
+            self._start_again_if_ended()
+            time.sleep(0.05)
+
+    def _start_again_if_ended(self) -> None:
+        """At once: a driver that outlived its supervisor is found again, or what it left is ended."""
+        if self.process.poll() is not None:
+            assert self.process.returncode != 0, f"ended after {self.steps_taken} steps"
+            self.process = self._start()
+
+    def kill(self) -> None:
+        """One process of a drawn kind, or its whole process group, or all of the run."""
+        found = defaultdict(list)
+        for process in of_home(self.home):
+            for one in (process, *children_of(process)):
+                if kind_of(one):
+                    found[kind_of(one)].append(one)
+        kinds = sorted(
+            {*found, "all"} - {""}, key=lambda kind: (self.hit[kind], self.dice.random())
+        )
+        kind = kinds[0]
+        self.hit[kind] += 1
+        if kind == "all":
+            for process in of_home(self.home):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return
+        victim = self.dice.choice(found[kind])
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            group = os.getpgid(victim.pid)
+            if self.dice.random() < 0.3 and group != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)
+            else:
+                victim.kill()
+
+    def finish(self) -> None:
+        """To the end, starting it again when it has ended without one."""
+        while self.process.wait() != 0:
+            self._start_again_if_ended()
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Boxes, which are told of no home."""
+    try:
+        return [one for one in process.children() if kind_of(one) == "bwrap"]
+    except psutil.Error:
+        return []
+
+
+def left_of(home: Path, before: set[int]) -> Callable[[], list[psutil.Process]]:
+    """Finds the processes of a home, and boxes that nobody holds any more."""
+
+    def find() -> list[psutil.Process]:
+        boxes = [
+            one
+            for one in psutil.process_iter()
+            if one.pid not in before and kind_of(one) == "bwrap" and is_running(one)
+        ]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [*of_home(home), *(one for one in boxes if one.ppid() == 1)]
+        return [*of_home(home), *boxes]
+
+    return find
+
+
+def check_chaos(home: Path, kills: int, seed: int) -> Counter[str]:
+    """Kills after as many steps, and the laws of a run that was never killed."""
+    before = {process.pid for process in psutil.process_iter()}
+    run = Run(home, STEPS_PER_KILL * kills, seed)
+    for _ in range(kills):
+        run.await_step()
+        time.sleep(run.dice.random())
+        run.kill()
+    run.finish()
+    rows = Ledger(run.settings.ledger_url).journal.rows("chaos")
+    trained = defaultdict(set)
+    for row in rows:
+        if row.trained_step is not None:
+            trained[row.trained_step].add(row.group_id)
+    assert sorted(trained) == list(range(1, run.steps + 1))
+    assert all(len(groups) == GROUPS_PER_STEP for groups in trained.values())
+    assert sum(map(len, trained.values())) == len(set().union(*trained.values()))
+    metrics = read_metrics(home / "run" / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == sorted(trained)
+    wait_for_end(left_of(home, before), _LEFT_SECONDS)
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    assert [mount for mount in mounts if str(home) in mount] == []
+    return run.hit
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_run_of_which_three_drawn_processes_are_killed_ends_as_if_none_had_been(
+    tmp_path: Path,
+) -> None:
+    check_chaos(tmp_path, 3, seed=5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_run_of_which_fifteen_drawn_processes_are_killed_ends_as_if_none_had_been(
+    tmp_path: Path, seed: int
+) -> None:
+    hit = check_chaos(tmp_path, 15, seed)
+    wanted = {SUPERVISOR, DRIVER, "RankActor", "TrainerActor", "RolloutActor", "BoxNode", "bwrap"}
+    assert wanted | {"MailboxReplica", "all"} <= set(hit), hit
