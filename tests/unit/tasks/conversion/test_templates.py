@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -87,7 +88,7 @@ def test_a_base_model_is_given_a_template_that_travels_with_it(
     )
     assert tokens == wanted["input_ids"]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert ours.end_id in model.generation_config.eos_token_id
+    assert ours.end_id in np.atleast_1d(model.generation_config.eos_token_id)
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_models(tmp_path: Path) -> None:
