@@ -59,15 +59,16 @@ class TemplateRenderer(Renderer):
         self._texts = ControlTexts(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: token_text(settings.get(name)) for name in _NAMED_TOKENS}
-        known = {name: text for name, text in names.items() if text}
         self.is_chosen = template.startswith(CHOSEN)  # by us: the model has yet to learn it
-        self._template = template_environment().from_string(template, globals=known)
+        self._template = template_environment().from_string(
+            template, globals={name: text for name, text in names.items() if text}
+        )
         self.end_id = self._check_form()
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
-        ends = published_ends(self._files, self.vocab_size)
         self.end_of_text_id = self.end_id if eos_id is None else eos_id
         self.pad_id = self.end_of_text_id
-        self.stop_token_ids = tuple(sorted({self.end_id, self.end_of_text_id, *ends}))
+        ends = {self.end_id, self.end_of_text_id, *published_ends(self._files, self.vocab_size)}
+        self.stop_token_ids = tuple(sorted(ends))
         self._result_role = self._find_result_role()
 
     @classmethod

@@ -212,7 +212,7 @@ class Conversation(_Row):
             ids = enumerate((call.id for call in message.tool_calls), start=len(ordered))
             open_places = dict(ids)
             ordered += [message] * len(open_places)
-        return ordered
+        return ordered[: len(ordered) - len(open_places)]  # the last answer's calls have no results
 
     def as_messages(self) -> list[dict[str, Any]]:
         """As chat templates take them."""

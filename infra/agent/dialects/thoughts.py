@@ -30,7 +30,7 @@ _MOST_HEADER_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """Where the thoughts of a text stand, and where its first call outside of them begins."""
+    """Places of an answer's thoughts, and of its first call outside of them."""
 
     thoughts: tuple[tuple[int, int], ...]
     call_at: int | None = None
