@@ -121,9 +121,8 @@ class TemplateRenderer(Renderer):
     def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
         """The tool results of a turn in call order, a note of the harness if any, and the next header."""
         messages = [{"role": self._result_role, "content": result} for result in results]
-        return self._append(
-            messages + ([] if note is None else [{"role": "user", "content": note}])
-        )
+        notes = [] if note is None else [{"role": "user", "content": note}]
+        return self._append(messages + notes)
 
     def _append(self, messages: list[Message]) -> list[int]:
         ids = self._encode([*_opening(), *messages], after=ANSWER)
@@ -269,9 +268,8 @@ class TemplateRenderer(Renderer):
         """`tool` where the template shows such a message, else `user`."""
         try:
             opened = self._render(_opening()[:1], opens_answer=True)
-            shown = self._render(
-                [*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True
-            )
+            result = {"role": "tool", "content": RESULT}
+            shown = self._render([*_opening(), result], opens_answer=True)
         except TemplateError:
             return "user"
         return "tool" if shown.startswith(opened + ANSWER) and RESULT in shown else "user"
