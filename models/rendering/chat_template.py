@@ -16,10 +16,16 @@ from tokenizers import Tokenizer, decoders
 
 from ostinato.models.rendering.control_texts import ControlTexts, choose_mark
 from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, byte_characters
+from ostinato.models.rendering.special_tokens import (
+    TOKENIZER_SETTINGS,
+    published_ends,
+    token_text,
+    tokenizer_settings,
+)
 from ostinato.models.rendering.template_environment import render_template
 
 PUBLISHED = "published"
-TEMPLATE_FILE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 # Begins a template that was not the model's own.
 CHOSEN = "{#- Ostinato gave this model the chat template"
 Message = dict[str, Any]
@@ -60,7 +66,8 @@ class TemplateRenderer(Renderer):
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
         self.end_of_text_id = self.end_id if eos_id is None else eos_id
         self.pad_id = self.end_of_text_id
-        self.stop_token_ids = tuple(sorted({self.end_id, self.end_of_text_id}))
+        ends = {self.end_id, self.end_of_text_id, *published_ends(self._files, self.vocab_size)}
+        self.stop_token_ids = tuple(sorted(ends))
         self._result_role = self._find_result_role()
 
     @classmethod
@@ -68,7 +75,7 @@ class TemplateRenderer(Renderer):
         """Reads an imported checkpoint. ValueError when it came without a template."""
         folder = path / PUBLISHED
         files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-        settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+        settings = tokenizer_settings(files)
         template = find_template(files)
         if template is None:
             raise ValueError(
@@ -113,9 +120,8 @@ class TemplateRenderer(Renderer):
     def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
         """The tool results of a turn in call order, a note of the harness if any, and the next header."""
         messages = [{"role": self._result_role, "content": result} for result in results]
-        return self._append(
-            messages + ([] if note is None else [{"role": "user", "content": note}])
-        )
+        notes = [] if note is None else [{"role": "user", "content": note}]
+        return self._append(messages + notes)
 
     def _append(self, messages: list[Message]) -> list[int]:
         ids = self._encode([*_opening(), *messages], after=ANSWER)
@@ -258,9 +264,8 @@ class TemplateRenderer(Renderer):
         """`tool` where the template shows such a message, else `user`."""
         try:
             opened = self._render(_opening()[:1], opens_answer=True)
-            shown = self._render(
-                [*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True
-            )
+            result = {"role": "tool", "content": RESULT}
+            shown = self._render([*_opening(), result], opens_answer=True)
         except TemplateError:
             return "user"
         return "tool" if shown.startswith(opened + ANSWER) and RESULT in shown else "user"
@@ -320,8 +325,3 @@ def _piece_bytes(piece: str) -> bytes:
 
 def _opening() -> list[Message]:
     return [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
-
-
-def token_text(token: Any) -> str:
-    """Text of a special token, which tokenizer settings write bare or as a record."""
-    return token["content"] if isinstance(token, dict) else token or ""

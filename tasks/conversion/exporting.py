@@ -21,7 +21,8 @@ from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
-from ostinato.models.rendering.chat_template import TEMPLATE_FILE, TOKENIZER_SETTINGS
+from ostinato.models.rendering.chat_template import TEMPLATE_FILE
+from ostinato.models.rendering.special_tokens import TOKENIZER_SETTINGS
 from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, PAD, SPECIAL_IDS
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.conversion.own_template import write_own_template

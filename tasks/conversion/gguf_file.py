@@ -49,6 +49,10 @@ WIDTHS = {
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
 }
 MAGIC = b"GGUF"
+_FURTHER_ENDS = (Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
+_END_TEXTS = frozenset(
+    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
+) | {"<end_of_turn>", "</s>"}
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
@@ -88,8 +92,10 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
         rope = with_factors(path, rope, factors, config.head_dim)
         del tensors.headers[FACTORS]
     fields["rope_parameters"] = rope
+    named_ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ends = _ends(reader, Tokenizer.from_str(files["tokenizer.json"].decode()))
     files["generation_config.json"] = json.dumps(
-        {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        named_ids | ({"eos_token_id": ends} if ends else {})
     ).encode()
     # without what transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
@@ -232,6 +238,20 @@ def _published(name: str, stored: _Stored) -> Iterator[tuple[str, _Stored]]:
 def _text(reader: GGUFReader, name: str) -> Any:
     field = reader.get_field(name)
     return None if field is None else field.contents()
+
+
+def _ends(reader: GGUFReader, tokenizer: Tokenizer) -> list[int]:
+    """Ids that end an answer. The format names at most three of them, so that other ends are known by their
+    texts, as llama.cpp knows them.
+    """
+    named = (_text(reader, key) for key in (Keys.Tokenizer.EOS_ID, *_FURTHER_ENDS))
+    by_text = (
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and token.content in _END_TEXTS
+    )
+    found = [int(token_id) for token_id in named if token_id is not None]
+    return list(dict.fromkeys([*found, *sorted(by_text)]))
 
 
 def _with_named_split(tokenizer: bytes, named: dict[str, Any], path: Path) -> bytes:

@@ -33,6 +33,7 @@ from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.store import TOKENIZER
 from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.rendering.chat_template import find_template
+from ostinato.models.rendering.special_tokens import end_ids
 from ostinato.tasks.conversion.gguf_rotation import FACTORS, rotation_factors
 from ostinato.tasks.conversion.gguf_splits import split_name
 
@@ -210,6 +211,8 @@ def _num_experts(config: Mapping[str, Any]) -> int:
 def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
     """Ids of the model that the tokenizer does not use are marked as such."""
     file = directory / TOKENIZER
+    small = [*directory.glob("chat_template.*"), *directory.glob("*_config.json")]
+    files = {path.name: path.read_bytes() for path in small}
     described = json.loads(file.read_bytes())
     model = described["model"]
     tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
@@ -225,17 +228,15 @@ def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> 
     writer.add_token_types(types)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     writer.add_token_merges(merges)
-    begin, end = (_first(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
+    begin = config.get("bos_token_id")
     if begin is not None:
         writer.add_bos_token_id(begin)
-    if end is not None:
-        writer.add_eos_token_id(end)
+    first = end_ids({}, config)
+    ends = sorted(end_ids(files, config), key=lambda token_id: token_id not in first)
+    named = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    for add, token_id in zip(named, ends, strict=False):
+        add(token_id)
     writer.add_add_bos_token(Tokenizer.from_file(str(file)).encode("a").ids[0] == begin)
-    small = [*directory.glob("chat_template.*"), *directory.glob("tokenizer_config.json")]
-    template = find_template({path.name: path.read_bytes() for path in small})
+    template = find_template(files)
     if template is not None:
         writer.add_chat_template(template)
-
-
-def _first(ids: int | list[int] | None) -> int | None:
-    return ids[0] if isinstance(ids, list) else ids

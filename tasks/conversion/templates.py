@@ -15,10 +15,18 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering.chat_template import (
     CHOSEN,
     TEMPLATE_FILE,
-    TOKENIZER_SETTINGS,
     TemplateRenderer,
     find_template,
+)
+from ostinato.models.rendering.special_tokens import (
+    CONFIG,
+    GENERATION,
+    SPECIAL_MAP,
+    TOKENIZER_SETTINGS,
+    published_ends,
     token_text,
+    tokenizer_settings,
+    with_ends,
 )
 from ostinato.models.rendering.template_environment import template_environment
 
@@ -30,7 +38,6 @@ _FORMS = {
 }
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 _SPECIAL = ("bos_token", "eos_token")
-_GENERATION, _SPECIAL_MAP = "generation_config.json", "special_tokens_map.json"
 FIX = "import it with --chat-template chatml, plain or a file"
 
 
@@ -40,9 +47,14 @@ def settle_template(
     """The model's small files with the template that holds, and what is to be said of it. ConfigError for a
     `wanted` template that holds no conversation.
     """
+    placed = files | {CONFIG: json.dumps(config).encode()}
+    try:
+        published_ends(placed, tokenizer.get_vocab_size())
+    except ValueError as error:
+        raise ConfigError(f"where answers end is unknown: {error}") from None
     published = find_template(files)
     if wanted is None and published is not None:
-        return files, _judge(files, tokenizer, published)
+        return _judge(files, config, tokenizer, published)
     settings = _complete_settings(files, config, tokenizer)
     name = wanted or _default(settings, tokenizer)
     if name is None:
@@ -55,26 +67,28 @@ def settle_template(
     }
     changed.pop("chat_template.json", None)
     try:
-        renderer = TemplateRenderer(tokenizer, template, settings)
+        renderer = TemplateRenderer(tokenizer, template, settings, placed)
     except ValueError as error:
         if wanted is None:
             return files, f"none: {error}"
         raise ConfigError(f"--chat-template {name}: {error}") from None
-    changed[_GENERATION] = _stop_at(changed, config, renderer.stop_token_ids)
     why = "as asked for" if wanted else "the model came without one"
-    return changed, f"{name}, {why}"
+    return with_ends(changed, config, renderer.stop_token_ids), f"{name}, {why}"
 
 
-def _judge(files: dict[str, bytes], tokenizer: Tokenizer, template: str) -> str:
-    """Whether the model's own template holds conversations here."""
-    settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
+def _judge(
+    files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer, template: str
+) -> tuple[dict[str, bytes], str]:
+    """The files, and whether the model's own template holds conversations here."""
+    placed = files | {CONFIG: json.dumps(config).encode()}
     try:
-        renderer = TemplateRenderer(tokenizer, template, settings)
+        renderer = TemplateRenderer(tokenizer, template, tokenizer_settings(files), placed)
     except ValueError as error:
-        return f"its own, which is refused: {error}; {FIX}"
+        return files, f"its own, which is refused: {error}; {FIX}"
+    told = "its own"
     if renderer.drops_thoughts:
-        return "its own; it takes <think> blocks out of answers before the last question, here they stay"
-    return "its own"
+        told += "; it takes <think> blocks out of answers before the last question, here they stay"
+    return with_ends(files, config, renderer.stop_token_ids), told
 
 
 def _default(settings: dict[str, Any], tokenizer: Tokenizer) -> str | None:
@@ -120,8 +134,8 @@ def _complete_settings(
 ) -> dict[str, Any]:
     """The tokenizer's settings with bos and eos, which some models name in other files."""
     settings = json.loads(files.get(TOKENIZER_SETTINGS, b"{}"))
-    special = json.loads(files.get(_SPECIAL_MAP, b"{}"))
-    generation = json.loads(files.get(_GENERATION, b"{}"))
+    special = json.loads(files.get(SPECIAL_MAP, b"{}"))
+    generation = json.loads(files.get(GENERATION, b"{}"))
     for name in _SPECIAL:
         ids = generation.get(f"{name}_id") or config.get(f"{name}_id")
         token_id = ids[0] if isinstance(ids, list) and ids else ids
@@ -130,15 +144,3 @@ def _complete_settings(
         if found and tokenizer.token_to_id(token_text(found)) is not None:
             settings[name] = found
     return settings
-
-
-def _stop_at(
-    files: dict[str, bytes], config: dict[str, Any], stop_token_ids: tuple[int, ...]
-) -> bytes:
-    """The generation settings of engines that load the export, which stop where answers end."""
-    settings = json.loads(files.get(_GENERATION, b"{}"))
-    known = settings.get("eos_token_id", config.get("eos_token_id"))
-    ids = known if isinstance(known, list) else [] if known is None else [known]
-    return json.dumps(
-        settings | {"eos_token_id": sorted({*ids, *stop_token_ids})}, indent=1
-    ).encode()

@@ -170,6 +170,12 @@ class Conversation(_Row):
                     "a tool message for each call"
                 )
             open_ids += [call.id for call in message.tool_calls]
+            named = [call_id for call_id in open_ids if call_id is not None]
+            twice = next((call_id for call_id in named if named.count(call_id) > 1), None)
+            if twice is not None:
+                raise ValueError(
+                    f"message {index} has two calls with id {twice!r}, wanted ids that differ"
+                )
         return self
 
     @model_validator(mode="after")
@@ -189,13 +195,33 @@ class Conversation(_Row):
                     )
         return self
 
+    @property
+    def in_call_order(self) -> list[Message]:
+        """The messages, the results of an answer in the order of its calls."""
+        ordered: list[Message] = []
+        open_places: dict[int, str | None] = {}  # of results, with the ids of their calls
+        for message in self.messages:
+            if message.role == "tool" and open_places:
+                ids = open_places.items()
+                place = next((at for at, each in ids if each == message.tool_call_id), None)
+                place = min(open_places) if place is None else place
+                ordered[place] = message
+                del open_places[place]
+                continue
+            ordered.append(message)
+            ids = enumerate((call.id for call in message.tool_calls), start=len(ordered))
+            open_places = dict(ids)
+            ordered += [message] * len(open_places)
+        return ordered[: len(ordered) - len(open_places)]  # the last answer's calls have no results
+
     def as_messages(self) -> list[dict[str, Any]]:
         """As chat templates take them."""
         kept = {"role", "content"}
         return [
             {key: value for key, value in one.items() if value or key in kept}
             for one in (
-                message.model_dump(mode="json", exclude={"weight"}) for message in self.messages
+                message.model_dump(mode="json", exclude={"weight"})
+                for message in self.in_call_order
             )
         ]
 

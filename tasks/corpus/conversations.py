@@ -62,7 +62,7 @@ def _write_whole(conversation: Conversation, renderer: TemplateRenderer) -> Docu
 
 
 def _grow(conversation: Conversation, renderer: Renderer, form: ToolForm) -> Document:
-    messages = list(conversation.messages)
+    messages = conversation.in_call_order
     system = messages.pop(0).content if messages[0].role == "system" else None
     tools = [ToolDefinition.model_validate(tool) for tool in conversation.tools]
     form.check(tools)

@@ -11,7 +11,7 @@ from pydantic import Field
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.signals import Signal, is_said
 from ostinato.tasks.feedback.baseline import Baselines, Observation, advantages
 from ostinato.tasks.feedback.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.feedback.interactions import CollectedInteraction
@@ -54,10 +54,10 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
     """Adds up the terms of one interaction.
 
     The latest event of a signal counts once: a client that reports twice gains nothing. A reverted
-    edit overrides an earlier "kept".
+    edit overrides an earlier "kept". A value below 1 counts for its share.
     """
     terms = _said_terms(interaction.feedback, config)
-    if not any(event.signal != Signal.LATENCY_SECONDS for event in interaction.feedback):
+    if not terms.keys() - {"latency"}:
         terms[NO_FEEDBACK] = config.weights.no_feedback
     terms |= _shown_terms(interaction.transcript, interaction.problem_kind, config)
     reward = max(-1.0, min(1.0, sum(terms.values())))
@@ -109,6 +109,7 @@ def distil(
 def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
     weights = config.weights
     latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
+    latest = {name: event for name, event in latest.items() if is_said(name, event.value)}
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
     if kept is not None and reverted is not None:
         # kept first, undone later: the later word counts
@@ -119,16 +120,16 @@ def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[s
     terms: dict[str, float] = {}
     for name, event in latest.items():
         signal = Signal(name)
+        share = max(0.0, min(1.0, event.value))
         match signal:
             case Signal.EDIT_SURVIVED:
-                share = max(0.0, min(1.0, event.value))
                 terms[signal.value] = weights.edit_survived * (2 * share - 1)
             case Signal.LATENCY_SECONDS:
                 excess = event.value / config.latency_target_seconds - 1
                 if excess > 0:
                     terms["latency"] = weights.latency * min(1.0, excess)
             case _:
-                terms[signal.value] = worth[signal.value]
+                terms[signal.value] = worth[signal.value] * share
     return terms
 
 

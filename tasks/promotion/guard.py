@@ -18,7 +18,7 @@ import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.signals import Signal, is_said
 from ostinato.tasks.means import mean
 from ostinato.tasks.promotion.config import GuardConfig
 from ostinato.tasks.records import Record
@@ -73,10 +73,11 @@ class GuardReport(Record):
 
 
 def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
-    """One observation per row. A revert after a keep counts as a revert."""
+    """One observation per interaction. A revert after a keep counts as a revert, a value of 0 as nothing."""
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
+        said = {name: event for name, event in said.items() if is_said(name, event.value)}
         kept, reverted = said.get(Signal.EDIT_KEPT), said.get(Signal.EDIT_REVERTED)
         outcome: bool | None = None
         if kept is not None or reverted is not None:

@@ -189,7 +189,7 @@ async def test_what_claude_code_sends_is_taken(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, toy):
         said = await ask(client, messages=later, system=[cached], extra_body=fields)
         prompt = toy.context.renderer.decode(toy.model.requests[-1].token_ids)
-        with pytest.raises(anthropic.BadRequestError, match="first message is a tool result"):
+        with pytest.raises(anthropic.BadRequestError, match="a tool result has the call id 'a'"):
             await ask(client, messages=long)
         assert (await ask(client, messages=[{"role": "user", "content": []}])).content
     assert said.content

@@ -52,6 +52,16 @@ def test_exec_without_such_a_program_is_a_result(bench, shared):
     assert b"no-such-program" in result.output
 
 
+@pytest.mark.parametrize("size", [(128 << 10) - 40, 128 << 10, 1 << 20])
+def test_a_command_of_any_length_runs(bench, shared, size):
+    line = "é" * 31 + "\n"  # 63 bytes
+    told = line * (size // 63)
+    command = f"wc -c <<'END'; cat; pwd; exit 3\n{told}END\n"
+    result = bench.run(shared.exec(command, COMMAND_SECONDS, stdin=b"given\n"))
+    counted = str(len(told.encode())).encode()
+    assert (result.exit_code, result.output) == (3, counted + b"\ngiven\n/repo\n")
+
+
 def test_exec_cuts_output_in_the_middle(bench, shared):
     result = bench.run(shared.exec("seq 1 100000", COMMAND_SECONDS, output_cap_bytes=1000))
     assert result.truncated

@@ -19,6 +19,8 @@ class Dialect:
     guide: str = ""
     """How a call is written, for the system prompt. Empty: the model knows the format by its
     tokens, so it gets no system prompt, and results carry no call ids."""
+    whole_call: str = "(?!)"
+    """Pattern of a whole call, of any tool: marks of thoughts in its arguments are not the answer's."""
     tools: Mapping[str, Tool] | None = None
     """A closed set of tools; None: every tool of the group ostinato.tools."""
 

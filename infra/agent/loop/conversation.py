@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.dialects.thoughts import opens_thought, parse_outside
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
@@ -18,6 +19,8 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
 from ostinato.models.rendering import Renderer
 
+CallReader = Callable[[str, bool], ParsedAnswer]
+"""Calls and prose of an answer's text; whether the prompt opened a thought."""
 SHORTEST_CUT_CHARACTERS = 40
 INTERRUPTED = "error: stopped by the user before it ended"
 
@@ -67,7 +70,7 @@ class TokenConversation:
     model: ModelClient
     renderer: Renderer
     request: AgentRequest
-    read_calls: Callable[[str], ParsedAnswer]
+    read_calls: CallReader
     prompt: str
     system_prompt: str | None
     builder: SegmentBuilder = field(init=False)
@@ -121,6 +124,7 @@ class TokenConversation:
             )
         )
         self.num_requests += 1
+        is_opened = opens_thought(self.renderer, self.builder.token_ids)
         self.builder.append_generation(generation)
         self.has_header = False
         if generation.stop_reason is StopReason.CANCELLED:
@@ -130,7 +134,7 @@ class TokenConversation:
             ids = ids[:-1]
         text = self.renderer.decode(ids)
         is_whole = generation.stop_reason is StopReason.STOP_TOKEN
-        parsed = self.read_calls(text) if is_whole else ParsedAnswer((), text)
+        parsed = self.read_calls(text, is_opened) if is_whole else ParsedAnswer((), text)
         self.num_unanswered = len(parsed.calls)
         return Answer(
             text,
@@ -192,7 +196,9 @@ def cut_to_fit(text: str, limit_characters: int) -> str:
     return text[: max(0, limit_characters - len(note))] + note
 
 
-def call_reader(config: HarnessConfig, tools: dict[str, Tool]) -> Callable[[str], ParsedAnswer]:
+def call_reader(config: HarnessConfig, tools: dict[str, Tool]) -> CallReader:
     """The parser of a dialect over the tools an attempt may call."""
     dialect = dialect_of(config)
-    return lambda text: dialect.parse(text, tools)
+    return lambda text, is_opened: parse_outside(
+        text, dialect.whole_call, lambda rest: dialect.parse(rest, tools), is_opened=is_opened
+    )

@@ -7,14 +7,14 @@ was recorded as.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from ostinato.infra.agent.dialects.full.calls import call_from_json
-from ostinato.infra.agent.loop.conversation import INTERRUPTED, Answer, cut_to_fit
+from ostinato.infra.agent.loop.conversation import INTERRUPTED, Answer, CallReader, cut_to_fit
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, tool_schemas
 from ostinato.infra.agent.transcript import Segment
@@ -32,7 +32,7 @@ class MessageConversation:
     client: httpx.AsyncClient  # with the server's address and the key
     model_name: str
     tools: Mapping[str, Tool]
-    read_calls: Callable[[str], ParsedAnswer]  # for calls a server leaves in the text
+    read_calls: CallReader  # for calls a server leaves in the text
     prompt: str
     system_prompt: str | None = None
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class MessageConversation:
     interaction_ids: list[str] = field(default_factory=list)
     _counted_tokens: int = 0
     _uncounted_characters: int = 0
-    _pending_ids: list[str] = field(default_factory=list)
+    _pending_ids: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._open(self.prompt)
@@ -84,9 +84,8 @@ class MessageConversation:
             | ({"tool_calls": calls} if calls else {})
         )
         parsed = self._parse(content, calls) if is_whole else ParsedAnswer((), content)
-        self._pending_ids = [
-            call.call_id or f"call_{index}" for index, call in enumerate(parsed.calls, start=1)
-        ]
+        # calls that the server left in the text have no ids
+        self._pending_ids = [call.call_id or None for call in parsed.calls]
         functions = [call["function"] for call in calls]
         written = "".join(f"\n{each['name']}({each['arguments']})" for each in functions)
         return Answer(
@@ -108,7 +107,8 @@ class MessageConversation:
         if note is not None and texts:
             texts[-1] = f"{texts[-1]}\n[{note}]"
         for call_id, text in zip(self._pending_ids, texts, strict=True):
-            self._append({"role": "tool", "tool_call_id": call_id, "content": text})
+            said = {"role": "tool", "content": text}
+            self._append(said if call_id is None else said | {"tool_call_id": call_id})
         self._pending_ids = []
 
     def append_user(self, text: str) -> None:
@@ -141,7 +141,7 @@ class MessageConversation:
 
     def _parse(self, content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
         if not calls:
-            return self.read_calls(content)
+            return self.read_calls(content, False)
         return ParsedAnswer(tuple(self._parse_call(call) for call in calls), content)
 
     def _parse_call(self, call: Mapping[str, Any]) -> ParsedCall:

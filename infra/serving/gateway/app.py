@@ -5,7 +5,7 @@ listens here (server.py does).
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -39,6 +39,7 @@ from ostinato.infra.serving.gateway.answers.openai_responses import (
     ResponseWriter,
     chat_of_response,
 )
+from ostinato.infra.serving.gateway.answers.pings import with_pings
 from ostinato.infra.serving.gateway.answers.translation import AnswerWriter
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.context import GatewayContext
@@ -359,7 +360,8 @@ async def _answer(gateway: Gateway, answering: Answering, writer: AnswerWriter) 
     """The answer as events or whole, as the request wants it, in its API's format."""
     headers = {"x-ostinato-interaction": answering.interaction_id}
     if answering.request.stream:
-        events = _until_fault(gateway, answering, writer)
+        told = _until_fault(gateway, answering, writer)
+        events = with_pings(told, writer.ping, gateway.context.config.ping_seconds)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     finished = await gateway.chat.answer(answering)
     return JSONResponse(writer.whole(finished), headers=headers)
@@ -367,7 +369,7 @@ async def _answer(gateway: Gateway, answering: Answering, writer: AnswerWriter) 
 
 async def _until_fault(
     gateway: Gateway, answering: Answering, writer: AnswerWriter
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Events of one answer. A failure is one too: the status is sent."""
     try:
         async with aclosing(gateway.chat.stream(answering)) as pieces:
@@ -407,7 +409,7 @@ def _answer_errors(app: FastAPI) -> None:
             )
         where = ".".join(str(part) for part in first["loc"][1:]) or "body"
         seen = repr(first.get("input"))
-        message = f"{where} is {seen if len(seen) < 200 else seen[:200] + '..'}: {first['msg']}"
+        message = f"{where} is {seen if len(seen) < 200 else seen[:200] + '..'}: {first['msg'].removeprefix('Value error, ')}"
         return JSONResponse(error_body(message, code="invalid_value", param=where), status_code=400)
 
     @app.exception_handler(OstinatoError)

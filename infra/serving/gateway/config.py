@@ -83,3 +83,5 @@ class GatewayConfig(Record):
     the new message"""
     stream_slice_tokens: int = Field(default=8, ge=1)
     """a streamed answer is generated and sent in slices of this many tokens"""
+    ping_seconds: float = Field(default=10.0, gt=0, le=15)
+    """silence of a stream after which a comment, or Anthropic's `ping`, is sent; proxies end silent streams"""

@@ -5,14 +5,16 @@ would change the answer, which answers/completions.py refuses by name. Our own e
 Lists are checked up to their first wrong entry: describing thousands would hold up other requests.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -104,18 +106,48 @@ class ToolCall(OpenAIWire):
     function: FunctionCall
 
 
+def _form_of(content: Any) -> str:
+    return "list" if isinstance(content, list) else "text"
+
+
+Listed = TypeVar("Listed")
+TextOr = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Listed, Tag("list")], Discriminator(_form_of)
+]
+"""A text or a list. An error describes the form that was sent."""
+
+
+def kind_of(block: Any, default: str = "") -> str:
+    """Tag of a block: its type."""
+    if isinstance(block, dict):
+        return str(block.get("type", default))
+    return str(getattr(block, "type", default))
+
+
 class TextPart(OpenAIWire):
     """A piece of text in a message's content list."""
 
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, part: object) -> object:
+        if isinstance(part, dict) and part.get("type") != "text":
+            raise ValueError(
+                f"a part of type {str(part.get('type'))[:40]!r}, wanted type 'text': the model reads text alone"
+            )
+        return part
+
+
+Text = TextOr[Annotated[list[TextPart], Field(fail_fast=True)]]
+
 
 class ChatMessage(OpenAIWire):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Text | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     tool_call_id: str | None = None
 

@@ -31,6 +31,7 @@ from ostinato.infra.serving.gateway.uploads.store import UploadStore
 from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.rendering import load_renderer
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class ServedModels:
         if engine is None:
             engine = await asyncio.to_thread(self._start, served)
             self._engines[served] = engine
+            await _answer_once(engine)
         return Arm(name, served.checkpoint_id, served.weight_version, engine)
 
     def _start(self, served: ServedCheckpoint) -> Engine:
@@ -128,6 +130,20 @@ class ServedModels:
             await asyncio.sleep(self._drain_seconds)
         finally:
             await asyncio.to_thread(engine.close)
+
+
+async def _answer_once(engine: Engine) -> None:
+    """Has the engine load and compile what an answer needs, so that no user waits for it."""
+    request = GenerateRequest(
+        request_id="warm-up",
+        session_id="warm-up",
+        token_ids=(0, 0),
+        max_new_tokens=2,
+        stop_token_ids=(),
+        top_p=0.9,
+    )
+    await engine.generate(request)
+    await engine.end_session(request.session_id)
 
 
 @dataclass(frozen=True, slots=True)

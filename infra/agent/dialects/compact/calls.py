@@ -13,6 +13,7 @@ from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
+WHOLE_CALL = rf"<(?P<tool>{'|'.join(TOOLS)})>.*?</(?P=tool)>"
 _OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
 
 

@@ -25,6 +25,7 @@ from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings
 from ostinato.infra.agent.transcript import CallStatus
 
 CALL_END = "</call>"
+WHOLE_CALL = rf"<call[\s>][^>]*>(?>\s*<(?P<arg>[a-z]\w*)>.*?</(?P=arg)>)*+\s*{CALL_END}"
 _CALL = re.compile(r"<call(?=[\s>])")
 _OPENING = re.compile(r'<call tool="([a-z][a-z0-9_]*)">')
 _ARGUMENT = re.compile(r"<([a-z][a-z0-9_]*)>")

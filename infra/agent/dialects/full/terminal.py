@@ -15,6 +15,7 @@ from ostinato.infra.agent.tools.testing import is_pytest, report_tests
 JOBS_DIRECTORY = "/tmp/.jobs"
 JOB_SECONDS = 10.0
 STOP_SECONDS = 2
+BACKGROUND_BYTES = (128 << 10) - 1  # of one argument, at most
 _SHELL_SIGNS = re.compile(r"[;&|<>$`()\n\\{}]")
 _JOB = re.compile(r"job-([0-9]{1,6})")
 
@@ -55,6 +56,11 @@ async def run_terminal(environment: AgentEnvironment, values: Values, config: Ha
         raise ToolRefusal("command is empty")
     _refuse_command(command, environment.policy_under(config))
     if values.get("background"):
+        if len(command.encode()) > BACKGROUND_BYTES:
+            raise ToolRefusal(
+                f"the command has {len(command.encode())} bytes, wanted at most {BACKGROUND_BYTES} in the "
+                "background: write a script with write_file and run that"
+            )
         return await _start_job(environment, command)
     if environment.run_tests is not None and is_pytest(command):
         return report_tests(await environment.run_tests(environment.sandbox))

@@ -81,7 +81,15 @@ static pid_t start(const char *command, int input, int output) {
     dup2(copies[0], 0);
     dup2(copies[1], 1);
     dup2(copies[1], 2);
-    if (chdir(ROOT) == 0) execl("/bin/sh", "/bin/sh", "-c", command, NULL);
+    /* An argument holds fewer than 128 KiB: a longer command is read from a file. */
+    int script = strlen(command) < 128 << 10 ? -1 : memfd_create("command", 0);
+    char path[32];
+    if (script >= 0) write_all(script, command, strlen(command));
+    snprintf(path, sizeof path, "/proc/self/fd/%d", script);
+    if (chdir(ROOT) == 0) {
+        if (script < 0) execl("/bin/sh", "/bin/sh", "-c", command, NULL);
+        else execl("/bin/sh", "/bin/sh", path, NULL);
+    }
     dprintf(2, "/bin/sh in %s: %s\n", ROOT, strerror(errno));
     _exit(127);
 }

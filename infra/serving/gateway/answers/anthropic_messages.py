@@ -16,9 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import MAX_STOPS, Finished
 from ostinato.infra.serving.gateway.answers.translation import (
-    TextOr,
     function_tool,
-    kind_of,
     translated,
     typed_event,
 )
@@ -37,9 +35,12 @@ from ostinato.infra.serving.gateway.schemas import (
     FunctionCall,
     OpenAIWire,
     SampledRequest,
+    Text,
+    TextOr,
     TextPart,
     ToolCall,
     Wire,
+    kind_of,
 )
 
 MESSAGES_PATH = "/v1/messages"
@@ -79,9 +80,6 @@ _ERROR_TYPES = {
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-Text = TextOr[Annotated[list[TextPart], Field(fail_fast=True)]]
-
-
 class ToolUse(OpenAIWire):
     """A call in an assistant message."""
 
@@ -97,6 +95,14 @@ class ToolResult(OpenAIWire):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Text = ""
+    is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The content, which says where the tool failed."""
+        content = self.content
+        said = content if isinstance(content, str) else "".join(part.text for part in content)
+        return f"error: {said}" if self.is_error else said
 
 
 Block = Annotated[
@@ -106,7 +112,7 @@ Block = Annotated[
     Discriminator(
         kind_of,
         custom_error_type="block_type",
-        custom_error_message="wanted a block of type text, tool_use or tool_result",
+        custom_error_message="wanted a block of type text, tool_use or tool_result: the model reads text alone",
     ),
 ]
 
@@ -206,9 +212,7 @@ def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
 
 
 def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
-    """Results of tools come before text, as each is a message of its own. A system message among the others is
-    the user's: templates have one place for the system's, the start.
-    """
+    """Results of tools come before text, as each is a message of its own."""
     texts: list[TextPart] = []
     calls: list[ToolCall] = []
     for block in message.blocks:
@@ -218,7 +222,7 @@ def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
             call = FunctionCall(name=block.name, arguments=json.dumps(block.input))
             calls.append(ToolCall(id=block.id, function=call))
         else:
-            yield ChatMessage(role="tool", content=block.content, tool_call_id=block.tool_use_id)
+            yield ChatMessage(role="tool", content=block.text, tool_call_id=block.tool_use_id)
     if calls and message.role != "assistant":
         raise ApiError(
             400,
@@ -226,12 +230,13 @@ def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
             param="messages",
         )
     if texts or calls or not message.blocks:
-        role = "assistant" if message.role == "assistant" else "user"
-        yield ChatMessage(role=role, content=texts or None, tool_calls=calls or None)
+        yield ChatMessage(role=message.role, content=texts or None, tool_calls=calls or None)
 
 
 class MessageWriter:
     """One message."""
+
+    ping = typed_event("ping")
 
     def __init__(self, interaction_id: str, model: str, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens

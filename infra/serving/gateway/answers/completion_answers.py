@@ -6,6 +6,7 @@ from typing import Any
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import Finished
+from ostinato.infra.serving.gateway.answers.translation import COMMENT
 from ostinato.infra.serving.gateway.failures import fault_body
 from ostinato.infra.serving.gateway.schemas import ChatRequest
 
@@ -14,6 +15,8 @@ _DONE = "data: [DONE]\n\n"
 
 class CompletionWriter:
     """One chat completion."""
+
+    ping = COMMENT
 
     def __init__(self, request: ChatRequest, interaction_id: str, model: str, created: int) -> None:
         self._request = request

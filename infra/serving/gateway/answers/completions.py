@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.infra.agent.dialects.thoughts import opens_thought
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.transcript import (
@@ -24,6 +25,7 @@ from ostinato.infra.serving.gateway.answers.messages import (
 )
 from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
 from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
+from ostinato.infra.serving.gateway.answers.tool_results import arrange
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
     MAX_SESSIONS,
@@ -110,6 +112,7 @@ class ChatService:
     ) -> Answering:
         """Checks a request and lays out its tokens. ApiError comes before any generation."""
         _check(request, self._config, self._form)
+        request = request.model_copy(update={"messages": arrange(request.messages)})
         tools = request.offered_tools
         owner = (tenant.name, client_session or "")
         consent = tenant.consents(request.store)
@@ -145,12 +148,13 @@ class ChatService:
             tools=tuple(tool.function.name for tool in tools),
             started=self._clock(),
             text=AnswerText(request.stop or ()),
+            is_thought_open=opens_thought(self._renderer, tokens),
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of the prompt that a request would have as a new conversation."""
         _check(request, self._config, self._form)
-        return len(await self._render(request.messages, request.offered_tools))
+        return len(await self._render(arrange(request.messages), request.offered_tools))
 
     async def answer(self, answering: Answering) -> Finished:
         """The whole answer at once."""
@@ -186,7 +190,9 @@ class ChatService:
         message, parsed = ChatMessage(role="assistant", content=text), ParsedAnswer((), text)
         if answering.tools:
             call_prefix = f"call_{answering.interaction_id[-12:]}_"
-            message, parsed = self._form.read(text, answering.tools, call_prefix)
+            message, parsed = self._form.read(
+                text, answering.tools, call_prefix, is_opened=answering.is_thought_open
+            )
         finish_reason = _finish_reason(answering, message)
         if answering.stop_reason is StopReason.STOP_TOKEN:
             # other answers end inside the model's turn: their tokens do not stand for the message
@@ -311,7 +317,9 @@ class ChatService:
         string, nothing that may be a call when tools are offered.
         """
         text = answering.text.settled
-        return self._form.showable(text) if answering.tools else text
+        if not answering.tools:
+            return text
+        return self._form.showable(text, is_opened=answering.is_thought_open)
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:

@@ -46,6 +46,7 @@ class Answering:
     tools: tuple[str, ...]
     started: float
     text: AnswerText
+    is_thought_open: bool  # by the prompt
     answer_ids: list[int] = field(default_factory=list)
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     stop_reason: StopReason | None = None

@@ -58,11 +58,10 @@ def render_messages(
     tools: Sequence[ToolDefinition] = (),
     earlier: Sequence[int] = (),
 ) -> list[int]:
-    """Tokens of a history, answer header included. `earlier`: tokens of the messages before `messages`.
-
-    Messages of one side in a row are one message; tool results of one turn come together.
+    """Tokens of a history as `arrange` gives it, answer header included. `earlier`: tokens of the messages
+    before `messages`. Messages of one side in a row are one message; tool results of one turn come together.
     """
-    system, rest = _split_system(messages, is_start=not earlier)
+    system, rest = _split_system(messages)
     if not rest or rest[-1].role == "assistant":
         raise _wrong("the last message is no user's or tool's, wanted a user or tool message")
     tokens = list(earlier)
@@ -87,13 +86,9 @@ def render_messages(
     return tokens
 
 
-def _split_system(
-    messages: Sequence[ChatMessage], *, is_start: bool
-) -> tuple[str | None, list[ChatMessage]]:
+def _split_system(messages: Sequence[ChatMessage]) -> tuple[str | None, list[ChatMessage]]:
     systems = [message for message in messages if message.role in ("system", "developer")]
     rest = [message for message in messages if message.role not in ("system", "developer")]
-    if systems and (not is_start or list(messages[: len(systems)]) != systems):
-        raise _wrong("a system message follows other messages, wanted it first")
     return ("\n\n".join(message.text for message in systems) if systems else None), rest
 
 

@@ -16,9 +16,8 @@ from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import NEUTRAL_VALUES as NEUTRAL_IN_CHATS
 from ostinato.infra.serving.gateway.answers.completions import Finished
 from ostinato.infra.serving.gateway.answers.translation import (
-    TextOr,
+    COMMENT,
     function_tool,
-    kind_of,
     translated,
     typed_event,
 )
@@ -37,8 +36,10 @@ from ostinato.infra.serving.gateway.schemas import (
     FunctionCall,
     OpenAIWire,
     SampledRequest,
+    TextOr,
     ToolCall,
     Usage,
+    kind_of,
 )
 
 RESPONSES_PATH = "/v1/responses"
@@ -64,7 +65,6 @@ _PASSED_OVER = {
     *(("reasoning", key) for key in ("context", "effort", "generate_summary", "summary")),
     ("text", "verbosity"),
 }
-_SYSTEM_ROLES = ("system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
 Unoffered = Literal["custom", "image_generation", "local_shell", "tool_search", "web_search"]
 
@@ -223,9 +223,7 @@ def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatReques
 
 
 def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
-    """A message and the calls behind it are one of the assistant's. A system message among the others is the
-    user's: templates have one place for the system's, the start.
-    """
+    """A message and the calls behind it are one of the assistant's."""
     items = request.input
     if isinstance(items, str):
         items = [MessageItem(role="user", content=items)]
@@ -234,9 +232,7 @@ def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
         messages.append(ChatMessage(role="system", content=request.instructions))
     for item in items:
         if isinstance(item, MessageItem):
-            is_start = not messages or messages[-1].role in _SYSTEM_ROLES
-            role = item.role if is_start or item.role not in _SYSTEM_ROLES else "user"
-            messages.append(ChatMessage(role=role, content=_text_of(item.content)))
+            messages.append(ChatMessage(role=item.role, content=_text_of(item.content)))
         elif isinstance(item, OutputItem):
             said = _text_of(item.output)
             messages.append(ChatMessage(role="tool", content=said, tool_call_id=item.call_id))
@@ -269,6 +265,8 @@ def _full_name(namespace: str | None, name: str) -> str:
 
 class ResponseWriter:
     """One response."""
+
+    ping = COMMENT
 
     def __init__(self, request: ResponsesRequest, interaction_id: str, created_at: int) -> None:
         self._request, self._id, self._created_at = request, interaction_id, created_at

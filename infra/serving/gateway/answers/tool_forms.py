@@ -7,6 +7,7 @@ chat template declares them or, where it has no tools, the system message does.
 
 import json
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,9 +15,10 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.dialects.compact.calls import parse_answer
+from ostinato.infra.agent.dialects.compact.calls import WHOLE_CALL, parse_answer
 from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.serving.gateway.failures import ApiError
@@ -56,7 +58,19 @@ def _finite(number: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. ValueError for a name given twice, of which one value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError(f"a name is given twice in {[name for name, _ in pairs]}, wanted it once")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite)
+_ARGUMENT_NAMES = ("arguments", "parameters", "args", "input")  # of which a call has one
+_JSON_CALL = rf'{CALL_START}\s*[\[{{](?:"(?:[^"\\]|\\.)*+"|[^"<])*+{CALL_END}'
+_TAG_SO_FAR = "".join(f"(?:{re.escape(each)}" for each in CALL_START) + ")?" * len(CALL_START)
+_CALL_SO_FAR = rf"{_JSON_CALL}|{CALL_START}.*|(?=<){_TAG_SO_FAR}\Z"  # an end may begin a tag
 _STRINGS = TypeAdapter(dict[str, str])
 _OBJECT = TypeAdapter(dict[str, Any])
 
@@ -81,12 +95,14 @@ class ToolForm(Protocol):
         ...
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str
+        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
     ) -> tuple[ChatMessage, ParsedAnswer]:
-        """Assistant message of a model's text. Calls that cannot run stay in the text."""
+        """Assistant message of a model's text. Calls that cannot run, or stand in thoughts, stay in the
+        text. `is_opened`: the prompt opened a thought.
+        """
         ...
 
-    def showable(self, text: str) -> str:
+    def showable(self, text: str, *, is_opened: bool = False) -> str:
         """The part of a growing text that is no call whatever follows."""
         ...
 
@@ -129,16 +145,18 @@ class OwnTools:
         return f"<{name}>{body}{bare}</{name}>"
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str
+        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
     ) -> tuple[ChatMessage, ParsedAnswer]:
-        parsed = parse_answer(text, tools)
+        parsed = parse_outside(
+            text, WHOLE_CALL, lambda rest: parse_answer(rest, tools), is_opened=is_opened
+        )
         indent = text[: -len(text.lstrip())]  # a stream has shown it before the call
         parsed = replace(parsed, prose=(indent + parsed.prose).rstrip())
         written = [json.dumps(call.arguments) for call in parsed.calls]
         return _message(text, parsed, written, call_prefix), parsed
 
-    def showable(self, text: str) -> str:
-        return text.split("<", 1)[0].rstrip()
+    def showable(self, text: str, *, is_opened: bool = False) -> str:
+        return _before_calls(text, f"{WHOLE_CALL}|<.*", is_opened=is_opened).rstrip()
 
 
 class ClientTools:
@@ -170,10 +188,17 @@ class ClientTools:
         return f"\n{CALL_START}\n{written}\n{CALL_END}"
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str
+        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
     ) -> tuple[ChatMessage, ParsedAnswer]:
-        calls: list[ParsedCall] = []
         written: list[str] = []
+        parsed = parse_outside(
+            text, _JSON_CALL, lambda rest: self._parse(rest, tools, written), is_opened=is_opened
+        )
+        return _message(text, parsed, written, call_prefix), parsed
+
+    def _parse(self, text: str, tools: Collection[str], written: list[str]) -> ParsedAnswer:
+        """Calls and the text outside of them. Adds the arguments of each as JSON to `written`."""
+        calls: list[ParsedCall] = []
         prose, position = "", 0
         while (start := text.find(CALL_START, position)) >= 0:
             prose += text[position:start]
@@ -185,16 +210,10 @@ class ClientTools:
                 break
             calls += [call for call, _ in found]
             written += [arguments for _, arguments in found]
-        parsed = ParsedAnswer(tuple(calls), (prose + text[position:]).rstrip())
-        return _message(text, parsed, written, call_prefix), parsed
+        return ParsedAnswer(tuple(calls), (prose + text[position:]).rstrip())
 
-    def showable(self, text: str) -> str:
-        start = text.find(CALL_START)
-        if start < 0:  # its last characters may begin a tag
-            most = min(len(CALL_START) - 1, len(text))
-            ends = (size for size in range(most, 0, -1) if text.endswith(CALL_START[:size]))
-            start = len(text) - next(ends, 0)
-        return text[:start].rstrip()
+    def showable(self, text: str, *, is_opened: bool = False) -> str:
+        return _before_calls(text, _CALL_SO_FAR, is_opened=is_opened).rstrip()
 
 
 def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
@@ -202,6 +221,10 @@ def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
     if dialect_of(harness).is_explained:
         return ClientTools(renderer)
     return OwnTools(renderer, harness.tools)
+
+
+def _before_calls(text: str, call: str, *, is_opened: bool) -> str:
+    return text[: part_answer(text, call, is_opened=is_opened).call_at]
 
 
 def _definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
@@ -222,9 +245,16 @@ def _read_json(text: str, position: int) -> tuple[list[Any], int]:
 def _call_of(value: Any, tools: Collection[str]) -> tuple[ParsedCall, str]:
     """A call and its arguments as JSON."""
     fields = value if isinstance(value, dict) else {}
-    name, arguments = fields.get("name"), fields.get("arguments", {})
+    given = [fields[key] for key in _ARGUMENT_NAMES if key in fields]
+    others = fields.keys() - {"id", "type", "name", *_ARGUMENT_NAMES}
+    name, arguments = fields.get("name"), None  # where some would be lost
+    if not others and len(given) <= 1:
+        arguments = given[0] if given else {}
+    if isinstance(arguments, str):
+        arguments = _DECODER.decode(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        error = f"call is {json.dumps(value)[:80]}, wanted an object with name and arguments"
+        wanted = f"name and one of {', '.join(_ARGUMENT_NAMES)}, an object"
+        error = f"call is {json.dumps(value)[:80]}, wanted {wanted}"
         return ParsedCall("", {}, CallStatus.MALFORMED, error), ""
     said = {
         key: item if isinstance(item, str) else json.dumps(item) for key, item in arguments.items()
@@ -232,7 +262,9 @@ def _call_of(value: Any, tools: Collection[str]) -> tuple[ParsedCall, str]:
     if name not in tools:
         error = f"no tool {name[:60]}, wanted one of {', '.join(tools)}"
         return ParsedCall(name, said, CallStatus.UNKNOWN_TOOL, error), ""
-    return ParsedCall(name, said), json.dumps(arguments, ensure_ascii=False)
+    written = json.dumps(arguments, ensure_ascii=False)
+    written.encode()  # ValueError for half a surrogate pair
+    return ParsedCall(name, said), written
 
 
 def _message(

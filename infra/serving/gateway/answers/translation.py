@@ -2,29 +2,26 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from pydantic import Discriminator, Tag, ValidationError
+from pydantic import ValidationError
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.completions import Finished
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.schemas import ChatRequest, FunctionDefinition, ToolDefinition
 
-
-def _form_of(content: Any) -> str:
-    return "list" if isinstance(content, list) else "text"
-
-
-Listed = TypeVar("Listed")
-TextOr = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Listed, Tag("list")], Discriminator(_form_of)
-]
-"""A text or a list. An error describes the form that was sent."""
+COMMENT = ": ping\n\n"
+"""What readers of server-sent events pass over."""
 
 
 class AnswerWriter(Protocol):
     """One answer in the format of an API."""
+
+    @property
+    def ping(self) -> str:
+        """What is sent while there is nothing to tell."""
+        ...
 
     def whole(self, finished: Finished) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -37,13 +34,6 @@ class AnswerWriter(Protocol):
     def fault(self, error: OstinatoError) -> str:
         """The event of a failure after the answer has begun."""
         ...
-
-
-def kind_of(block: Any, default: str = "") -> str:
-    """Tag of a block: its type."""
-    if isinstance(block, dict):
-        return str(block.get("type", default))
-    return str(getattr(block, "type", default))
 
 
 def function_tool(

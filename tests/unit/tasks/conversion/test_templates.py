@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -87,7 +88,7 @@ def test_a_base_model_is_given_a_template_that_travels_with_it(
     )
     assert tokens == wanted["input_ids"]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert ours.end_id in model.generation_config.eos_token_id
+    assert ours.end_id in np.atleast_1d(model.generation_config.eos_token_id)
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_models(tmp_path: Path) -> None:
@@ -151,3 +152,64 @@ def test_a_model_without_an_end_is_told_what_it_lacks(tmp_path: Path) -> None:
         load_renderer(base)
     with pytest.raises(ConfigError, match="plain ends answers with eos_token"):
         take_in(published, tmp_path / "again", "plain")
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "wanted"),
+    [
+        ({"eos_token_id": [2, 0]}, {}, (0, 2)),
+        ({"eos_token_id": 0}, {}, (0, 2)),
+        (None, {"eos_token_id": [0, 2, 1]}, (0, 1, 2)),
+        ({"eos_token_id": None}, {"eos_token_id": 0}, (0, 2)),
+        ({"eos_token_id": [0]}, {"eos_token_id": 1}, (0, 1, 2)),
+        (None, {"eos_token_id": None}, (2,)),
+    ],
+)
+def test_answers_end_at_every_end_that_a_file_names_and_exports_name_all(
+    generation: dict | None, config: dict, wanted: tuple[int, ...], tmp_path: Path
+) -> None:
+    write_published_model(tmp_path / "in", TEMPLATE, **config)
+    (tmp_path / "in/generation_config.json").unlink()
+    if generation is not None:
+        (tmp_path / "in/generation_config.json").write_text(json.dumps(generation))
+    base, _ = take_in(tmp_path / "in", tmp_path)
+    assert load_renderer(base).stop_token_ids == wanted
+    export_model(base, tmp_path / "out", name="x", lineage=[], dtype=None, with_gguf=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert set(np.atleast_1d(theirs.generation_config.eos_token_id)) == set(wanted)
+    (file,) = (tmp_path / "out").glob("*.gguf")
+    again = import_model(str(file), tmp_path / "again", tmp_path / "cache")
+    assert again["vocabulary"]
+    # of a GGUF, ends are also known by their texts
+    assert set(load_renderer(tmp_path / "again").stop_token_ids) == {0, *wanted}
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", [[2, 999999], -1, "2", [True], 2.5, [[2]]])
+def test_an_end_outside_of_the_vocabulary_is_refused(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    write_published_model(tmp_path / "in", TEMPLATE)
+    file = tmp_path / "in" / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": value}))
+    with pytest.raises(ConfigError, match=rf"{name} has eos_token_id = .*wanted ids of 0 to "):
+        take_in(tmp_path / "in", tmp_path)
+
+
+@pytest.mark.parametrize("named", [{}, {"bos_token": None}, {"added_tokens_decoder": {}}])
+def test_a_beginning_of_the_special_tokens_map_is_in_the_prompt_as_in_transformers(
+    named: dict, tmp_path: Path
+) -> None:
+    write_published_model(tmp_path / "in", "{{ bos_token }}" + TEMPLATE)
+    settings = tmp_path / "in/tokenizer_config.json"
+    kept = json.loads(settings.read_text())
+    del kept["bos_token"]
+    settings.write_text(json.dumps(kept | named))
+    (tmp_path / "in/special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<|endoftext|>", "lstrip": False}})
+    )
+    base, _ = take_in(tmp_path / "in", tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    messages = [{"role": "user", "content": "add"}]
+    wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert load_renderer(base).start("add") == wanted["input_ids"]

@@ -168,6 +168,11 @@ def test_thoughts_are_learned_where_the_template_keeps_them(tmp_path: Path) -> N
             {"messages": [*TOLD[:3], TOLD[4]]},
             "message 3 is by 'assistant' and call 'y' has no result",
         ),
+        ({"messages": [*TOLD[:2], result("x"), result("x"), TOLD[4]]}, "'x', wanted one of 'y'"),
+        (
+            {"messages": [USER, calling("x", "x"), result("x"), result("x"), TOLD[4]]},
+            "message 1 has two calls with id 'x', wanted ids that differ",
+        ),
         ({"messages": [USER | {"tool_call_id": "x"}, TOLD[4]]}, "stands in a user message"),
         ({"messages": [USER, TOLD[4] | {"audio": {}}]}, "messages.1.audio: Extra inputs"),
         (
@@ -195,3 +200,19 @@ def test_a_wrong_row_is_named(row: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"told\.jsonl, row 2: ") as caught:
         read_conversations(path)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("last", ["x", None])
+def test_results_are_read_in_the_order_of_their_calls(
+    name: str, last: str | None, tmp_path: Path
+) -> None:
+    ours = OURS[name]
+    wanted, _ = learned_of(ours, write(tmp_path / "a.jsonl", {"messages": TOLD}))
+    swapped = [*TOLD[:2], TOLD[3], TOLD[2] | {"tool_call_id": last}, *TOLD[4:]]
+    told, _ = learned_of(ours, write(tmp_path / "b.jsonl", {"messages": swapped}))
+    assert told == wanted
+    again = [*swapped, USER, calling("y", "x"), result("x", "R2"), result("y", "R1"), TOLD[6]]
+    told, _ = learned_of(ours, write(tmp_path / "c.jsonl", {"messages": again}))
+    text = ours.decode(told)
+    assert text.index("R1") < text.index("R2")
