@@ -247,6 +247,12 @@ class Trajectory(Record):
     finished_at: float
 
     @property
+    def is_fault(self) -> bool:
+        """Whether it failed by an exception that nothing knows."""
+        signs = () if self.verdict is None else self.verdict.tampering
+        return any(sign.startswith("fault") for sign in signs)
+
+    @property
     def is_context_only(self) -> bool:
         """Whether it was begun for others to branch off and none did."""
         return self.branch is not None and self.branch.turns >= len(self.transcript.turns)

@@ -23,6 +23,7 @@ ENDINGS = {
     EndReason.BROKEN_CALLS: "stopped: the model repeats calls that cannot run",
     EndReason.TIMED_OUT: "stopped: out of time",
     EndReason.BOX_RUINED: "stopped: a command ended the sandbox",
+    EndReason.FAULT: "stopped by a fault of this program",
     EndReason.SANDBOX_FAILED: "the sandbox failed",
     EndReason.ENGINE_FAILED: "the model could not answer",
 }

@@ -35,6 +35,7 @@ class EndReason(StrEnum):
     BROKEN_CALLS = "broken_calls"  # too many turns of broken calls in a row, or a repeated turn
     TIMED_OUT = "timed_out"
     BOX_RUINED = "box_ruined"  # the box died under the model's calls, or cannot be read after them
+    FAULT = "fault"  # an exception that nothing here knows, after the dialogue had begun
     SANDBOX_FAILED = "sandbox_failed"  # the fault of the machine
     ENGINE_FAILED = "engine_failed"
 

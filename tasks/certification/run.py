@@ -21,7 +21,6 @@ from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
-    OstinatoError,
     ProblemError,
     SandboxHostLost,
 )
@@ -218,7 +217,7 @@ async def _check_problem(
                 checked.add(finding.reason, [finding.detail])
     except (CapacityExhausted, SandboxHostLost):
         raise
-    except OstinatoError as error:
+    except Exception as error:  # noqa: BLE001 - one problem's fault is its finding
         checked.add(Reason.NOT_JUDGED, [f"{type(error).__name__}: {str(error)[:300]}"])
     return ProblemReport(
         problem_id=problem.problem_id,

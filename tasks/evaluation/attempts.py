@@ -19,6 +19,7 @@ from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
+_FAULTS_LIMIT = 16
 EVALUATION = "evaluation"  # how ids of its attempts begin
 # beside the rows: what was said and done, without token arrays
 TRAJECTORIES_FILE = "trajectories.jsonl"
@@ -85,19 +86,25 @@ async def run_attempts(
     """Makes the attempts that the file does not hold yet. Returns all rows, finished before or now.
     `check_engine` is called when the last retry of an attempt ended as engine_failed. If it raises,
     the evaluation ends; else the attempt counts as not solved. None: the evaluation ends with a
-    GradingError.
+    GradingError, as it does where the first attempts all end by faults.
     """
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}
-    waiting = iter(
-        [item for item in plan if (item.problem.problem_id, item.attempt) not in finished]
-    )
+    left = [item for item in plan if (item.problem.problem_id, item.attempt) not in finished]
+    waiting = iter(left)
+    ended: list[bool] = []  # whether by a fault
     log = MetricsLog(rows_path)
     texts = MetricsLog(rows_path.with_name(TRAJECTORIES_FILE))
 
     async def drain() -> None:
         for item in waiting:
             trajectory = await _attempt_with_retries(item, attempt, check_engine)
+            ended.append(trajectory.is_fault)
+            if all(ended) and len(ended) == min(len(left), _FAULTS_LIMIT):
+                raise GradingError(
+                    f"all of the first {len(ended)} attempts ended by a fault, wanted a graded one: "
+                    f"{trajectory.reason}"
+                )
             row = attempt_row(trajectory, item.problem)
             kept = trajectory.model_dump(mode="json", exclude={"transcript": {"segments"}})
             texts.append(len(rows), kept)

@@ -21,7 +21,9 @@ from ostinato.tasks.feedback.interactions import (
 
 logger = logging.getLogger(__name__)
 
-INFRASTRUCTURE_REASONS = frozenset({EndReason.ENGINE_FAILED, EndReason.SANDBOX_FAILED})
+INFRASTRUCTURE_REASONS = frozenset(
+    {EndReason.ENGINE_FAILED, EndReason.SANDBOX_FAILED, EndReason.FAULT}
+)
 
 
 def choose_watermark(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
-from ostinato.infra.agent.transcript import Transcript
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxHostLost
+from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import AgentError, CapacityExhausted, SandboxHostLost
 from ostinato.infra.sandbox.test_server import TestServer, as_text
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import scan_attempt
@@ -52,6 +52,8 @@ async def grade(
         check_repository(problem, test_server.repository)
     change = AttemptChange.of(problem, changed_files, test_server.repository)
     try:
+        if transcript.end_reason is EndReason.FAULT:
+            raise AgentError(transcript.detail)
         verdict = await _judge(
             problem, changed_files, test_server, config, trials, chance or random.SystemRandom()
         )

@@ -8,19 +8,20 @@ import asyncio
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.cluster.actors import end_actor, get_or_create_actor, live_nodes
 from ostinato.infra.platform.cluster.mailbox import Deliveries, Flush, Outbox
 from ostinato.infra.platform.cluster.stage_status import BoxUse
-from ostinato.infra.platform.errors import ClusterError, OstinatoError
+from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
-from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.infra.sandbox.test_server import as_text
+from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.worker import RolloutWorker
@@ -34,7 +35,7 @@ RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
 BuildWorker = Callable[[], RolloutWorker]
-Finished = tuple[str, bytes | None, OstinatoError | None]
+Finished = tuple[str, bytes]  # id and record
 
 
 class RolloutActor:
@@ -73,14 +74,12 @@ class RolloutActor:
 
     async def _run(self, request: AttemptRequest) -> None:
         try:
-            trajectory = await self._worker.attempt(request)
-            self._finished.put((request.trajectory_id, trajectory_to_bytes(trajectory), None))
-        except OstinatoError as error:
-            self._finished.put((request.trajectory_id, None, error))
-        except Exception as error:  # supervision: whatever it is must reach the orchestrator
-            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
-            text = f"attempt {request.trajectory_id}: {type(error).__name__}: {error}"
-            self._finished.put((request.trajectory_id, None, ClusterError(text)))
+            data = trajectory_to_bytes(await self._worker.attempt(request))
+        except Exception as error:  # noqa: BLE001 - supervision: the orchestrator waits for an answer
+            reason = as_text(f"fault: {type(error).__name__}: {error}")
+            logger.error("%s %s", reason, fields(trajectory=request.trajectory_id))
+            data = trajectory_to_bytes(request.lost(reason, time.time()))
+        self._finished.put((request.trajectory_id, data))
 
 
 def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, ActorHandle]:
@@ -194,21 +193,24 @@ class RolloutFleet:
                 self._deliver(name, finished)
 
     def _deliver(self, name: str, finished: Sequence[Finished]) -> None:
-        for trajectory_id, data, error in finished:
+        for trajectory_id, data in finished:
             known = self._waiting[name].pop(trajectory_id, None)
             if known is None or known[1].done():
                 continue  # cancelled meanwhile, or from before the worker's restart
-            if error is not None:
-                known[1].set_exception(error)
-            elif data is not None:
-                known[1].set_result(trajectory_from_bytes(data))
+            try:
+                trajectory = trajectory_from_bytes(data)
+            except Exception as error:  # one record that cannot be read takes no others with it
+                logger.exception("no record %s", fields(trajectory=trajectory_id))
+                reason = f"fault: {type(error).__name__}: {error}"
+                trajectory = known[0].lost(reason, self._clock())
+            known[1].set_result(trajectory)
 
     def _fail_attempts(self, name: str, trajectory_ids: Sequence[str], error: RayError) -> None:
         reason = f"rollout worker {name} died: {type(error).__name__}"
         for trajectory_id in trajectory_ids:
             known = self._waiting[name].pop(trajectory_id, None)
             if known is not None and not known[1].done():
-                known[1].set_result(lost_trajectory(known[0], reason, self._clock()))
+                known[1].set_result(known[0].lost(reason, self._clock()))
 
     def _give_up(self, reason: str) -> None:
         self._failure = reason
@@ -216,12 +218,6 @@ class RolloutFleet:
             for _, future in waiting.values():
                 if not future.done():
                     future.set_exception(ClusterError(reason))
-
-
-def lost_trajectory(request: AttemptRequest, reason: str, at: float) -> Trajectory:
-    """The record of an attempt whose worker is gone."""
-    transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, reason)
-    return request.ended(Outcome.SANDBOX_FAILED, reason, transcript, (at, at))
 
 
 async def _await(reference: Any) -> Any:

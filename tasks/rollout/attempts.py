@@ -1,15 +1,18 @@
 """Attempts of a run: those that wait for a slot, those in flight, and retries."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import xxhash
 
+from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Problem, Trajectory
 from ostinato.tasks.rollout.config import RolloutConfig
 from ostinato.tasks.rollout.records import AttemptRequest
 
+logger = logging.getLogger(__name__)
 _RETRY_WAIT_SECONDS = 0.5  # before the first retry
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
@@ -87,7 +90,7 @@ class AttemptPool:
             self.dispatched += 1
 
     def take_ended(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
-        """Attempts that ended. An error of any surfaces here."""
+        """Attempts that ended."""
         ended, self._ended = self._ended, []
         for task in ended:
             yield self._running.pop(task), task.result()
@@ -108,6 +111,12 @@ class AttemptPool:
     async def _timed(self, request: AttemptRequest) -> Trajectory:
         clock = asyncio.get_running_loop().time
         begun = clock()
-        trajectory = await self._attempt(request)
+        try:
+            trajectory = await self._attempt(request)
+        except (
+            Exception
+        ) as error:  # an outcome like any other; the orchestrator counts the groups lost
+            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+            trajectory = request.lost(f"fault: {type(error).__name__}: {error}", clock())
         self.busy_seconds += clock() - begun
         return trajectory

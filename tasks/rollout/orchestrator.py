@@ -111,7 +111,7 @@ class Orchestrator:
     # --- reconciliation
 
     def _collect(self, now: float) -> None:
-        """Takes in everything that ended. An error of any future surfaces here."""
+        """Takes in everything that ended. An error of a step surfaces here."""
         if self._failure is not None:
             raise self._failure
         for request, trajectory in self.attempts.take_ended():

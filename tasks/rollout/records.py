@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ostinato.infra.agent.transcript import Transcript
+from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.models.decode.protocol import Priority
 from ostinato.tasks.records import (
     Branch,
@@ -34,6 +34,11 @@ class AttemptRequest:
     def again(self, other: "AttemptRequest") -> "AttemptRequest":
         """`other`, an attempt with an id of its own, in this one's place of a forked group."""
         return replace(other, is_trunk=self.is_trunk, trunk=self.trunk)
+
+    def lost(self, reason: str, at: float) -> Trajectory:
+        """The record of the attempt where whatever made it is gone."""
+        transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, reason)
+        return self.ended(Outcome.SANDBOX_FAILED, reason, transcript, (at, at))
 
     def ended(
         self,

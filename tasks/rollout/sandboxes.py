@@ -76,23 +76,17 @@ class Sandboxes:
         self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
     ) -> AsyncIterator[Sandbox]:
         """A clean box with `files` laid over the repository, for the length of a block."""
-        if self._fleet is not None:
-            async with AsyncExitStack() as lent:
-                with self._waits():
-                    box = await lent.enter_async_context(
-                        self._fleet.leased(environment.repository, files)
-                    )
-                with self._uses():
-                    yield box
-            return
-        with self._waits():
-            async with self._starts:
-                sandbox = await environment.lease(files)
-        try:
+        async with AsyncExitStack() as lent:
+            with self._waits():
+                if self._fleet is not None:
+                    lease = self._fleet.leased(environment.repository, files)
+                    sandbox = await lent.enter_async_context(lease)
+                else:
+                    async with self._starts:
+                        sandbox = await environment.lease(files)
+                    lent.push_async_callback(environment.release, sandbox)
             with self._uses():
                 yield sandbox
-        finally:
-            await environment.release(sandbox)
 
     def use(self) -> BoxUse:
         """Boxes that trajectories have and wait for now."""

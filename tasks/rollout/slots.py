@@ -27,7 +27,7 @@ class GroupState(StrEnum):
     TRAINING = "training"  # in the step under way
     TRAINED = "trained"
     STALE = "stale"  # too old when its turn came
-    FAILED = "failed"  # infrastructure left fewer than two trajectories
+    FAILED = "failed"  # infrastructure left fewer than two trajectories, or each was a fault
 
 
 @dataclass(slots=True)
@@ -131,7 +131,8 @@ class SlotTable:
         slot.trajectories[trajectory.attempt] = trajectory
         if len(slot.trajectories) < slot.trajectories_expected:
             return None
-        if len(slot.group.trajectories) < 2:
+        usable = slot.group.trajectories
+        if len(usable) < 2 or all(member.is_fault for member in usable):
             self.end(slot, GroupState.FAILED)
         else:
             self._make_ready(slot, oldest_version(slot.group))

@@ -1,9 +1,11 @@
 """One trajectory from a problem to a graded record, in training as in evaluation.
 
 Failures of infrastructure are outcomes, not rewards. A box that dies under the agent's own calls is
-no such failure: the attempt is judged as one that changed nothing.
+no such failure: the attempt is judged as one that changed nothing. Nor is an exception that nothing
+here knows: the attempt has failed, with a flag.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from typing import Protocol
@@ -16,22 +18,18 @@ from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.platform.errors import (
-    CapacityExhausted,
-    GradingError,
-    SandboxError,
-    SandboxHostLost,
-)
-from ostinato.infra.sandbox.environment import RepositoryEnvironment
+from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
+from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.sandbox.test_server import TestServer, as_text
 from ostinato.tasks.problem_prompts import facts_of
 from ostinato.tasks.records import Branch, Outcome, Problem, RewardReport, Trajectory, Verdict
 from ostinato.tasks.rollout.forks import BranchWatch, branch_of, opening_of
 from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 
+logger = logging.getLogger(__name__)
 OUTCOMES = {
     EndReason.FINISHED: Outcome.FINISHED,
     EndReason.TURN_LIMIT: Outcome.TRUNCATED,
@@ -39,6 +37,7 @@ OUTCOMES = {
     EndReason.BROKEN_CALLS: Outcome.BROKEN,
     EndReason.TIMED_OUT: Outcome.TIMED_OUT,
     EndReason.BOX_RUINED: Outcome.BROKEN,
+    EndReason.FAULT: Outcome.BROKEN,
     EndReason.SANDBOX_FAILED: Outcome.SANDBOX_FAILED,
     EndReason.ENGINE_FAILED: Outcome.ENGINE_FAILED,
 }
@@ -85,16 +84,18 @@ class RolloutWorker:
         self._search = search or SearchService(None)
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:
-        """The whole attempt, graded. Raises only for faults that would repeat."""
+        """The whole attempt, graded. Whatever is raised in it is its outcome."""
         started_at = self._clock()
-        boxes = self._sandboxes.of(request.problem)
         try:
-            return await self._attempt_in_box(request, boxes, started_at)
+            return await self._attempt_in_box(request, started_at)
         except SandboxError as error:
-            transcript = Transcript.of_failure(
-                EndReason.SANDBOX_FAILED, str(error), self._clock() - started_at
-            )
-            return self._record(request, transcript, started_at)
+            detail = str(error)
+        except Exception as error:  # no attempt ends a run; the orchestrator counts those in a row
+            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+            detail = f"fault: {type(error).__name__}: {error}"
+        seconds = self._clock() - started_at
+        transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, detail, seconds)
+        return self._record(request, transcript, started_at)
 
     def boxes(self) -> BoxUse:
         """Boxes that its attempts have and wait for now."""
@@ -103,53 +104,59 @@ class RolloutWorker:
     async def close(self) -> None:
         await self._sandboxes.close()
 
-    async def _attempt_in_box(
-        self, request: AttemptRequest, boxes: RepositoryEnvironment, started_at: float
-    ) -> Trajectory:
+    async def _attempt_in_box(self, request: AttemptRequest, started_at: float) -> Trajectory:
         problem = request.problem
+        boxes = self._sandboxes.of(problem)
         broken = problem.break_files(boxes.repository.files)
-        branch, found = branch_of(request), None
+        branch, found, ended = branch_of(request), None, None
         given = broken if branch is None else {**broken, **branch.contents()}
-        async with self._sandboxes.leased(boxes, given) as sandbox:
-            environment = make_workplace(
-                sandbox,
-                boxes.test_server,
-                test_ids=problem.visible_tests,
-                test_limit_seconds=self._harness.call_time_limit_seconds,
-                search=self._search,
-                baseline={**boxes.repository.files, **broken},
-                keeps_secrets=self._harness.visible_tests == "fresh",
-            )
-            if branch is not None and branch.state is not None:
-                environment.state = deepcopy(branch.state)
-            watch = BranchWatch(environment) if request.is_trunk else None
-            transcript = await self._converse(
-                environment,
-                AgentRequest(
-                    prompt=problem.prompt,
-                    session_id=request.trajectory_id,
-                    seed=request.seed,
-                    temperature=request.temperature,
-                    priority=request.priority,
-                    facts=facts_of(problem, broken, self._harness),
-                    opening=opening_of(request),
-                ),
-                self._harness,
-                clock=self._clock,
-                on_turn=None if watch is None else watch.on_turn,
-            )
-            if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
-                return self._record(request, transcript, started_at)
-            transcript, changes = await _read_changes(sandbox, transcript, broken)
-        if watch is not None:
-            found = watch.branch(transcript)
-        elif branch is not None:
-            found = Branch(turns=branch.turns)
         try:
+            async with self._sandboxes.leased(boxes, given) as sandbox:
+                environment = make_workplace(
+                    sandbox,
+                    boxes.test_server,
+                    test_ids=problem.visible_tests,
+                    test_limit_seconds=self._harness.call_time_limit_seconds,
+                    search=self._search,
+                    baseline={**boxes.repository.files, **broken},
+                    keeps_secrets=self._harness.visible_tests == "fresh",
+                )
+                if branch is not None and branch.state is not None:
+                    environment.state = deepcopy(branch.state)
+                watch = BranchWatch(environment) if request.is_trunk else None
+                ended = await self._converse(
+                    environment,
+                    AgentRequest(
+                        prompt=problem.prompt,
+                        session_id=request.trajectory_id,
+                        seed=request.seed,
+                        temperature=request.temperature,
+                        priority=request.priority,
+                        facts=facts_of(problem, broken, self._harness),
+                        opening=opening_of(request),
+                    ),
+                    self._harness,
+                    clock=self._clock,
+                    on_turn=None if watch is None else watch.on_turn,
+                )
+                if ended.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
+                    return self._record(request, ended, started_at)
+                transcript, changes = await _read_changes(sandbox, ended, broken)
+            if watch is not None:
+                found = watch.branch(transcript)
+            elif branch is not None:
+                found = Branch(turns=branch.turns)
+            patches = describe_changes(boxes.repository, broken, changes)
             verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
-        except GradingError as error:
-            raise GradingError(f"attempt {request.trajectory_id}: {error}") from error
-        patches = describe_changes(boxes.repository, broken, changes)
+        except SandboxError:
+            raise
+        except Exception as error:
+            if ended is None:
+                raise  # there is no dialogue to judge
+            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+            fault = {"end_reason": EndReason.FAULT, "detail": f"{type(error).__name__}: {error}"}
+            transcript, patches = ended.model_copy(update=fault), {}
+            verdict, reward = await self._grade(problem, broken, transcript, boxes.test_server)
         return self._record(request, transcript, started_at, verdict, reward, patches, found)
 
     def _record(
@@ -162,6 +169,7 @@ class RolloutWorker:
         changed_files: dict[str, str] | None = None,
         branch: Branch | None = None,
     ) -> Trajectory:
+        transcript = transcript.model_copy(update={"detail": as_text(transcript.detail)})
         reason = transcript.end_reason.value
         return request.ended(
             OUTCOMES[transcript.end_reason],
@@ -179,7 +187,7 @@ async def _read_changes(
     sandbox: Sandbox, transcript: Transcript, broken: Changes
 ) -> tuple[Transcript, Changes]:
     """What the attempt left in its box. `broken`, as if it had done nothing, where it ruined it."""
-    if transcript.end_reason is EndReason.BOX_RUINED:
+    if transcript.end_reason in (EndReason.BOX_RUINED, EndReason.FAULT):
         return transcript, broken
     try:
         return transcript, await sandbox.diff()
@@ -202,5 +210,6 @@ def describe_changes(
         before = broken.get(path, pristine)
         after = changes.get(path, pristine)
         if before != after:
-            patches[path] = unified_diff(path, before, after, context_lines=0)
+            # a name on disk need not be text, which records are
+            patches[as_text(path)] = as_text(unified_diff(path, before, after, context_lines=0))
     return patches

@@ -4,6 +4,7 @@ Failures of the engine, the sandbox or the clock end the attempt with a reason; 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ from ostinato.infra.platform.errors import (
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 
+logger = logging.getLogger(__name__)
 SUMMARY_MARGIN_TOKENS = 96  # the request for a summary and its header
 OnTurn = Callable[[TurnRecord], Awaitable[None]]
 Ending = tuple[EndReason, str]
@@ -141,6 +143,9 @@ async def run_conversation(
         if not is_retryable(error):
             raise
         end_reason, detail = EndReason.SANDBOX_FAILED, f"{type(error).__name__}: {error}"
+    except Exception as error:
+        logger.exception("fault in a dialogue")
+        end_reason, detail = EndReason.FAULT, f"{type(error).__name__}: {error}"
     return Transcript(
         segments=conversation.segments(),
         turns=tuple(attempt.turns),

@@ -171,8 +171,8 @@ class FleetClient:
         try:
             reference = self._nodes[box.node_name].release.remote(box.sandbox_id)
             await _answer(reference, f"lease {box.sandbox_id}")
-        except (ClusterError, SandboxLost) as error:
-            _logger.info("box not given back %s", fields(box=box.sandbox_id, error=str(error)))
+        except Exception as error:  # noqa: BLE001 - its node ends it with the lease
+            _logger.warning("box not given back %s", fields(box=box.sandbox_id, error=str(error)))
 
     async def close(self) -> None:
         """Gives everything back."""

@@ -5,8 +5,10 @@ above, which is only ever copied. Where no overlay can be made, /repo is a copy 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
+import logging
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +36,17 @@ from ostinato.infra.sandbox.snapshots.layers import (
     find_writes,
     measure_folder,
     read_entries,
-    remove_folder,
     write_entries,
 )
 from ostinato.infra.sandbox.snapshots.store import (
     LayerStore,
     State,
     compare_files,
+    discard_folder,
     files_of,
 )
 
+logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
 _IDLE_BOXES_PER_LOOK = 20
 _Box = TypeVar("_Box", bound=Sandbox)
@@ -114,7 +117,12 @@ class NamespaceSandbox(BoxTools):
     async def _end(self) -> None:
         try:
             await self._channel.close()
-            await asyncio.to_thread(remove_folder, self.folder)
+            await asyncio.to_thread(discard_folder, self.folder)
+        except Exception:  # who ends a box can do nothing about it
+            logger.exception("box %s has not ended as it should; once more", self._box.name)
+            with contextlib.suppress(Exception):
+                self._box.close()
+            discard_folder(self.folder)
         finally:
             self._backend.forget(self)
 
@@ -125,12 +133,17 @@ class NamespaceSandbox(BoxTools):
         limit = self._most_bytes
         try:
             written = await asyncio.to_thread(measure_folder, self.folder / "up", limit)
-        except (InvalidArgument, OSError) as error:
+            entries = self._box.count_entries_in_memory() * BYTES_PER_ENTRY
+        except Exception as error:  # noqa: BLE001 - unseen writes must not go on, nor this watch end
             self._channel.lose(OutOfMemory(f"what box {self._box.name} wrote: {error}"))
             return
-        if written > limit:
-            why = f"box {self._box.name} wrote {written} bytes or more, at most {limit} are allowed"
-            self._channel.lose(OutOfMemory(why))
+        for what, size, most in (
+            ("wrote", written, limit),
+            ("keeps entries in memory of", entries, self.spec.limits.writable_bytes),
+        ):
+            if size > most:
+                why = f"box {self._box.name} {what} {size} bytes, at most {most} are allowed"
+                self._channel.lose(OutOfMemory(why))
 
     @property
     def num_requests(self) -> int:
@@ -239,10 +252,10 @@ class NamespaceBackend:
             mounts = self._mounts(state, folder / "up", copied)
             box = BoxProcess(spec.limits, mounts)
         except OSError as error:
-            remove_folder(folder)
+            discard_folder(folder)
             raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error
         except BaseException:
-            remove_folder(folder)
+            discard_folder(folder)
             raise
         sandbox = NamespaceSandbox(self, spec, state, folder, box, copied)
         self.store.hold(state)

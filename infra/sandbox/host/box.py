@@ -9,8 +9,10 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -33,7 +35,10 @@ from ostinato.infra.sandbox.host.system import (
 from ostinato.infra.sandbox.host.system_calls import filter_program
 from ostinato.infra.sandbox.protocol import SandboxLimits
 
+logger = logging.getLogger(__name__)
 REPOSITORY_PATH = "/repo"
+_END_SECONDS = 60.0  # the kernel frees a box's memory before its processes have ended
+_IN_MEMORY = ("/tmp", "/run", "/dev/shm")  # can be written
 _OPEN_FILES = 4096  # of one process
 _SIGNALS = 1024  # pending ones of all processes of a box; timers count too
 _counter = itertools.count()
@@ -77,6 +82,7 @@ class BoxProcess:
         allowed = filter_program()
         self.name = f"{os.getpid()}-{next(_counter)}"
         self.process_id: int | None = None  # of process 1, as this host counts
+        self._first = -1  # a descriptor of process 1, with which all others end
         self._limits = limits
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
             try:
@@ -119,13 +125,9 @@ class BoxProcess:
         All that it starts later inherits them. Nothing when bubblewrap failed: then the socket is
         at its end, and `explain_death` knows why.
         """
-        with open(self.information_pipe, "rb", closefd=False) as pipe:
-            told = pipe.read()
-        os.close(self.information_pipe)
-        self.information_pipe = -1
-        if not told:
+        process_id = self._find_first_process()
+        if process_id is None:
             return
-        process_id = int(json.loads(told)["child-pid"])
         try:
             for limit, wanted in (
                 (resource.RLIMIT_FSIZE, self._limits.file_bytes),
@@ -147,7 +149,7 @@ class BoxProcess:
         where what ran inside is to blame, or SandboxError with the fix where the kernel refuses
         boxes.
         """
-        self._process.kill()
+        self.kill()
         self._process.wait()
         said = (
             self._process.stderr.read().decode(errors="replace").strip()
@@ -164,20 +166,49 @@ class BoxProcess:
 
     def kill(self) -> None:
         """End everything inside. `close` still frees the rest."""
-        self._process.kill()
+        if self._process.poll() is None:  # its group too: what it forks may not yet be bound to it
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the box and everything in it."""
+        """End the box. Blocks until no process of it runs any more."""
         self.socket.close()
-        if self.information_pipe >= 0:
-            os.close(self.information_pipe)
-            self.information_pipe = -1
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+        self.kill()
         self._process.wait()
+        if self.information_pipe >= 0:  # never admitted: process 1 may have been made all the same
+            self._find_first_process()
+        first, self._first = self._first, -1
+        if first >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(first, signal.SIGKILL)
+            end = select.poll()
+            end.register(first, select.POLLIN)
+            if not end.poll(_END_SECONDS * 1000):
+                logger.error("box %s has not ended within %.0f s", self.name, _END_SECONDS)
+            os.close(first)
         if self._process.stderr is not None:
             self._process.stderr.close()
         self._group.remove()
+
+    def count_entries_in_memory(self) -> int:
+        """Files and folders, be they empty, in the folders that the box has in memory."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            seen = [os.statvfs(f"/proc/{self.process_id}/root{path}") for path in _IN_MEMORY]
+            return sum(status.f_files - status.f_ffree for status in seen)
+        return 0
+
+    def _find_first_process(self) -> int | None:
+        """Id of process 1. None: bubblewrap made none, or it has ended."""
+        with os.fdopen(self.information_pipe, "rb") as pipe:
+            told = pipe.read()
+        self.information_pipe = -1
+        if not told:
+            return None
+        process_id = int(json.loads(told)["child-pid"])
+        try:
+            self._first = os.pidfd_open(process_id)
+        except ProcessLookupError:
+            return None
+        return process_id
 
 
 def _start_server(server: str | None, descriptor: int) -> tuple[str, ...]:
@@ -197,9 +228,7 @@ def _isolation(limits: SandboxLimits) -> list[str]:
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
         *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--as-pid-1", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"),
-        *_memory_folder("/tmp", limits),
-        *_memory_folder("/run", limits),
-        *_memory_folder("/dev/shm", limits),
+        *(word for path in _IN_MEMORY for word in _memory_folder(path, limits)),
     ]
 
 

@@ -99,7 +99,7 @@ class BoxChannel:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._fail(SandboxLost(f"box {self._box.name} was closed"))
-        self._box.close()
+        await asyncio.to_thread(self._box.close)
 
     def _admit(self) -> None:
         """Bubblewrap has made the box, or failed: limits first, then requests."""
@@ -122,19 +122,18 @@ class BoxChannel:
             try:
                 data = await loop.sock_recv(self._box.socket, _READ_BYTES)
                 frames = decoder.feed(data)
-            except ValueError as error:
-                self._fail(SandboxLost(f"box {self._box.name}: {error}"))
-                return
+                for header, blobs in frames:
+                    future = self._waiting.get(header.get("id", 0))
+                    if future is not None and not future.done():
+                        future.set_result((header, blobs))
             except OSError:
                 data = b""
-                frames = []
+            except Exception as error:  # noqa: BLE001 - whatever a box says, no request waits in vain
+                self._fail(SandboxLost(f"box {self._box.name}: {type(error).__name__}: {error}"))
+                return
             if not data:
                 self._fail(self._box.explain_death())
                 return
-            for header, blobs in frames:
-                future = self._waiting.get(header.get("id", 0))
-                if future is not None and not future.done():
-                    future.set_result((header, blobs))
 
     def _fail(self, error: SandboxError) -> SandboxError:
         """Note why the box is gone (the first reason stays) and tell all who wait."""

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,20 @@ def observe_tests(request: dict, answer: str) -> None:
 
 
 def main(mode: str, request_file: str, answer: str) -> None:
-    """Runs a mode (record, call or observe) on a request and writes its answer."""
+    """Runs a mode (record, call or observe) on a request and writes its answer. Ends the process then, which
+    else waits for threads, pools and exit handlers of what it ran.
+    """
     request = json.loads(Path(request_file).read_text())
     sys.path.insert(0, request["root"])
     modes = {"record": record, "call": make_calls, "observe": observe_tests}
-    modes[mode](request, answer)
+    code = 1
+    try:
+        modes[mode](request, answer)
+        code = 0
+    except BaseException:  # noqa: BLE001 - told, and the process ends all the same
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

@@ -9,10 +9,12 @@ import contextlib
 import hashlib
 import math
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument
@@ -166,11 +168,13 @@ def entries_of_files(
 def remove_folder(folder: Path) -> None:
     """Remove a folder and all below it, whatever its permissions. Links are not followed.
 
-    Inner folders are first moved to the top, so that no depth is too deep.
+    Inner folders are first moved to the top, so that no depth is too deep. What an OSError leaves is below
+    `folder`.
     """
     if not folder.is_dir():
         return
-    waiting, number = [os.fspath(folder)], 0
+    top = os.fspath(folder)
+    waiting, names = [top], (f"{top}/{secrets.token_hex(8)}-{number}" for number in count())
     while waiting:
         current = waiting.pop()
         os.chmod(current, 0o700)  # noqa: PTH101 -- text paths: every box's end comes through here
@@ -179,13 +183,15 @@ def remove_folder(folder: Path) -> None:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 os.chmod(entry.path, 0o700)  # noqa: PTH101 -- else it cannot be moved
-                moved = f"{folder}-{number}"
-                number += 1
-                os.rename(entry.path, moved)  # noqa: PTH104
+                moved = entry.path if current == top else next(names)
+                if moved != entry.path:
+                    os.rename(entry.path, moved)  # noqa: PTH104
                 waiting.append(moved)
             else:
                 os.unlink(entry.path)  # noqa: PTH108
-        os.rmdir(current)  # noqa: PTH106
+        if current != top:
+            os.rmdir(current)  # noqa: PTH106
+    os.rmdir(top)  # noqa: PTH106
 
 
 def measure_folder(folder: Path, most_bytes: float = math.inf) -> int:

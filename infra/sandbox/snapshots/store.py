@@ -1,6 +1,7 @@
 """The layers of one backend on disk, and the files that a box sees through them."""
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections import Counter
@@ -21,6 +22,8 @@ from ostinato.infra.sandbox.snapshots.layers import (
     write_entries,
 )
 
+logger = logging.getLogger(__name__)
+_left: set[Path] = set()  # folders whose removal failed
 SKIPPED_NAMES = frozenset({"__pycache__", ".pytest_cache", ".git"})
 MAX_DIFF_BYTES = 64 << 20
 # Compiled code, type and test caches and history tell what a problem removed from the sources.
@@ -106,7 +109,7 @@ class LayerStore:
         self._uses[state.layer_id] -= 1
         if self._uses[state.layer_id] <= 0:
             del self._uses[state.layer_id], self._entries[state.layer_id]
-            remove_folder(self.directory / state.layer_id)
+            discard_folder(self.directory / state.layer_id)
 
     def folders(self, state: State) -> tuple[Path, ...]:
         """Folders for the overlay, lowest first. A layer is unpacked when first mounted."""
@@ -137,7 +140,7 @@ class LayerStore:
 
     def close(self) -> None:
         """Remove everything."""
-        remove_folder(self.directory)
+        discard_folder(self.directory)
 
     def _add(self, entries: Entries) -> str | None:
         if not entries:
@@ -145,6 +148,19 @@ class LayerStore:
         layer_id = identify_entries(entries)
         self._entries.setdefault(layer_id, entries)
         return layer_id
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove a folder. One that cannot be removed is told of and tried again with every later one."""
+    for place in (folder, *_left):
+        try:
+            remove_folder(place)
+        except OSError as error:
+            if place not in _left:
+                logger.warning("folder %s stays for now: %s", place, error)
+            _left.add(place)
+        else:
+            _left.discard(place)
 
 
 def files_of(entries: Entries) -> dict[str, bytes]:

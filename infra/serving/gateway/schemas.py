@@ -303,7 +303,7 @@ class Usage(Wire):
 
 class AgentAnswer(Wire):
     """Result of an agent attempt. `status`: finished, turn_limit, token_limit, broken_calls,
-    timed_out, box_ruined, sandbox_failed or engine_failed.
+    timed_out, box_ruined, fault, sandbox_failed or engine_failed.
     """
 
     session_id: str

@@ -48,6 +48,7 @@ from ostinato.infra.serving.gateway.uploads.paths import WANTED, is_path
 from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)
+_WITHOUT_FILES = (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED, EndReason.FAULT)
 _WAIT_SECONDS = 5.0  # that a client is told to wait for a free box
 
 
@@ -225,7 +226,7 @@ class AgentService:
                     self._config.harness,
                     clock=self._clock,
                 )
-                if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
+                if transcript.end_reason in _WITHOUT_FILES:
                     return transcript, None
                 return transcript, dict(await environment.sandbox.diff())
         except CapacityExhausted as error:
@@ -315,7 +316,9 @@ def _told_detail(transcript: Transcript) -> str:
     """Why an attempt ended. Of a box or an engine nothing but that it failed."""
     if transcript.end_reason is EndReason.ENGINE_FAILED:
         return "the engine failed"
-    if transcript.end_reason in (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED):
+    if transcript.end_reason is EndReason.FAULT:
+        return "a fault of this server"
+    if transcript.end_reason in _WITHOUT_FILES:
         return "the sandbox failed"
     return transcript.detail
 

@@ -31,7 +31,7 @@ class ScriptedWorker:
     async def attempt(self, ticket: AttemptRequest) -> Trajectory:
         name = ticket.problem.problem_id
         if name == "broken":
-            raise ProblemError("problem broken: no such repository")
+            raise ProblemError("problem broken: no such \udcff repository")
         if name == "slow":
             (self._directory / "slow").touch()
             await asyncio.sleep(3600.0)
@@ -58,8 +58,9 @@ async def test_workers_answer_raise_and_survive_the_death_of_a_process(tmp_path:
 
     assert await fleet.boxes() == BoxUse(leased=1, waiting=2, waiting_since=7.0)
 
-    with pytest.raises(ProblemError, match="no such repository"):
-        await fleet.attempt(ticket("broken", 0))
+    broken = await fleet.attempt(ticket("broken", 0))
+    assert broken.outcome is Outcome.SANDBOX_FAILED
+    assert broken.reason == "fault: ProblemError: problem broken: no such \\udcff repository"
 
     slow = asyncio.create_task(fleet.attempt(ticket("slow", 0)))
     while not (tmp_path / "slow").exists():

@@ -192,15 +192,58 @@ def test_failures_without_end_stop_the_run_with_the_reason() -> None:
         script.run()
 
 
-def test_error_of_an_attempt_surfaces() -> None:
+def test_an_error_of_every_attempt_ends_the_run_and_is_named() -> None:
     script = Script(lambda request: 1.0)
 
     async def attempt(request: AttemptRequest) -> Trajectory:
-        raise EngineError("replica r0 is gone")
+        raise RuntimeError("no such attribute")
 
     script.orchestrator.attempts._attempt = attempt
-    with pytest.raises(EngineError, match="r0 is gone"):
+    with pytest.raises(ClusterError, match=r"4 groups in a row .* RuntimeError: no such attribute"):
         script.run()
+
+
+def as_fault(made: Trajectory) -> Trajectory:
+    """The attempt as one whose dialogue was judged as a fault."""
+    assert made.verdict is not None
+    verdict = made.verdict.model_copy(update={"tampering": ("fault while grading: OSError",)})
+    told = {"verdict": verdict, "outcome": Outcome.BROKEN, "reason": "fault: OSError: odd"}
+    return made.model_copy(update=told)
+
+
+def test_faults_in_every_group_are_trained_and_in_all_attempts_end_the_run() -> None:
+    some = Script(lambda request: 1.0, steps=6)
+    scripted = some.attempt
+
+    async def attempt(request: AttemptRequest) -> Trajectory:
+        made = await scripted(request)
+        return as_fault(made) if request.attempt == 0 else made
+
+    some.orchestrator.attempts._attempt = attempt
+    assert some.run().steps_done == 6
+    assert some.orchestrator.table.outcomes["broken"] >= 12
+
+    every = Script(lambda request: 1.0)
+
+    async def always(request: AttemptRequest) -> Trajectory:
+        return as_fault(await every.attempt(request))
+
+    every.orchestrator.attempts._attempt = always
+    with pytest.raises(ClusterError, match=r"4 groups in a row .* fault: OSError: odd"):
+        every.run()
+
+
+def test_one_attempt_in_ten_that_raises_ends_no_run() -> None:
+    script = Script(lambda request: 1.0, steps=12)
+    scripted = script.attempt
+
+    async def attempt(request: AttemptRequest) -> Trajectory:
+        if request.seed % 10 == 0:
+            raise OSError(39, "Directory not empty")
+        return await scripted(request)
+
+    script.orchestrator.attempts._attempt = attempt
+    assert script.run().steps_done == 12
 
 
 def test_budget_counts_earlier_processes() -> None:

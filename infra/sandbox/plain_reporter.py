@@ -1,0 +1,83 @@
+"""A pytest plugin of the second runner: runs the tests that are wanted, in their order, notes the outcome of each as
+a line of JSON, and ends the process once all have run, so that nothing a test leaves behind can hold it.
+
+Standard library and pytest only. It runs in a box, in the process of the code under test, and proves nothing: its
+lines carry a key, so that what is merely written to the file counts for nothing, and blind canaries run beside it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_WORST = ("error", "failed", "skipped", "passed")
+
+
+class Reporter:
+    """Outcomes of one process. Of several items with one id the worst outcome counts."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._places = {test: place for place, test in enumerate(request["tests"])}
+        self._key, self._canaries = request["key"], request["canaries"]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(request["answer"], flags, 0o600)
+        self._outcomes: dict[str, str] = {}
+        self._process_id = os.getpid()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keeps the wanted tests, as they are wanted, and the canaries behind them."""
+        kept = [item for item in items if item.nodeid in self._places]
+        kept.sort(key=lambda item: self._places[item.nodeid])
+        items[:] = kept + [item for item in items if item.path.name == self._canaries]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes what one part of a test adds. A part of a subtest counts where it failed."""
+        is_subtest = hasattr(report, "context")
+        if report.failed:
+            self._note(report.nodeid, "failed" if report.when == "call" else "error")
+        elif not is_subtest and (report.skipped or hasattr(report, "wasxfail")):
+            self._note(report.nodeid, "skipped")
+        elif not is_subtest and report.when == "call":
+            self._note(report.nodeid, "passed")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Writes the outcome of a test that has ended."""
+        line = {"key": self._key, "test": nodeid, "outcome": self._outcomes.get(nodeid, "error")}
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Ends the process behind the last test, before threads, pools and exit handlers are waited for."""
+        try:
+            return (yield)
+        finally:
+            self._end()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+        """Ends the process where no test could run."""
+        self._end()
+        return (yield)
+
+    def _note(self, test: str, outcome: str) -> None:
+        known = self._outcomes.get(test, outcome)
+        self._outcomes[test] = min(known, outcome, key=_WORST.index)
+
+    def _end(self) -> None:
+        if os.getpid() == self._process_id:
+            os._exit(0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Reads the request beside this file and removes it."""
+    place = Path(__file__).with_suffix(".json")
+    sys.path.remove(str(place.parent))
+    config.pluginmanager.register(Reporter(json.loads(place.read_text())))
+    place.unlink()
