@@ -1,11 +1,16 @@
-"""Process 1 of a box that imports no repository: each run is a fork that imports its own.
+"""Process 1 of a box for test runs: it has imported pytest and no repository, and each run is a fork that
+imports its own.
 
 A run's files go from the host's socket into a pipe of the child without being read here, so that
-nothing of one run is in the memory that the next is forked from. Slower than fork_server.py by the
-import of the package and of the tests that are asked for. Runs inside the box.
+nothing of one run is in the memory that the next is forked from. What a child need not do again is
+done before: pytest's own start, and modules of the standard library that the host names. Runs
+inside the box.
 """
 
+import contextlib
+import importlib
 import json
+import marshal
 import os
 import socket
 import struct
@@ -16,12 +21,11 @@ from functools import partial
 import pytest
 
 from ostinato.infra.sandbox.inside.children import Runs
-from ostinato.infra.sandbox.inside.fork_server import PYTEST_ARGUMENTS, ROOT
-from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.process import protect_server
 from ostinato.infra.sandbox.inside.sources import MemoryFinder
 from ostinato.infra.sandbox.inside.test_runner import (
+    CANARY,
     Recorder,
     Sender,
     Shared,
@@ -32,29 +36,58 @@ from ostinato.infra.sandbox.inside.test_runner import (
 )
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
+ROOT = "/repo"
 _PREFIX = struct.Struct(">II")
+_PYTEST_ARGUMENTS = [
+    f"--rootdir={ROOT}",
+    f"--confcutdir={ROOT}",
+    "--capture=no",
+    "--assert=plain",
+    "--import-mode=prepend",
+    *("-c", os.path.join(os.path.dirname(__file__), "pytest.ini")),
+    *("-W", "ignore"),
+    *("-p", "no:cacheprovider", "-p", "no:junitxml", "-p", "no:pastebin"),
+    "--keep-duplicates",  # a file of an unusual name below a folder that is named too
+    "--doctest-glob=none",  # no text file is a test; the plugin stays for its fixtures
+    *("-p", "no:stepwise", "-p", "no:faulthandler", "-p", "no:logging"),
+    CANARY,
+]
 
 
 class FreshServer:
     """Server that forks a child per request and never reads the files that the request brings."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, allowed: bytes) -> None:
         self._control = control
+        self._allowed = allowed
+        self._tried: set[str] = set()
 
     def serve(self) -> None:
         """Answer the host until it closes the socket."""
         opening, _ = self._read_header()
         _import_pytest()
         self._send({"id": opening["id"]})
-        runs = Runs(self._control.fileno())
+        limits = opening["limits"]
+        runs = Runs(self._control.fileno(), self._allowed, limits)
         while True:
             request, sizes = self._read_header()
+            self._import_modules(request["modules"])
             source, sink = os.pipe()
-            become = partial(_run_fresh, request, sizes, source, sink, opening["limits"])
+            become = partial(_run_fresh, request, sizes, source, sink, limits)
             run = runs.start(request, become)
             os.close(source)
             self._forward(sum(sizes), sink)
             self._send(runs.finish(run))
+
+    def _import_modules(self, names: list[str]) -> None:
+        """Modules of the standard library, which then are there in every later child."""
+        fresh = [name for name in names if name not in self._tried]
+        for name in fresh:
+            self._tried.add(name)
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if fresh:
+            freeze_memory()
 
     def _read_header(self) -> tuple[dict, list[int]]:
         """Header of the next frame and the sizes of its blobs. Ends the process with the socket."""
@@ -102,9 +135,11 @@ class FreshRun:
         self._finder = finder
         self._limits = limits
         self._send = send
+        self._known = frozenset(sys.modules)
         self._snapshot: Snapshot | None = None
         self._recorder = Recorder(ROOT)
         self._error: BaseException | None = None
+        self._failures: list[str] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(
@@ -116,7 +151,13 @@ class FreshRun:
             return (yield)
         except BaseException as error:
             self._error = error.__cause__ or error
+            self._failures.append(f"{type(self._error).__name__}: {self._error}"[-400:])
             raise
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember what could not be imported."""
+        if report.failed:
+            self._failures.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
 
     def pytest_exception_interact(self, call: pytest.CallInfo, report: object) -> None:
         """Remember what an import of a test file ended in."""
@@ -124,40 +165,59 @@ class FreshRun:
             error = call.excinfo.value
             self._error = self._error or error.__cause__ or error
 
-    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo) -> None:
+    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo) -> None:
         """Remember what ended pytest."""
         self._error = self._error or excinfo.value
+        self._failures.append(str(excrepr)[-1500:])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the tests that were asked for and end the process."""
+        """Run the tests that were asked for, or tell which there are, and end the process."""
         assert self._snapshot is not None
         self._snapshot.renew_hooks()
         canaries, items = split_canaries(session)
+        if "collect" in self._request:
+            self._tell_collected(list(items))
+            os._exit(0)
         if self._error is None:
             self._recorder.test_codes = TestCodes(ROOT, items)
             session.config.pluginmanager.register(self._recorder, "ostinato-recorder")
             self._snapshot.renew_hooks()
             shared = Shared(
-                session=session,
-                finder=self._finder,
-                index=SwapIndex(),
                 items=items,
                 canaries=canaries,
                 snapshot=self._snapshot,
                 recorder=self._recorder,
                 limits=self._limits,
             )
-            run_child(shared, self._request, {}, self._send)
+            run_child(shared, self._request, self._send)
             os._exit(0)
         return True
 
-    def report_failure(self) -> None:
+    def end(self) -> None:
         """Tell that no test came to run, and why."""
+        if "collect" in self._request:
+            self._tell_collected([])
+            return
         error = self._error or ImportError("pytest found none of the tests")
         report_import_failure(self._send, self._request["tests"], error, self._recorder)
+        self._send_end({})
+
+    def _tell_collected(self, tests: list[str]) -> None:
+        """Tests, files that cannot be imported, and what of it all need not be done again by later runs."""
+        modules = [name for name in sys.modules if name not in self._known and _is_standard(name)]
+        codes = {path: marshal.dumps(code).hex() for path, code in self._finder.codes.items()}
+        told = {"tests": tests, "errors": self._failures, "modules": modules, "codes": codes}
+        self._send_end({"collected": told})
+
+    def _send_end(self, told: dict) -> None:
         done = {"violations": [], "seconds": 0.0, "cpu_seconds": 0.0}
-        self._send({"done": True, "route": "fresh", **done})
+        self._send({"done": True, "route": "fresh", **done, **told})
+
+
+def _is_standard(name: str) -> bool:
+    place = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
+    return place.startswith(sys.prefix + "/") or place in ("built-in", "frozen")
 
 
 def _run_fresh(
@@ -166,28 +226,33 @@ def _run_fresh(
     """All that a child does: read its files, import what the tests need, run them."""
     os.close(sink)
     with open(source, "rb") as pipe:
-        files = {path: pipe.read(size) for path, size in zip(request["paths"], sizes, strict=True)}
-    finder = MemoryFinder(ROOT, files)
+        blobs = [pipe.read(size) for size in sizes]
+    files = dict(zip(request["paths"], blobs, strict=False))
+    codes = dict(zip(request["compiled"], blobs[len(files) :], strict=True))
+    finder = MemoryFinder(ROOT, files, codes)
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, ROOT)
-    places = {os.path.join(ROOT, test.partition("::")[0]) for test in request["tests"]}
-    run = FreshRun({**request, "route": "fresh"}, finder, limits, send)
-    del files
+    wanted = request.get("collect") or [test.partition("::")[0] for test in request["tests"]]
+    places = {os.path.join(ROOT, path) for path in wanted}
+    run = FreshRun(request, finder, limits, send)
+    del files, codes, blobs
     try:
-        pytest.main([*PYTEST_ARGUMENTS, *sorted(filter(os.path.exists, places))], plugins=[run])
+        pytest.main([*_PYTEST_ARGUMENTS, *sorted(filter(os.path.exists, places))], plugins=[run])
     finally:
-        run.report_failure()
+        run.end()
 
 
 def _import_pytest() -> None:
     """Everything that a run of pytest imports, so that no child has to."""
-    pytest.main([*PYTEST_ARGUMENTS, "--collect-only", "--quiet"])
+    pytest.main([*_PYTEST_ARGUMENTS, "--collect-only", "--quiet"])
     freeze_memory()
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, filter_descriptor: int) -> None:
     """Serve the host on a socket."""
     protect_server()
+    with open(filter_descriptor, "rb") as file:
+        allowed = file.read()
     control = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
-    FreshServer(control).serve()
+    FreshServer(control, allowed).serve()
