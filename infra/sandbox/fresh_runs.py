@@ -8,6 +8,7 @@ the change replaces.
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from ostinato.infra.platform.errors import SandboxLost
@@ -111,8 +112,10 @@ class FreshRuns:
         variables = {"PYTHONHASHSEED": str(self._hash_seed)}
         box = BoxProcess(self._limits, mounts, server="fresh_server", environment=variables)
         channel, limits = BoxChannel(box), self._limits.model_dump()
+        has_conftest = any(PurePath(path).name == "conftest.py" for path in self.repository.files)
+        given = {"limits": limits, "has_conftest": has_conftest}
         try:
-            await channel.request("open", self._limits.start_seconds, limits=limits)
+            await channel.request("open", self._limits.start_seconds, **given)
         except BaseException:
             await channel.close()
             raise

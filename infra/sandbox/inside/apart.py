@@ -13,7 +13,6 @@ import signal
 import socket
 import struct
 import traceback
-from collections.abc import Callable
 
 ENDED, KILLED, NOT_MADE = 0, 2, 3  # exit codes of the first process of a run's namespaces
 HIDDEN = "/kernel"  # where the server's box has the host's /proc, without which the kernel makes no other
@@ -28,9 +27,9 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 
 
-def fork_apart(allowed: bytes, writable_bytes: int, become: Callable[[], None]) -> int:
-    """The number of a process whose only child does `become` in namespaces of its own. When that has ended, all
-    that it started ends too. `allowed`: the filter of system calls.
+def fork_apart(allowed: bytes, writable_bytes: int) -> int:
+    """0 in a process in namespaces of its own; in this one, the number of the process that waits for it. When the
+    other has ended, all that it started ends too. `allowed`: the filter of system calls.
     """
     # no call of Python's own can ask for namespaces; nothing but the fork below depends on Python's state
     process_id = _check(
@@ -38,30 +37,25 @@ def fork_apart(allowed: bytes, writable_bytes: int, become: Callable[[], None]) 
     )
     if process_id:
         return process_id
-    code = NOT_MADE
     try:
         _make_places(writable_bytes)
         _give_up_rights(allowed)
-        code = _wait_for(become)
+        child = os.fork()
     except OSError:
         traceback.print_exc()  # the host reads it
-    finally:
-        os._exit(code)
+        os._exit(NOT_MADE)
+    if child:
+        os._exit(_wait_for(child))
+    os.setsid()
+    return 0
 
 
-def _wait_for(become: Callable[[], None]) -> int:
+def _wait_for(child: int) -> int:
     """How the run ended. What it leaves behind is ended by the kernel with this process, the first of its namespace."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            become()
-        finally:
-            os._exit(0)
+    limits = (-signal.SIGXCPU, -signal.SIGKILL)
     while True:
         ended, status = os.wait()
         if ended == child:
-            limits = (-signal.SIGXCPU, -signal.SIGKILL)
             return KILLED if os.waitstatus_to_exitcode(status) in limits else ENDED
 
 

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 
 from ostinato.infra.sandbox.inside.apart import KILLED, NOT_MADE, fork_apart
 from ostinato.infra.sandbox.inside.process import read_waited_seconds
@@ -180,18 +179,15 @@ class Runs:
         self._allowed = allowed
         self._limits = limits
 
-    def start(self, request: dict, become: Callable[[Sender], None]) -> Run:
-        """Fork a run. `become` is all that the child does."""
+    def start(self, request: dict) -> Run | Sender:
+        """Fork a run. In the child: its way to tell the server, which is all that it keeps."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
-
-        def run() -> None:
-            # the child keeps nothing that reaches the host but its own pipe
+        process_id = fork_apart(self._allowed, self._limits["writable_bytes"])
+        if process_id == 0:
             os.close(self._control)
             os.close(read_end)
-            become(Sender(write_end, key))
-
-        process_id = fork_apart(self._allowed, self._limits["writable_bytes"], run)
+            return Sender(write_end, key)
         os.close(write_end)
         return Run(request, process_id, read_end, key)
 

@@ -3,8 +3,8 @@ imports its own.
 
 A run's files go from the host's socket into a pipe of the child without being read here, so that
 nothing of one run is in the memory that the next is forked from. What a child need not do again is
-done before: pytest's own start, and modules of the standard library that the host names. Runs
-inside the box.
+done before: pytest's own start, as far as no conftest.py takes part in it, and modules of the standard
+library that the host names. Runs inside the box.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 from collections.abc import Generator
-from functools import partial
 
 import pytest
 
@@ -59,25 +58,27 @@ class FreshServer:
 
     def __init__(self, control: socket.socket, allowed: bytes) -> None:
         self._control = control
-        self._allowed = allowed
+        self._opening, _ = self._read_header()
+        self.limits = self._opening["limits"]
+        self.has_conftest = self._opening["has_conftest"]
+        self._runs = Runs(control.fileno(), allowed, self.limits)
         self._tried: set[str] = set()
 
-    def serve(self) -> None:
-        """Answer the host until it closes the socket."""
-        opening, _ = self._read_header()
-        _import_pytest()
-        self._send({"id": opening["id"]})
-        limits = opening["limits"]
-        runs = Runs(self._control.fileno(), self._allowed, limits)
+    def serve(self) -> "Asked":
+        """Answer the host until it closes the socket. Only a child returns, with what is asked of it."""
+        freeze_memory()
+        self._send({"id": self._opening["id"]})
         while True:
             request, sizes = self._read_header()
             self._import_modules(request["modules"])
             source, sink = os.pipe()
-            become = partial(_run_fresh, request, sizes, source, sink, limits)
-            run = runs.start(request, become)
+            run = self._runs.start(request)
+            if isinstance(run, Sender):
+                os.close(sink)
+                return Asked(request, sizes, source, run)
             os.close(source)
             self._forward(sum(sizes), sink)
-            self._send(runs.finish(run))
+            self._send(self._runs.finish(run))
 
     def _import_modules(self, names: list[str]) -> None:
         """Modules of the standard library, which then are there in every later child."""
@@ -127,37 +128,79 @@ class FreshServer:
         self._control.sendall(encode_frame(header))
 
 
-class FreshRun:
-    """A pytest plugin whose test loop is one requested run."""
+class Asked:
+    """A request, the finder of its files, and the way to answer it."""
 
-    def __init__(self, request: dict, finder: MemoryFinder, limits: dict, send: Sender) -> None:
-        self._request = request
-        self._finder = finder
-        self._limits = limits
-        self._send = send
-        self._known = frozenset(sys.modules)
+    def __init__(self, request: dict, sizes: list[int], source: int, send: Sender) -> None:
+        """Reads the files from the pipe `source`. From here on they can be imported."""
+        self.request = request
+        self.send = send
+        with open(source, "rb") as pipe:
+            blobs = [pipe.read(size) for size in sizes]
+        files = dict(zip(request["paths"], blobs, strict=False))
+        codes = dict(zip(request["compiled"], blobs[len(files) :], strict=True))
+        self.finder = MemoryFinder(ROOT, files, codes)
+        self.modules = frozenset(sys.modules)
+        sys.meta_path.insert(0, self.finder)
+        sys.path.insert(0, ROOT)
+
+    def places(self) -> list[str]:
+        """The files of tests to collect."""
+        tests = (test.partition("::")[0] for test in self.request["tests"])
+        wanted = self.request.get("collect") or tests
+        places = {os.path.join(ROOT, path) for path in wanted}
+        return sorted(filter(os.path.exists, places))
+
+
+class FreshRun:
+    """A pytest plugin that serves the host, and in each child is one requested run."""
+
+    def __init__(self, server: FreshServer) -> None:
+        self._server = server
+        self.asked: Asked | None = None
+        self.failures: list[str] = []
         self._snapshot: Snapshot | None = None
         self._recorder = Recorder(ROOT)
+        self._canaries: list[pytest.Item] = []
         self._error: BaseException | None = None
-        self._failures: list[str] = []
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(
-        self, early_config: pytest.Config
+        self, early_config: pytest.Config, args: list[str]
     ) -> Generator[None, None, None]:
-        """Takes the snapshot before any code of the repository runs. Notes why a conftest.py failed."""
-        self._snapshot = take_snapshot(early_config.pluginmanager)
+        """Where a conftest.py may take part in pytest's start, serve from here on. Notes why one failed."""
+        if self._server.has_conftest:
+            self._watch(early_config)
+            self.asked = self._server.serve()
+            places = self.asked.places()
+            args += places
+            early_config.known_args_namespace.file_or_dir += places
         try:
             return (yield)
         except BaseException as error:
             self._error = error.__cause__ or error
-            self._failures.append(f"{type(self._error).__name__}: {self._error}"[-400:])
+            self.failures.append(f"{type(self._error).__name__}: {self._error}"[-400:])
             raise
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Serve from here on. What the child collects then is what it was asked for."""
+        if self.asked is None:
+            session.perform_collect([CANARY])
+            self._canaries = split_canaries(session)[0]
+            self._watch(session.config)
+            self.asked = self._server.serve()
+            session.config.args = self.asked.places()
+
+    def _watch(self, config: pytest.Config) -> None:
+        """Takes the snapshot before any code of the repository runs."""
+        config.pluginmanager.register(self._recorder, "ostinato-recorder")
+        self._snapshot = take_snapshot(config.pluginmanager)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember what could not be imported."""
         if report.failed:
-            self._failures.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
+            self.failures.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
 
     def pytest_exception_interact(self, call: pytest.CallInfo, report: object) -> None:
         """Remember what an import of a test file ended in."""
@@ -168,84 +211,60 @@ class FreshRun:
     def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo) -> None:
         """Remember what ended pytest."""
         self._error = self._error or excinfo.value
-        self._failures.append(str(excrepr)[-1500:])
+        self.failures.append(str(excrepr)[-1500:])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests that were asked for, or tell which there are, and end the process."""
         assert self._snapshot is not None
+        assert self.asked is not None
         self._snapshot.renew_hooks()
         canaries, items = split_canaries(session)
-        if "collect" in self._request:
+        if "collect" in self.asked.request:
             self._tell_collected(list(items))
             os._exit(0)
         if self._error is None:
             self._recorder.test_codes = TestCodes(ROOT, items)
-            session.config.pluginmanager.register(self._recorder, "ostinato-recorder")
-            self._snapshot.renew_hooks()
             shared = Shared(
                 items=items,
-                canaries=canaries,
+                canaries=canaries or self._canaries,
                 snapshot=self._snapshot,
                 recorder=self._recorder,
-                limits=self._limits,
+                limits=self._server.limits,
             )
-            run_child(shared, self._request, self._send)
+            run_child(shared, self.asked.request, self.asked.send)
             os._exit(0)
         return True
 
     def end(self) -> None:
         """Tell that no test came to run, and why."""
-        if "collect" in self._request:
+        assert self.asked is not None
+        if "collect" in self.asked.request:
             self._tell_collected([])
             return
         error = self._error or ImportError("pytest found none of the tests")
-        report_import_failure(self._send, self._request["tests"], error, self._recorder)
+        tests = self.asked.request["tests"]
+        report_import_failure(self.asked.send, tests, error, self._recorder)
         self._send_end({})
 
     def _tell_collected(self, tests: list[str]) -> None:
         """Tests, files that cannot be imported, and what of it all need not be done again by later runs."""
-        modules = [name for name in sys.modules if name not in self._known and _is_standard(name)]
-        codes = {path: marshal.dumps(code).hex() for path, code in self._finder.codes.items()}
-        told = {"tests": tests, "errors": self._failures, "modules": modules, "codes": codes}
+        assert self.asked is not None
+        new = [name for name in sys.modules if name not in self.asked.modules]
+        modules = [name for name in new if _is_standard(name)]
+        codes = {path: marshal.dumps(code).hex() for path, code in self.asked.finder.codes.items()}
+        told = {"tests": tests, "errors": self.failures, "modules": modules, "codes": codes}
         self._send_end({"collected": told})
 
     def _send_end(self, told: dict) -> None:
         done = {"violations": [], "seconds": 0.0, "cpu_seconds": 0.0}
-        self._send({"done": True, "route": "fresh", **done, **told})
+        assert self.asked is not None
+        self.asked.send({"done": True, "route": "fresh", **done, **told})
 
 
 def _is_standard(name: str) -> bool:
     place = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
     return place.startswith(sys.prefix + "/") or place in ("built-in", "frozen")
-
-
-def _run_fresh(
-    request: dict, sizes: list[int], source: int, sink: int, limits: dict, send: Sender
-) -> None:
-    """All that a child does: read its files, import what the tests need, run them."""
-    os.close(sink)
-    with open(source, "rb") as pipe:
-        blobs = [pipe.read(size) for size in sizes]
-    files = dict(zip(request["paths"], blobs, strict=False))
-    codes = dict(zip(request["compiled"], blobs[len(files) :], strict=True))
-    finder = MemoryFinder(ROOT, files, codes)
-    sys.meta_path.insert(0, finder)
-    sys.path.insert(0, ROOT)
-    wanted = request.get("collect") or [test.partition("::")[0] for test in request["tests"]]
-    places = {os.path.join(ROOT, path) for path in wanted}
-    run = FreshRun(request, finder, limits, send)
-    del files, codes, blobs
-    try:
-        pytest.main([*_PYTEST_ARGUMENTS, *sorted(filter(os.path.exists, places))], plugins=[run])
-    finally:
-        run.end()
-
-
-def _import_pytest() -> None:
-    """Everything that a run of pytest imports, so that no child has to."""
-    pytest.main([*_PYTEST_ARGUMENTS, "--collect-only", "--quiet"])
-    freeze_memory()
 
 
 def main(descriptor: int, filter_descriptor: int) -> None:
@@ -255,4 +274,14 @@ def main(descriptor: int, filter_descriptor: int) -> None:
         allowed = file.read()
     control = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
-    FreshServer(control, allowed).serve()
+    run = FreshRun(FreshServer(control, allowed))
+    code: object = None
+    try:
+        code = pytest.main(_PYTEST_ARGUMENTS, plugins=[run])
+    finally:
+        if run.asked is not None:
+            try:
+                run.end()
+            finally:
+                os._exit(0)
+    raise SystemExit(f"pytest ended with {code!r} before serving: {' | '.join(run.failures[:3])}")

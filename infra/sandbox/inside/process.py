@@ -4,7 +4,6 @@ Standard library only: this file runs inside the box.
 """
 
 import ctypes
-import os
 import signal
 
 _PR_SET_DUMPABLE = 4
