@@ -14,9 +14,11 @@ from typing import Any
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.host.memory import copy_repository
 from ostinato.infra.sandbox.host.system import blank_out
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.snapshots.store import is_hidden
 
 QUEUE_SECONDS = 600.0
 _MARK_OF_A_TEST = b"def test"
@@ -27,7 +29,9 @@ class Learnt:
     imports before it forks, and compiled code of files, for runs that have the same text.
     """
 
-    def __init__(self, modules: Sequence[str] = (), codes: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, modules: Sequence[str] = (), codes: Mapping[str, bytes] | None = None
+    ) -> None:
         self.modules = modules
         self.codes = codes or {}
 
@@ -135,4 +139,5 @@ class FreshRuns:
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:
     """The repository, read-only, with product code and `others` blanked out."""
     blank = [path for path in repository.files if repository.is_editable(path) or path in others]
-    return blank_out(repository.directory.resolve(), blank, REPOSITORY_PATH)
+    folder = copy_repository(repository.directory.resolve(), is_hidden)
+    return blank_out(folder, blank, REPOSITORY_PATH)

@@ -25,4 +25,3 @@ def read_waited_seconds(process_id: int) -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
-
