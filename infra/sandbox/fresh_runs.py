@@ -25,8 +25,8 @@ _MARK_OF_A_TEST = b"def test"
 
 
 class Learnt:
-    """What one run on the pristine files spares all later ones: names of modules of the standard library, which a box
-    imports before it forks, and compiled code of files, for runs that have the same text.
+    """Work of one run on the pristine files that no later one does again: names of modules of the standard library, which
+    a box imports before it forks, and compiled code of files, for runs that have the same text.
     """
 
     def __init__(
