@@ -9,12 +9,13 @@ fails with a chance of 5e-7.
 import asyncio
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.host.memory import memory_root
+from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from tests.fakes.repositories import WORDKIT, open_repository
@@ -24,21 +25,23 @@ LIMIT = 0.6
 PATHS = {"wordkit/counting.py": b"    total = 0", "wordkit/shaping.py": b"    words = "}
 SECONDS = 60.0
 COMMON = """
-import ctypes, fcntl, glob, mmap, os, resource, signal, socket, stat, subprocess, sys, time
+import ctypes, fcntl, functools, glob, mmap, os, resource, signal, socket, stat, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 def quiet(call, *arguments):
     try: return call(*arguments)
     except Exception: return None
+@functools.cache
 def places():
     # pages that no read-ahead of another reaches, in files that all boxes have
     files = [f for top in ('/usr/bin', '/usr/lib', '/opt/python', '/sandbox', '/repo') for f in
-             glob.glob(top + '/**', recursive=True) if os.path.isfile(f) and not os.path.islink(f)]
+             glob.glob(top + '/*') + glob.glob(top + '/*/*') if os.path.isfile(f) and not os.path.islink(f)]
     files = sorted((f for f in files if os.path.getsize(f) > 600_000), key=lambda f: (-os.path.getsize(f), f))
     found = []
     for f in files:
         for at in range(3 * 135168, os.path.getsize(f) - 135168, 135168):
             found.append((f, at // 4096 * 4096))
     return found[:256]
+@functools.cache
 def opened():
     kept = {}
     for f, at in places():
@@ -164,7 +167,8 @@ class Routes:
 
     def __init__(self, repository: PreparedRepository) -> None:
         self.repository = repository
-        self.server = TestServer(repository, parallel_runs=1)
+        limits = SandboxLimits(memory_bytes=2 << 30, test_cpu_seconds=30.0)
+        self.server = TestServer(repository, limits, parallel_runs=1)
 
     async def run(self, program: str) -> str:
         """In a test run, as the change of a function that a test calls."""
@@ -201,9 +205,19 @@ async def is_carried(
     name: str, send: Callable[[str], Awaitable[str]], read: Callable[[str], Awaitable[str]]
 ) -> bool:
     """Whether a relay carries more than chance does. Of nine bits, all must arrive three times."""
-    tries = [await accuracy(name, send, read) for _ in range(3 if name in NUMBERS else 2)]
     limit = 0.98 if name in NUMBERS else LIMIT
-    return min(max(share, 1 - share) for share in tries) > limit
+    for _ in range(3 if name in NUMBERS else 2):
+        share = await accuracy(name, send, read)
+        if max(share, 1 - share) <= limit:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def routes(runner: asyncio.Runner) -> Iterator[Routes]:
+    made = Routes(open_repository(WORDKIT))
+    yield made
+    runner.run(made.server.close())
 
 
 @pytest.mark.skipif(
@@ -211,13 +225,8 @@ async def is_carried(
 )
 @pytest.mark.parametrize("route", ["run to shell", "run to run", "shell to shell"])
 @pytest.mark.parametrize("name", RELAYS)
-def test_nothing_is_handed_on_to_a_later_box(name: str, route: str) -> None:
-    async def measure() -> bool:
-        routes = Routes(open_repository(WORDKIT))
-        first, _, last = route.split()
-        try:
-            return await is_carried(name, getattr(routes, first), getattr(routes, last))
-        finally:
-            await routes.server.close()
-
-    assert not asyncio.run(measure())
+def test_nothing_is_handed_on_to_a_later_box(
+    runner: asyncio.Runner, routes: Routes, name: str, route: str
+) -> None:
+    first, _, last = route.split()
+    assert not runner.run(is_carried(name, getattr(routes, first), getattr(routes, last)))
