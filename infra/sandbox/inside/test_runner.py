@@ -123,7 +123,7 @@ class Recorder:
 
 @dataclass
 class Shared:
-    """What a run needs of what was imported for it."""
+    """Tests and watchers of one run, imported for it."""
 
     items: dict[str, pytest.Item]
     canaries: list[pytest.Item]
