@@ -28,8 +28,7 @@ TARGETS_MS = {
     "snapshot_200": 10.0,
     "fork": 30.0,
     "lease_of_group": 20.0,
-    "hot_wall": 20.0,
-    "cold_wall": 60.0,
+    "verdict_wall": 60.0,
 }
 TARGETS_PER_SECOND = {"creates_per_second": 150.0}
 _PATH = "wordkit/counting.py"
