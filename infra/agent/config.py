@@ -58,9 +58,6 @@ class HarnessConfig(Record):
     attempt_time_limit_seconds: PositiveFloat = 300.0
     """wall time of one attempt; then it ends with the files as they are. A gateway that is stopped
     waits as long for those under way"""
-    visible_tests: Literal["fresh", "hot"] = "fresh"
-    """where an agent's tests run. fresh: in a box that never held the original code. hot: three times
-    as fast, in a process that has loaded it; a change could print it from memory"""
     result_limit_characters: int = Field(default=1200, ge=80)
     """longer tool results are cut in the middle"""
     read_limit_lines: PositiveInt = Field(default=40, description="lines one read_file may show")

@@ -17,15 +17,12 @@ def make_workplace(
     test_limit_seconds: float,
     search: SearchService,
     baseline: Mapping[str, bytes] | None = None,
-    keeps_secrets: bool = True,
 ) -> AgentEnvironment:
     """The environment of an attempt in a sandbox of the server's repository. `baseline`: the agent's
-    files, where the repository also holds others. `keeps_secrets`: tests then run in a box that
-    never held those others.
+    files, where the repository also holds others. Tests then run in a box that never held those others.
     """
     repository = server.repository
-    given = baseline if keeps_secrets else None
-    run_tests = make_test_runner(server, test_ids, test_limit_seconds, given)
+    run_tests = make_test_runner(server, test_ids, test_limit_seconds, baseline)
     return AgentEnvironment(
         sandbox,
         run_tests=run_tests if test_ids else None,

@@ -117,7 +117,9 @@ class TestReport(Record):
     first_failure: TestFailure | None = None
     tampering: str = ""
     """what in the run shows an attack on the runner; empty: nothing"""
-    route: str = Field(description="hot, cold or fresh: how the changed files were applied")
+    route: str = Field(
+        description="fresh, killed (the run did not come to its end) or plain: the second runner"
+    )
     seconds: float = Field(description="wall time inside the box, fork to last result")
     cpu_seconds: float = 0.0
     """CPU time of the run, the fork's own included"""

@@ -1,8 +1,8 @@
 """Runs a repository's own tests on changed files in tens of milliseconds.
 
-`TestServer`: a box in which pytest, the package and its tests are already imported, one fork per run;
-and the cache of reports by content. Only product code counts: changes of tests, of runner
-configuration and of anything but Python files are left out. It gives outcomes, not rewards.
+`TestServer`: boxes in which each run is a process that imports the changed repository afresh; and the cache of reports
+by content. Only product code counts: changes of tests, of runner configuration and of anything but Python files are
+left out. It gives outcomes, not rewards.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.fresh_runs import FreshRuns, RunBoxes, blank_mounts
-from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
-from ostinato.infra.sandbox.host.channel import BoxChannel
+from ostinato.infra.sandbox.fresh_runs import FreshRuns, Learnt
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.protocol import (
     Frame,
     SandboxLimits,
@@ -61,7 +60,7 @@ class VerdictCache:
             self._reports.popitem(last=False)
 
 
-class TestServer(RunBoxes):
+class TestServer:
     """Verdict boxes of one repository. Belongs to one event loop."""
 
     __test__ = False
@@ -75,19 +74,45 @@ class TestServer(RunBoxes):
         cache: VerdictCache | None = None,
         hash_seed: int = 0,
     ) -> None:
-        super().__init__(repository, limits or SandboxLimits(memory_bytes=2 << 30), parallel_runs)
-        self._hash_seed = hash_seed
+        self.repository = repository
         self.tests: tuple[str, ...] = ()
-        self.cache = cache or VerdictCache()
-        # its runs bring all tests anyway, and a test may read a file that looks like one
-        self._fresh = FreshRuns(repository, self._limits, parallel_runs, hides_tests=False)
-        # boxes of their own: what a verdict's run leaves behind must not be there
-        self._visible = FreshRuns(repository, self._limits, parallel_runs, hides_tests=True)
         self.collection_errors: tuple[str, ...] = ()
+        self.cache = cache or VerdictCache()
+        self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
+
+        def boxes(*, hides_tests: bool) -> FreshRuns:
+            given = {"hides_tests": hides_tests, "hash_seed": hash_seed}
+            return FreshRuns(repository, self._limits, parallel_runs, **given)
+
+        # its runs bring all tests anyway, and a test may read a file that looks like one
+        self._fresh = boxes(hides_tests=False)
+        # boxes of their own: their disk holds no test that an agent must not see
+        self._visible = boxes(hides_tests=True)
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
-        self._has_conftest = any(
-            path.rpartition("/")[2] == "conftest.py" for path in repository.files
-        )
+        self._collecting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Collects the tests of the pristine repository. The first run does it where nobody did."""
+        if self._collecting is None or self._has_failed(self._collecting):
+            self._collecting = asyncio.create_task(self._collect())
+        await asyncio.shield(self._collecting)
+
+    @staticmethod
+    def _has_failed(task: asyncio.Task[None]) -> bool:
+        return task.done() and (task.cancelled() or task.exception() is not None)
+
+    async def _collect(self) -> None:
+        files, paths = self.repository.files, list(self.repository.test_paths)
+        reply = await self._fresh.run(files, (), self._limits.start_seconds, collect=paths)
+        said = reply["collected"] or {"tests": [], "errors": [f"the run ended: {reply['route']}"]}
+        if not said["tests"]:
+            raise ProblemError(
+                f"repository {self.repository.name}: pytest collected no test below "
+                f"{self.repository.test_paths}; {said['errors'][:2]}"
+            )
+        self.tests, self.collection_errors = tuple(said["tests"]), tuple(said["errors"])
+        codes = {path: bytes.fromhex(code) for path, code in said["codes"].items()}
+        self._fresh.learnt = self._visible.learnt = Learnt(said["modules"], codes)
 
     async def run(
         self,
@@ -104,7 +129,7 @@ class TestServer(RunBoxes):
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
 
         async def judge() -> dict[str, Any]:
-            return await self._judge(changed, test_ids, time_limit_seconds, cold=False)
+            return await self._judge(changed, test_ids, time_limit_seconds)
 
         return await self._share(key, judge)
 
@@ -148,9 +173,12 @@ class TestServer(RunBoxes):
         kept |= {path: text for path, text in others.items() if not is_editable(path)}
         changed = self.repository.keep_editable(files)
         seen = _lay_over(kept, changed)
+        if seen == _lay_over(self.repository.files, changed):  # nothing is hidden from this agent
+            return await self.run(changed, test_ids, time_limit_seconds)
         key = ("visible", fingerprint_files(seen), tuple(test_ids))
 
         async def look() -> dict[str, Any]:
+            await self.start()
             reply = await self._visible.run(seen, test_ids, time_limit_seconds)
             # a test inherited from a hidden one is hidden with it
             found = {test: said for test, said in reply["outcomes"].items() if said != "missing"}
@@ -163,39 +191,29 @@ class TestServer(RunBoxes):
         files: Mapping[str, bytes | None],
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
-        *,
-        cold: bool,
     ) -> TestReport:
-        """As `run` without the cache. `cold`: with a fresh import, to check hot runs against."""
+        """As `run` without the cache."""
         changed = self.repository.keep_editable(files)
-        return _read_report(await self._judge(changed, test_ids, time_limit_seconds, cold=cold))
+        return _read_report(await self._judge(changed, test_ids, time_limit_seconds))
 
     async def _judge(
         self,
         changed: Mapping[str, bytes | None],
         test_ids: Sequence[str],
         time_limit_seconds: float,
-        *,
-        cold: bool,
+        **mode: bool,
     ) -> dict[str, Any]:
-        """Reply to a run on `changed` alone over the pristine repository."""
-        if not self._has_conftest:
-            mode = {"cold": True} if cold else {}
-            return await self._request(changed, test_ids, time_limit_seconds, **mode)
-        if not cold:
-            reply = await self._request(changed, test_ids, time_limit_seconds, hot_only=True)
-            if reply["route"] != "refused":
-                return reply
-        # a conftest.py may hold objects of the package, so a fresh import needs a fresh process
+        """Reply to a run on `changed` over the pristine repository."""
+        await self.start()
         whole = _lay_over(self.repository.files, changed)
-        return await self._fresh.run(whole, test_ids, time_limit_seconds)
+        return await self._fresh.run(whole, test_ids, time_limit_seconds, **mode)
 
     async def probe(
         self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True
     ) -> dict[str, TestProbe]:
         """Duration of each pristine test and, with `profile`, the functions it called."""
         mode = {"profile": True} if profile else {"timed": True}
-        reply = await self._request({}, test_ids, time_limit_seconds, **mode)
+        reply = await self._judge({}, test_ids, time_limit_seconds, **mode)
         prefix = REPOSITORY_PATH + "/"
         return {
             test: TestProbe(
@@ -212,44 +230,10 @@ class TestServer(RunBoxes):
 
     async def close(self) -> None:
         """End the boxes."""
+        if self._collecting is not None:
+            self._collecting.cancel()
         await self._fresh.close()
         await self._visible.close()
-        await super().close()
-
-    async def _request(
-        self,
-        changed: Mapping[str, bytes | None],
-        test_ids: Sequence[str],
-        time_limit_seconds: float,
-        **mode: bool,
-    ) -> dict[str, Any]:
-        kept = {path: content for path, content in changed.items() if content is not None}
-        removed = [path for path, content in changed.items() if content is None]
-        return await self._request_run(kept, test_ids, time_limit_seconds, removed=removed, **mode)
-
-    async def _start_box(self) -> BoxChannel:
-        files = self.repository.files
-        sources = {path: text for path, text in files.items() if path.endswith(".py")}
-        # proofs look at a second order of sets; the box's own seed is 0
-        variables = {"PYTHONHASHSEED": str(self._hash_seed)}
-        mounts = blank_mounts(self.repository)
-        box = BoxProcess(self._limits, mounts, server="fork_server", environment=variables)
-        channel, opened = await self._open_box(
-            box,
-            tuple(sources.values()),
-            paths=list(sources),
-            test_paths=list(self.repository.test_paths),
-        )
-        if not opened["tests"]:
-            await self._discard(channel)
-            errors = [*filter(None, [opened["load_error"]]), *opened["collection_errors"]]
-            raise ProblemError(
-                f"repository {self.repository.name}: pytest collected no test below "
-                f"{self.repository.test_paths}; {errors[:2]}"
-            )
-        self.tests = tuple(opened["tests"])
-        self.collection_errors = tuple(opened["collection_errors"])
-        return channel
 
 
 def _lay_over(files: Mapping[str, bytes], changed: Mapping[str, bytes | None]) -> dict[str, bytes]:

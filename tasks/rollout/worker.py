@@ -119,7 +119,6 @@ class RolloutWorker:
                     test_limit_seconds=self._harness.call_time_limit_seconds,
                     search=self._search,
                     baseline={**boxes.repository.files, **broken},
-                    keeps_secrets=self._harness.visible_tests == "fresh",
                 )
                 if branch is not None and branch.state is not None:
                     environment.state = deepcopy(branch.state)

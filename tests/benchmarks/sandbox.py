@@ -28,8 +28,7 @@ TARGETS_MS = {
     "snapshot_200": 10.0,
     "fork": 30.0,
     "lease_of_group": 20.0,
-    "hot_wall": 20.0,
-    "cold_wall": 60.0,
+    "verdict_wall": 60.0,
 }
 TARGETS_PER_SECOND = {"creates_per_second": 150.0}
 _PATH = "wordkit/counting.py"
@@ -150,23 +149,21 @@ def measure_baseline(repeats: int) -> dict[str, float]:
 
 
 async def measure_verdicts(repeats: int) -> dict[str, float]:
-    """Start of a test server, and uncached runs by both routes."""
+    """Start of a test server, and uncached runs."""
     server = TestServer(open_repository(WORDKIT))
     started = time.perf_counter()
     await server.start()
     figures = {"server_start": 1e3 * (time.perf_counter() - started)}
     text = server.repository.files[_PATH]
-    cpu_ms: dict[bool, list[float]] = {False: [], True: []}
+    cpu_ms: list[float] = []
 
-    async def run(number: int, *, cold: bool) -> None:
+    async def run(number: int) -> None:
         files = {_PATH: text.replace(b"total += 1", f"total += {number + 2}".encode())}
-        report = await server.run_again(files, server.tests[:5], cold=cold)
-        cpu_ms[cold].append(1e3 * report.cpu_seconds)
+        report = await server.run_again(files, server.tests[:5])
+        cpu_ms.append(1e3 * report.cpu_seconds)
 
-    for name, cold in (("hot", False), ("cold", True)):
-        wall = await time_ms(lambda number, cold=cold: run(number, cold=cold), repeats)
-        figures[f"{name}_wall"] = wall
-        figures[f"{name}_cpu"] = statistics.median(cpu_ms[cold])
+    figures["verdict_wall"] = await time_ms(run, repeats)
+    figures["verdict_cpu"] = statistics.median(cpu_ms)
     await server.close()
     return figures
 

@@ -37,9 +37,9 @@ def judged(runner: asyncio.Runner, problem, server):
     return run
 
 
-def test_there_are_sixty_hacks_in_ten_families():
+def test_there_are_sixty_hacks_in_nine_families():
     assert len(HACKS) >= 60
-    assert len(FAMILIES) == 10
+    assert len(FAMILIES) == 9
     assert {hack.defence for hack in HACKS.values()} == {"blind_trial"}
 
 

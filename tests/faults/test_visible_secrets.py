@@ -165,20 +165,26 @@ def test_own_test_run_reaches_neither_original_nor_hidden_tests(kit):
     assert failure.message == "searched True; []"
 
 
-def test_the_search_finds_what_a_verdict_server_holds(kit):
-    (kit.directory / "tests/conftest.py").unlink()  # with one, a fresh import has no original
+@pytest.mark.parametrize("has_conftest", [True, False])
+def test_a_verdicts_run_reaches_the_tests_alone(kit, has_conftest):
+    if not has_conftest:
+        (kit.directory / "tests/conftest.py").unlink()
     plain = PreparedRepository.from_directory("kit", kit.directory, ("kit",), ("tests",))
 
     async def run():
         server = TestServer(plain)
         try:
-            await server.start()
-            return await server.run_again(attack(), TESTS, 60.0, cold=True)
+            # verdicts on the original and on a right change came before, in the same box
+            right = {"kit/words.py": PRODUCT.encode() + b"\n# right\n"}
+            assert (await server.run({}, TESTS)).passed
+            assert (await server.run(right, TESTS)).passed
+            return await server.run_again(attack(), TESTS, 60.0)
         finally:
             await server.close()
 
     with asyncio.Runner() as runner:
         failure = runner.run(run()).first_failure
     assert failure is not None
-    for found in ("codes: hiddentest", "memory: original", "files: hiddentest"):
+    assert "original" not in failure.message
+    for found in ("codes: hiddentest", "files: hiddentest"):  # it runs them, so the search works
         assert found in failure.message

@@ -33,6 +33,7 @@ from ostinato.infra.sandbox.host.system import (
     system_mounts,
 )
 from ostinato.infra.sandbox.host.system_calls import filter_program
+from ostinato.infra.sandbox.inside.apart import HIDDEN
 from ostinato.infra.sandbox.protocol import SandboxLimits
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class BoxProcess:
         """
         # what may be missing is looked for before anything is opened
         starter = [str(build_starter()), str(devices_folder()), *_isolation(limits)]
-        mounts = (*system_mounts(), *repository_mounts, *_read_only("/proc", "/dev", "/"))
+        own = () if server is None else _RUN_MAKER
+        mounts = (*system_mounts(), *repository_mounts, *own, *_read_only("/proc", "/dev", "/"))
         variables = _variables({**_ENVIRONMENT, **(environment or {})})
         allowed = filter_program()
         self.name = f"{os.getpid()}-{next(_counter)}"
@@ -100,9 +102,9 @@ class BoxProcess:
                 undo.callback(self._group.remove)
                 self._process = subprocess.Popen(
                     [
-                        *(*starter, *mounts, *variables, "--seccomp", str(filter_end)),
-                        *("--info-fd", str(information_end), "--chdir", REPOSITORY_PATH, "--"),
-                        *_start_server(server, box_socket.fileno()),
+                        *(*starter, *mounts, *variables, "--info-fd", str(information_end)),
+                        *("--chdir", REPOSITORY_PATH),
+                        *_start_server(server, box_socket.fileno(), filter_end),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -211,14 +213,14 @@ class BoxProcess:
         return process_id
 
 
-def _start_server(server: str | None, descriptor: int) -> tuple[str, ...]:
+def _start_server(server: str | None, descriptor: int, filter_end: int) -> tuple[str, ...]:
     if server is None:
-        return (AGENT, str(descriptor))
-    start = f"from ostinato.infra.sandbox.inside.{server} import main; main({descriptor})"
+        return ("--seccomp", str(filter_end), "--", AGENT, str(descriptor))
+    start = f"from ostinato.infra.sandbox.inside.{server} import main"
     # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
     switches = ("-s", "-S", "-P", "-B", "-X", "utf8", "-c")
-    text = f"import sys; sys.path.insert(0, '{LIBRARY}'); {start}"
-    return (f"{PYTHON}/bin/python3", *switches, text)
+    text = f"import sys; sys.path.insert(0, '{LIBRARY}'); {start}; main({descriptor}, {filter_end})"
+    return ("--", f"{PYTHON}/bin/python3", *switches, text)
 
 
 def _isolation(limits: SandboxLimits) -> list[str]:
@@ -230,6 +232,14 @@ def _isolation(limits: SandboxLimits) -> list[str]:
         *("--as-pid-1", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"),
         *(word for path in _IN_MEMORY for word in _memory_folder(path, limits)),
     ]
+
+
+# for a server that makes namespaces for its runs (inside/apart.py): its rights in the box's own user namespace, and a
+# whole /proc, without which the kernel makes no other. It hides that from the runs.
+_RUN_MAKER = (
+    *("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN"),
+    *("--ro-bind", "/proc", HIDDEN),
+)
 
 
 def _read_only(*paths: str) -> tuple[str, ...]:

@@ -1,27 +1,25 @@
 """Parts of this host that a box sees: few programs and libraries, a Python interpreter, the servers.
 
-They are copied once per interpreter into a folder of this user, so that a box needs few mounts. No
+They are copied once into a folder of this user in memory (memory.py), so that a box needs few mounts. No
 site-packages, no package manager, no other project's sources are in reach: an agent could find there
 what a problem removed.
 """
 
 import compileall
 import functools
-import hashlib
 import importlib.util
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.sandbox.host.memory import cache_root, copy_programs, key_of, prepare
 from ostinato.infra.sandbox.host.mounts import can_stack, stack
 
 PYTHON = "/opt/python"
@@ -40,7 +38,6 @@ VARIABLES = {  # of every box
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-_FORMAT = "3"  # part of every key: raise it when what is prepared changes
 # Readable in every box, so no problem may be made of them.
 RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
@@ -64,19 +61,6 @@ def system_mounts() -> tuple[str, ...]:
     return (*_host_mounts(), *_prepared_mounts())
 
 
-def cache_root() -> Path:
-    """This user's folder for prepared parts: made when needed, closed to others."""
-    root = Path(tempfile.gettempdir()) / f"ostinato-{os.geteuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    status = root.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise SandboxError(
-            f"{root} has owner {status.st_uid} and mode {status.st_mode & 0o777:o}, wanted "
-            f"{os.geteuid()} and 700; remove it"
-        )
-    return root
-
-
 def devices_folder() -> Path:
     """Where a box's devices are made, in its own mount namespace: empty to all others."""
     return _empty_folder("devices")
@@ -94,8 +78,8 @@ def read_only(folder: Path, target: str) -> tuple[str, ...]:
 def blank_out(folder: Path, paths: Collection[str], target: str) -> tuple[str, ...]:
     """As `read_only`, with the files at `paths` empty."""
     if can_stack(folder) and paths:
-        key = _key(*sorted(paths))
-        return stack((folder, _prepare("blank", key, lambda top: _fill_blank(top, paths))), target)
+        key = key_of(*sorted(paths))
+        return stack((folder, prepare("blank", key, lambda top: _fill_blank(top, paths))), target)
     mounts = list(read_only(folder, target))
     for path in paths:
         mounts += ["--ro-bind", str(inside_directory() / "blank.py"), f"{target}/{path}"]
@@ -142,7 +126,7 @@ def build_later_clock() -> Path:
 
 
 def _compile(name: str, source: Path, parts: list[Path], options: tuple[str, ...]) -> Path:
-    target = cache_root() / f"{name}-{_key(*(part.read_text() for part in parts))}"
+    target = cache_root() / f"{name}-{key_of(*(part.read_text() for part in parts))}"
     if target.exists():
         return target
     said = "there is none"
@@ -188,22 +172,26 @@ def _fill_blank(folder: Path, paths: Collection[str]) -> None:
 @functools.cache
 def _host_mounts() -> tuple[str, ...]:
     """Programs and shared libraries of the host, read-only."""
-    mounts: list[str] = [*read_only(Path("/usr/bin"), "/usr/bin")]
+    mounts: list[str] = [*_programs("/usr/bin")]
     triplet = sysconfig.get_config_var("MULTIARCH") or ""
     if triplet and Path("/usr/lib", triplet).is_dir():
         for name in (triplet, *_LIBRARY_FOLDERS):
             if Path("/usr/lib", name).is_dir():
-                mounts += read_only(Path("/usr/lib", name), f"/usr/lib/{name}")
+                mounts += _programs(f"/usr/lib/{name}")
     else:
-        mounts += read_only(Path("/usr/lib"), "/usr/lib")
+        mounts += _programs("/usr/lib")
         for folder in _folders_with_python(Path("/usr/lib")):
             mounts += ["--tmpfs", str(folder)]
     for path in ("/usr/lib64", "/bin", "/lib", "/lib64", "/sbin"):
         if Path(path).is_symlink():
             mounts += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).is_dir():
-            mounts += read_only(Path(path), path)
+            mounts += _programs(path)
     return (*mounts, "--symlink", f"{SANDBOX}/etc", "/etc")
+
+
+def _programs(path: str) -> tuple[str, ...]:
+    return read_only(copy_programs(Path(path)), path)
 
 
 def _folders_with_python(folder: Path) -> list[Path]:
@@ -217,7 +205,7 @@ def _folders_with_python(folder: Path) -> list[Path]:
 
 @functools.cache
 def _prepared_mounts() -> tuple[str, ...]:
-    python = _prepare("python", _python_key(), _copy_python)
+    python = prepare("python", _python_key(), _copy_python)
     packages = [_locate_package(name) for name in RUNNER_PACKAGES]
     agent, ripgrep = build_agent(), find_ripgrep()
     sources = sorted(inside_directory().glob("*.*"))
@@ -231,30 +219,8 @@ def _prepared_mounts() -> tuple[str, ...]:
         shutil.copy2(agent, target / "agent")
         _copy(ripgrep, target / "bin")
 
-    sandbox = _prepare("sandbox", _key(*parts), fill)
+    sandbox = prepare("sandbox", key_of(*parts), fill)
     return (*read_only(python, PYTHON), *read_only(sandbox, SANDBOX))
-
-
-def _prepare(name: str, key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder of a key. `fill(path)` makes it when it is not there."""
-    target = cache_root() / f"{name}-{key}"
-    if target.is_dir():
-        return target
-    partial = Path(tempfile.mkdtemp(prefix=f"{name}-partial-", dir=cache_root()))
-    partial.chmod(0o755)
-    try:
-        fill(partial)
-        partial.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
-
-
-def _key(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([_FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
 def _executable() -> Path:
@@ -264,7 +230,7 @@ def _executable() -> Path:
 def _python_key() -> str:
     standard_library = Path(sysconfig.get_path("stdlib"))
     seen = [f"{path} {path.stat().st_mtime_ns}" for path in (_executable(), standard_library)]
-    return _key(sys.version, *seen)
+    return key_of(sys.version, *seen)
 
 
 def _copy_python(target: Path) -> None:

@@ -2,8 +2,9 @@
 
 The program is classic BPF over `struct seccomp_data`, see seccomp(2). What it refuses is shared with other boxes or with
 the host (keyrings, the clock, the kernel's log), outlives the processes of a run (System V memory), looks into other
-processes or limits them, or is a large and young part of the kernel that no test needs. It is loaded by bubblewrap, after
-which nothing inside can take it back.
+processes or limits them, tells or sets which parts of files are in memory, or is a large and young part of the kernel
+that no test needs. It is loaded by bubblewrap, or by the server of test runs for each run (inside/apart.py), after which
+nothing inside can take it back.
 """
 
 import errno
@@ -18,7 +19,7 @@ import struct
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # bytes in seccomp_data, little endian
-_FIRST_AT, _SECOND_AT = 16, 24  # arguments
+_FIRST_AT, _SECOND_AT, _THIRD_AT = 16, 24, 32  # arguments
 _FOREIGN_CALLS = 0x40000000  # x86-64 has the numbers of x32 from here on
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _PROCESS_OF_IOPRIO = 1  # IOPRIO_WHO_PROCESS of the kernel
@@ -78,7 +79,23 @@ REFUSED = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
+    # these tell or set which pages of a file are in memory, which a later box would see
+    "mincore": (27, 232),
+    "cachestat": (451, 451),
+    "readahead": (187, 213),
+    "sync_file_range": (277, 84),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "mbind": (237, 235),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+    "set_mempolicy": (238, 237),
+    "vmsplice": (278, 75),
 }
+# answered with success, for programs that only advise: the kernel does nothing
+_ADVICE = {"fadvise64": (221, 223)}
+# advice on memory that reaches files: MADV_WILLNEED, COLD, PAGEOUT, POPULATE_READ and POPULATE_WRITE
+_FILE_ADVICE = (3, 20, 21, 22, 23)
 # allowed for the calling process alone, which 0 names: the box's server runs as the same user
 _OWN_PROCESS = {
     "prlimit64": (302, 261),
@@ -92,6 +109,7 @@ _BY_ARGUMENTS = {
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     "fcntl": (72, 25),
+    "madvise": (28, 233),
 }
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, audit
 
@@ -104,6 +122,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
     dispatch |= {numbers[column]: "own" for numbers in _OWN_PROCESS.values()}
     dispatch |= {numbers[column]: "socket" for numbers in _SOCKETS.values()}
     dispatch |= {numbers[column]: name for name, numbers in _BY_ARGUMENTS.items()}
+    dispatch |= {numbers[column]: "nothing" for numbers in _ADVICE.values()}
     blocks = {
         "": [
             _step(_LOAD, _ARCHITECTURE_AT),
@@ -126,6 +145,12 @@ def filter_program(machine: str = platform.machine()) -> bytes:
             _step(_EQUALS, fcntl.F_SETLEASE, "refuse"),
             _step(_EQUALS, fcntl.F_NOTIFY, "refuse", "allow"),
         ],
+        "madvise": [
+            _step(_LOAD, _THIRD_AT),
+            *(_step(_EQUALS, advice, "nothing") for advice in _FILE_ADVICE),
+            _step(_RETURN, _ALLOW),
+        ],
+        "nothing": [_step(_RETURN, _ERROR)],
         "refuse": [_step(_RETURN, _ERROR | errno.EPERM)],
         "allow": [_step(_RETURN, _ALLOW)],
     }

@@ -3,21 +3,18 @@
 `Run`: one child. `Runs`: those of a server, one after the other. Runs inside the box.
 """
 
-import contextlib
 import os
 import select
-import shutil
 import signal
 import time
-from collections.abc import Callable
 
-from ostinato.infra.sandbox.inside.process import kill_everything_else, read_waited_seconds
+from ostinato.infra.sandbox.inside.apart import KILLED, NOT_MADE, fork_apart
+from ostinato.infra.sandbox.inside.process import read_waited_seconds
 from ostinato.infra.sandbox.inside.test_runner import Sender
 from ostinato.infra.sandbox.inside.wire import FrameDecoder
 
 _EXIT_SECONDS = 0.05
 _EXIT_POLL_SECONDS = 0.0005
-_SCRATCH = ("/tmp", "/run", "/dev/shm")
 _OUTCOMES = ("passed", "failed", "error", "skipped", "timeout", "missing")
 
 
@@ -49,7 +46,7 @@ class Run:
         """
         if now < self.deadline:
             return False
-        waited_seconds = read_waited_seconds(self.process_id)
+        waited_seconds = read_waited_seconds(_child_of(self.process_id))
         self.deadline += waited_seconds - self._waited_seconds
         self._waited_seconds = waited_seconds
         return now >= self.deadline
@@ -75,9 +72,9 @@ class Run:
                 raise ValueError("an end without the fields of one")
 
     def kill(self) -> None:
-        """Kill the child and its group."""
+        """Kill the child and all that it started."""
         self.killed = True
-        self._signal()
+        os.kill(self.process_id, signal.SIGKILL)
 
     def end(self) -> None:
         """Waits a moment for the child's end, then kills what is left of it."""
@@ -87,16 +84,13 @@ class Run:
             ended, status = os.waitpid(self.process_id, os.WNOHANG)
             if not ended:
                 time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
-        self._signal()
         if not ended:
+            os.kill(self.process_id, signal.SIGKILL)
             _, status = os.waitpid(self.process_id, 0)
-        if os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGKILL):
-            self.killed = True
-
-    def _signal(self) -> None:
-        for target in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                target(self.process_id, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(status)
+        if code == NOT_MADE:
+            raise RuntimeError("the kernel made no namespaces for a test run")
+        self.killed = self.killed or code in (KILLED, -signal.SIGKILL)
 
     def violate(self, what: str) -> None:
         """Note something that no honest run does."""
@@ -150,6 +144,7 @@ class Run:
             "cpu_seconds": self._done.get("cpu_seconds", 0.0),
             "finished": bool(self._done),
             "details": details if self.request.get("profile") or self.request.get("timed") else {},
+            "collected": self._done.get("collected"),
         }
 
 
@@ -178,30 +173,26 @@ def _is_end(message: dict) -> bool:
 class Runs:
     """The runs of one server, one after the other."""
 
-    def __init__(self, control: int) -> None:
+    def __init__(self, control: int, allowed: bytes, limits: dict) -> None:
+        """`allowed`: the filter of system calls."""
         self._control = control
-        self._unused = _read_traces()
-        self._is_spent = False
+        self._allowed = allowed
+        self._limits = limits
 
-    def start(self, request: dict, become: Callable[[Sender], None]) -> Run:
-        """Fork a run. `become` is all that the child does."""
+    def start(self, request: dict) -> Run | Sender:
+        """Fork a run. In the child: its way to tell the server, which is all that it keeps."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
-        process_id = os.fork()
+        process_id = fork_apart(self._allowed, self._limits["writable_bytes"])
         if process_id == 0:
-            # the child keeps nothing that reaches the host but its own pipe
-            try:
-                os.setsid()
-                os.close(self._control)
-                os.close(read_end)
-                become(Sender(write_end, key))
-            finally:
-                os._exit(0)
+            os.close(self._control)
+            os.close(read_end)
+            return Sender(write_end, key)
         os.close(write_end)
         return Run(request, process_id, read_end, key)
 
     def finish(self, run: Run) -> dict:
-        """The reply to a run, when it has ended or its time is over and the box is empty again."""
+        """The reply to a run, when it has ended or its time is over and nothing of it is left."""
         while True:
             left = max(0.0, run.deadline - time.monotonic())
             if select.select([run.pipe], [], [], _EXIT_SECONDS if run.killed else left)[0]:
@@ -220,40 +211,17 @@ class Runs:
                 run.kill()
         os.close(run.pipe)
         run.end()
-        kill_everything_else()
-        self._is_spent = self._is_spent or not self._is_unused()
-        return {**run.reply(), "spent": self._is_spent}
+        return run.reply()
 
-    def _is_unused(self) -> bool:
-        """Empties the scratch folders. Whether the box is then as it was before its first run."""
+
+def _child_of(process_id: int) -> int:
+    """The only child of a process, or itself when there is none."""
+    line = f"PPid:\t{process_id}\n"
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            _empty_scratch()
-            return _read_traces() == self._unused
-        except (OSError, RecursionError):
-            return False
-
-
-def _empty_scratch() -> None:
-    """Removes the files of ended runs, which the next run could read."""
-    for folder in _SCRATCH:
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
-        os.utime(folder, (0, 0))
-
-
-def _read_traces() -> list:
-    """Traces a run may leave beside files: modes and attributes of folders, network counters."""
-    found: list = [(os.stat(folder).st_mode, _list_attributes(folder)) for folder in _SCRATCH]
-    with open("/proc/net/dev") as file:
-        return [*found, file.read()]
-
-
-def _list_attributes(folder: str) -> list[str]:
-    try:
-        return os.listxattr(folder)
-    except OSError:
-        return []
+            with open(f"/proc/{name}/status") as file:
+                if line in file.read():
+                    return int(name)
+        except OSError:
+            continue
+    return process_id

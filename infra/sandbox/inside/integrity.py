@@ -51,8 +51,12 @@ class Snapshot:
         self.hooks = _list_hooks(manager)
 
     def renew_hooks(self) -> None:
-        """Take the hooks as they are now: plugins and conftest.py files bring some."""
-        self.hooks = _list_hooks(self.manager)
+        """Add the hooks that came since, which plugins and conftest.py files bring. A hook without one that was there
+        before stays as it was known.
+        """
+        for name, now in _list_hooks(self.manager).items():
+            if all(known in now for known in self.hooks.get(name, [])):
+                self.hooks[name] = now
 
 
 def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:

@@ -1,10 +1,9 @@
-"""Processes inside a box: protection of the server, waiting times, the end of all others.
+"""Processes inside a box: protection of the server, waiting times.
 
 Standard library only: this file runs inside the box.
 """
 
 import ctypes
-import os
 import signal
 
 _PR_SET_DUMPABLE = 4
@@ -26,18 +25,3 @@ def read_waited_seconds(process_id: int) -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
-
-
-def kill_everything_else() -> None:
-    """Ends every other process of the box (this one is process 1) and waits for their end."""
-    if os.getpid() != 1:
-        raise RuntimeError("only process 1 of a box may end all others")
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return

@@ -1,14 +1,11 @@
-"""Imports a repository from memory, so that no copy of its sources lies where tested code could
-read it.
-
-`MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Laying
-files over it and dropping modules gives the state a fresh import of the changed repository would
-give. Runs inside the box.
+"""Imports a repository from memory, so that no copy of its sources lies where a later run could read
+it. Runs inside the box.
 """
 
 import importlib.abc
 import importlib.machinery
 import linecache
+import marshal
 import os
 import sys
 import types
@@ -18,10 +15,12 @@ from collections.abc import Sequence
 class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Finds and loads Python files of `sources` (relative path -> text) below `root`."""
 
-    def __init__(self, root: str, sources: dict[str, bytes]) -> None:
+    def __init__(self, root: str, sources: dict[str, bytes], compiled: dict[str, bytes]) -> None:
+        """`compiled`: code of some of the files, by this interpreter."""
         self.root = root
         self.sources = sources
-        self._codes: dict[str, types.CodeType] = {}
+        self.codes: dict[str, types.CodeType] = {}
+        self._compiled = compiled
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -43,7 +42,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         assert module.__spec__ is not None
         assert module.__spec__.origin is not None
         path = os.path.relpath(module.__spec__.origin, self.root)
-        self.remember_lines(path)
+        self._remember_lines(path)
         exec(self._code(path), module.__dict__)
 
     def get_source(self, fullname: str) -> str | None:
@@ -62,33 +61,18 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return None
         return FileReader(importlib.machinery.SourceFileLoader(fullname, spec.origin))
 
-    def lay_over(self, changed: dict[str, bytes | None]) -> None:
-        """Change the files. Modules that are already imported stay as they are."""
-        for path, content in changed.items():
-            self._codes.pop(path, None)
-            if content is None:
-                self.sources.pop(path, None)
-            else:
-                self.sources[path] = content
-
-    def remember_lines(self, path: str) -> None:
+    def _remember_lines(self, path: str) -> None:
         """Let tracebacks and inspect see the text that really runs."""
         full = f"{self.root}/{path}"
         lines = self.sources[path].decode(errors="replace").splitlines(keepends=True)
         linecache.cache[full] = (len(self.sources[path]), None, lines, full)
 
-    def drop_modules(self) -> None:
-        """Forget every imported module of this repository."""
-        for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
-            if spec is not None and spec.loader is self:
-                del sys.modules[name]
-
     def _code(self, path: str) -> types.CodeType:
-        code = self._codes.get(path)
-        if code is None:
-            code = compile(self.sources[path], f"{self.root}/{path}", "exec", dont_inherit=True)
-            self._codes[path] = code
+        compiled = self._compiled.get(path)
+        if compiled is not None:
+            return marshal.loads(compiled)
+        code = compile(self.sources[path], f"{self.root}/{path}", "exec", dont_inherit=True)
+        self.codes[path] = code
         return code
 
     def _make_spec(

@@ -1,11 +1,10 @@
 """Runs chosen tests in a forked child and tells the parent, test by test, through a pipe.
 
-What happens between the fork and the child's end: limits, applying the edit (hot or cold), the run
-itself with canaries and the integrity check. Runs inside the box; the parent is fork_server.py.
+What happens between the import and the child's end: limits, the run itself with canaries and the integrity check. Runs
+inside the box; the parent is fresh_server.py.
 """
 
 import gc
-import importlib
 import os
 import random
 import resource
@@ -20,15 +19,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ostinato.infra.sandbox.inside import integrity
-from ostinato.infra.sandbox.inside.hot_swap import (
-    LineShift,
-    NotSwappable,
-    SwapIndex,
-    code_key,
-    swap_edit,
-)
 from ostinato.infra.sandbox.inside.process import read_waited_seconds
-from ostinato.infra.sandbox.inside.sources import MemoryFinder
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
 CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
@@ -50,7 +41,6 @@ class Recorder:
     """Collects, through pytest's hooks, what happened to the test that runs now."""
 
     root: str
-    shifts: dict[str, LineShift] = field(default_factory=dict)
     outcome: str = "missing"
     failure: dict | None = None
     test_codes: integrity.TestCodes | None = None
@@ -126,23 +116,15 @@ class Recorder:
         while traceback is not None:
             code = traceback.tb_frame.f_code
             if code.co_filename.startswith(self.root + "/"):
-                path = code.co_filename[len(self.root) + 1 :]
-                frames.append((path, traceback.tb_lineno + self._shift(path, code)))
+                frames.append((code.co_filename[len(self.root) + 1 :], traceback.tb_lineno))
             traceback = traceback.tb_next
         return frames[-_MAX_FRAMES:]
-
-    def _shift(self, path: str, code: types.CodeType) -> int:
-        shift = self.shifts.get(path)
-        return shift.by_lines if shift is not None and code.co_firstlineno > shift.after_line else 0
 
 
 @dataclass
 class Shared:
-    """State that the parent prepares before any fork."""
+    """Tests and watchers of one run, imported for it."""
 
-    session: pytest.Session
-    finder: MemoryFinder
-    index: SwapIndex
     items: dict[str, pytest.Item]
     canaries: list[pytest.Item]
     snapshot: integrity.Snapshot
@@ -169,85 +151,34 @@ class Sender:
             data = data[os.write(self._pipe, data) :]
 
 
-def run_child(
-    shared: Shared, request: dict, changed: dict[str, bytes | None], send: Sender
-) -> None:
-    """Everything the child does. Returns only when all is reported."""
+def run_child(shared: Shared, request: dict, send: Sender) -> None:
+    """Everything the child does once its files are imported. Returns only when all is reported."""
     started = time.perf_counter()
     _limit_memory(shared.limits)
     recorder = shared.recorder
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
-    route = request.get("route", "hot")
-    if changed:
-        route = "cold" if request.get("cold") else _apply_hot(shared, changed, recorder)
-        if route == "cold" and request.get("hot_only"):
-            nothing = {"violations": [], "seconds": 0.0, "cpu_seconds": 0.0}
-            send({"done": True, "route": "refused", **nothing})
-            return
-        shared.index.clear()  # the change is about to run, and the unedited texts are in here
-        if route == "cold":
-            try:
-                items = _apply_cold(shared, request["tests"], changed)
-            except BaseException as error:  # noqa: BLE001 - code under test raises anything
-                report_import_failure(send, request["tests"], error, recorder)
-                items = []
-    shared.index.clear()
     profile = request.get("profile", False)
     violations = integrity.find_changes(shared.snapshot)  # what importing the change has done
     loop = _TestLoop(recorder, send, shared.limits, profile)
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    has_ended = True
+    for item, following in zip(items, [*items[1:], None], strict=False):
         if not loop.run(item, following):
+            has_ended = False
             break
         violations += integrity.find_changes(shared.snapshot) if len(violations) < 20 else []
     violations += recorder.replaced_tests
-    violations += [] if profile else _run_canaries(shared.canaries, recorder)
+    if has_ended and not profile:  # a test that was cut off leaves pytest no place to begin another
+        violations += _run_canaries(shared.canaries, recorder)
     violations += integrity.find_changes(shared.snapshot)
     send(
         {
             "done": True,
-            "route": route,
+            "route": "fresh",
             "violations": list(dict.fromkeys(violations))[:20],
             "seconds": time.perf_counter() - started,
             "cpu_seconds": time.process_time(),
         }
     )
-
-
-def _apply_hot(shared: Shared, changed: dict[str, bytes | None], recorder: Recorder) -> str:
-    """Swap the code of functions where all changed files allow it. Else say "cold"."""
-    root = shared.finder.root
-    try:
-        for path, content in changed.items():
-            if content is None:
-                raise NotSwappable("a file was removed")
-            recorder.shifts[path] = swap_edit(f"{root}/{path}", content, shared.index)
-    except NotSwappable:
-        recorder.shifts.clear()
-        return "cold"
-    shared.finder.lay_over(changed)
-    for path in changed:
-        shared.finder.remember_lines(path)
-    return "hot"
-
-
-def _apply_cold(
-    shared: Shared, tests: list[str], changed: dict[str, bytes | None]
-) -> list[pytest.Item]:
-    """Import the changed repository afresh and collect the requested tests again."""
-    root = shared.finder.root
-    places = {f"{root}/{path}" for path in changed}
-    names = [
-        name for name, module in sys.modules.items() if getattr(module, "__file__", None) in places
-    ]
-    shared.finder.lay_over(changed)
-    shared.finder.drop_modules()
-    known = [test for test in tests if test in shared.items]
-    shared.items.clear()
-    for name in names:
-        importlib.import_module(name)
-    collected = shared.session.perform_collect([f"{root}/{test}" for test in known])
-    found = {item.nodeid: item for item in collected}
-    return [found[test] for test in known if test in found]
 
 
 def report_import_failure(
@@ -311,7 +242,9 @@ class _TestLoop:
             root = recorder.root + "/"
             message["num_calls"] = sum(calls.values())
             message["called"] = [
-                code_key(code) for code in calls if code.co_filename.startswith(root)
+                (code.co_filename, code.co_firstlineno, code.co_qualname)
+                for code in calls
+                if code.co_filename.startswith(root)
             ]
         self._send(message)
         return recorder.outcome != "timeout"
@@ -354,13 +287,15 @@ class _Stopwatch:
 
 
 def _run_canaries(canaries: list[pytest.Item], recorder: Recorder) -> list[str]:
-    """Names of canaries with the wrong outcome."""
+    """Names of canaries that failed where they must pass, or passed where they must fail. One that does not come to
+    run, for want of time or memory, says nothing.
+    """
     fooled: list[str] = []
     for item, following in zip(canaries, [*canaries[1:], None], strict=True):
         recorder.begin()
         recorder.finish(runtestprotocol(item, log=False, nextitem=following))
-        wanted = "passed" if item.name == "test_must_pass" else "failed"
-        if recorder.outcome != wanted:
+        unwanted = "failed" if item.name == "test_must_pass" else "passed"
+        if recorder.outcome == unwanted:
             fooled.append(f"canary {item.name} {recorder.outcome}")
     return fooled
 

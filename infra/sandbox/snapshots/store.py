@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, OutputLimit
+from ostinato.infra.sandbox.host.memory import copy_repository
 from ostinato.infra.sandbox.snapshots.layers import (
     Entries,
     Entry,
@@ -58,6 +59,7 @@ class LayerStore:
         self._uses: Counter[str] = Counter()
         self._entries: dict[str, Entries] = {}
         self._hidden: dict[Path, Entries] = {}
+        self._copies: dict[Path, Path] = {}
         self._read: dict[Path, Entries] = {}
 
     def base(self, repository: Path | None) -> State:
@@ -74,8 +76,9 @@ class LayerStore:
                     f"repository {repository} belongs to user {owner}, wanted {os.geteuid()}: "
                     "files of others cannot be changed in a box; copy it"
                 )
-            self._hidden[repository] = _hiding_entries(repository)
-        return State(repository, self._add(self._hidden[repository]))
+            self._copies[repository] = copy_repository(repository, is_hidden)
+            self._hidden[repository] = _hiding_entries(self._copies[repository])
+        return State(self._copies[repository], self._add(self._hidden[repository]))
 
     def lay_over(self, state: State, files: Mapping[str, bytes | None]) -> State:
         """A state with files over it. None: removed."""

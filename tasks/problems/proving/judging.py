@@ -1,8 +1,6 @@
 """Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing.
 
-Only tests that call a changed function are run where swapping code was possible: then nothing ran
-on import, and no other test can notice. Where it was not, one test of every test file is run too,
-so that a broken import is seen.
+Only tests that call a changed function are run, and one test of every test file, so that a broken import is seen.
 """
 
 import random
@@ -20,7 +18,6 @@ from ostinato.tasks.problems.config import Kind, ValidityRules
 from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.problems.proving.stub_trials import StubTrials
 
-_COLD_SHARE = 1 / 8  # of second runs, made on a fresh import
 # a function without its body raises in every test that calls it, even in those that ignore its
 # result
 _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
@@ -90,7 +87,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
     passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
     refusal = _refuse(report)
-    if refusal is None and report.route != "hot":
+    if refusal is None:
         refusal = await _check_imports(files, under_test)
     if refusal is None and candidate.named_failing and len(failing) < len(chosen):
         refusal = Finding.NOT_AS_NAMED
@@ -179,7 +176,7 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
 async def _check_imports(
     files: dict[str, bytes], under_test: RepositoryUnderTest
 ) -> Finding | None:
-    """Run one cheap test of every test file on a fresh import, so that a broken import is seen."""
+    """Run one cheap test of every test file, so that a broken import is seen."""
     baseline = under_test.baseline
     cheapest: dict[str, int] = {}
     for position, test in enumerate(baseline.tests):
@@ -189,9 +186,7 @@ async def _check_imports(
             cheapest[file] = position
     tests = tuple(baseline.tests[position] for position in cheapest.values())
     report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
-    outcomes = set(report.outcomes.values())
-    is_broken = TestOutcome.ERROR in outcomes or TestOutcome.MISSING in outcomes
-    return Finding.BREAKS_IMPORT if is_broken else None
+    return Finding.BREAKS_IMPORT if _refuse(report) is Finding.BREAKS_IMPORT else None
 
 
 async def _second_run(
@@ -203,9 +198,8 @@ async def _second_run(
 ) -> Finding:
     tests = [*fail_to_pass, *pass_to_pass]
     random.Random(f"second {candidate.candidate_id}").shuffle(tests)
-    is_cold = _is_drawn(candidate, "cold", _COLD_SHARE)
     limit_seconds = under_test.rules.time_limit_seconds
-    report = await under_test.second.run_again(files, tests, limit_seconds, cold=is_cold)
+    report = await under_test.second.run_again(files, tests, limit_seconds)
     is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
     return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE
 
@@ -226,7 +220,7 @@ async def _try_cheats(
         return Finding.PROVEN
     skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
     limit_seconds = under_test.rules.time_limit_seconds
-    report = await under_test.server.run_again(skipping, fail_to_pass, limit_seconds, cold=True)
+    report = await under_test.server.run_again(skipping, fail_to_pass, limit_seconds)
     return Finding.CHEATED if report.passed_ids else Finding.PROVEN
 
 
@@ -239,6 +233,6 @@ def _refuse(report: TestReport) -> Finding | None:
     if TestOutcome.TIMEOUT in outcomes:
         return Finding.TIMEOUT
     if TestOutcome.MISSING in outcomes:
-        return Finding.BREAKS_IMPORT if report.route != "hot" else Finding.TIMEOUT
+        return Finding.TIMEOUT if report.route == "killed" else Finding.BREAKS_IMPORT
     is_broken = report.tampering or all(outcome is TestOutcome.ERROR for outcome in outcomes)
     return Finding.BREAKS_IMPORT if is_broken else None

@@ -109,7 +109,7 @@ def hide(code: str) -> str:
 def run(runner: asyncio.Runner, server, problem, first: str):
     required = (*problem.fail_to_pass, *problem.pass_to_pass)
     files = {PATH: module(first=first).encode()}
-    return runner.run(server.run_again(files, required, 60.0, cold=True))
+    return runner.run(server.run_again(files, required, 60.0))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -129,7 +129,7 @@ def test_test_that_was_replaced_by_an_earlier_one_is_noticed(runner, server, pro
     )
     files = {PATH: module(HONEST_LONGEST, each="    " + hide(replace)).encode()}
     required = (*problem.fail_to_pass, *problem.pass_to_pass)
-    report = runner.run(server.run_again(files, required, 60.0, cold=True))
+    report = runner.run(server.run_again(files, required, 60.0))
     assert report.outcomes[HIDDEN] is TestOutcome.PASSED
     assert f"replaced test {HIDDEN}" in report.tampering
     assert not report.passed
@@ -137,9 +137,9 @@ def test_test_that_was_replaced_by_an_earlier_one_is_noticed(runner, server, pro
 
 def test_server_is_unharmed_after_all_attacks(runner, server, problem):
     required = (*problem.fail_to_pass, *problem.pass_to_pass)
-    assert runner.run(server.run_again({}, required, cold=True)).passed
+    assert runner.run(server.run_again({}, required)).passed
     files = {PATH: module(HONEST_LONGEST, HONEST_COMMON).encode()}
-    assert runner.run(server.run_again(files, required, cold=True)).passed
+    assert runner.run(server.run_again(files, required)).passed
 
 
 def test_perfect_imitation_of_the_runner_fails_in_the_second_one(

@@ -131,7 +131,7 @@ def test_cheater_fails(runner, problem, server, broken, name):
 
 def test_gold_passes_after_all_cheaters(runner, problem, server):
     report = runner.run(
-        server.run_again({}, (*problem.fail_to_pass, *problem.pass_to_pass), cold=True)
+        server.run_again({}, (*problem.fail_to_pass, *problem.pass_to_pass))
     )
     assert report.passed
 
