@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.host.system import build_later_clock
+from ostinato.infra.sandbox.inside.collection import make_options
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -55,6 +57,7 @@ async def run_plainly(
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
     limits = SandboxLimits(memory_bytes=2 << 30)
+    rules = shlex.join(make_options(REPOSITORY_PATH, repository.collection_rules))
     async with open_box(repository, repository.keep_editable(files), limits) as sandbox:
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
@@ -66,9 +69,7 @@ async def run_plainly(
             await sandbox.write(name, _canary_text(wanted, chance))
             mine = [test for test in test_ids if test.partition("::")[0] == path]
             clock = f"TZ=EAST-14 LD_PRELOAD={_CLOCK} " if later else ""
-            command = (
-                f"{clock}python -m pytest {_OPTIONS} {' '.join(map(shlex.quote, mine))} {name}"
-            )
+            command = f"{clock}python -m pytest {_OPTIONS} {rules} {' '.join(map(shlex.quote, mine))} {name}"
             result = await sandbox.exec(
                 command, _START_SLACK * time_limit_seconds, _OUTPUT_CAP_BYTES
             )

@@ -11,6 +11,7 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.config import GivenSource, RepositorySource, Source
 
+MAX_FILE_BYTES = 4 << 20  # of a source; larger ones are data that no test of a function needs
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 

@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from ostinato.infra.sandbox.inside.children import Runs
+from ostinato.infra.sandbox.inside.collection import read_options
 from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.process import protect_server
@@ -158,7 +159,7 @@ def main(descriptor: int) -> None:
     tests = [os.path.join(ROOT, path) for path in opening["test_paths"]]
     server = ForkServer(control, decoder, finder, opening)
     try:
-        code = pytest.main([*PYTEST_ARGUMENTS, *tests], plugins=[server])
+        code = pytest.main([*PYTEST_ARGUMENTS, *read_options(ROOT), *tests], plugins=[server])
     finally:
         if server.load_error is not None:
             told = {"tests": [], "collection_errors": [], "load_error": server.load_error}

@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 
 from ostinato.infra.sandbox.inside.children import Runs
+from ostinato.infra.sandbox.inside.collection import read_options
 from ostinato.infra.sandbox.inside.fork_server import PYTEST_ARGUMENTS, ROOT
 from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
@@ -174,7 +175,8 @@ def _run_fresh(
     run = FreshRun({**request, "route": "fresh"}, finder, limits, send)
     del files
     try:
-        pytest.main([*PYTEST_ARGUMENTS, *sorted(filter(os.path.exists, places))], plugins=[run])
+        options = [*PYTEST_ARGUMENTS, *read_options(ROOT)]
+        pytest.main([*options, *sorted(filter(os.path.exists, places))], plugins=[run])
     finally:
         run.report_failure()
 
