@@ -57,8 +57,9 @@ def take_expectations_out(
     None: all that it has), whose assertions show their operands instead. `with_literals`:
     comparisons with a literal are shown too, whose text is then in the file. `own_assertions`:
     names of assertions that tests define; they run too, unless an argument is a call, since they
-    may do what is looked at. `rules`: of the repository for what a test is. Arguments go through `__vary__`, by which a copy can change them as it
-    runs, wherever they come from (data files, other modules).
+    may do what is looked at. `rules`: of the repository for what a test is. Arguments go through
+    `__vary__`, by which a copy can change them as it runs, wherever they come from (data files, other
+    modules).
     """
     tree = parse_python(source.decode())
     if tests is not None:
