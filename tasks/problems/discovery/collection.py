@@ -8,7 +8,6 @@ import posixpath
 import shlex
 import tomllib
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from pydantic import Field
@@ -16,57 +15,48 @@ from pydantic import Field
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.inside.collection import NAMES, RULES_FILE
 
+_IMPORT_MODES = ("--import-mode=append", "--import-mode=importlib")
 # pytest takes them from the first of these that has its table: (file, table)
 _PLACES = (
     ("pytest.toml", "pytest"), (".pytest.toml", "pytest"), ("pytest.ini", "pytest"), (".pytest.ini", "pytest"),
     ("pyproject.toml", "tool"), ("tox.ini", "pytest"), ("setup.cfg", "tool:pytest"),
 )  # fmt: skip
-_DEFAULTS = {"python_functions": ["test"], "python_classes": ["Test"]}
 
 
 class Rules(Record):
-    """Settings of pytest that decide what the tests of a project are. Empty where they are pytest's own."""
+    """Settings of pytest that decide what the tests of a project are, as words. Those not stated are left out."""
 
     python_files: tuple[str, ...] = ()
-    pythonpath: tuple[str, ...] = ()
-    """folders below the project's own, not the project's itself"""
-    import_mode: str = ""
-    others: dict[str, str] = Field(default={}, description="name -> value, as in an ini file")
+    pythonpath: tuple[str, ...] = Field(default=(), description="folders below the project's own")
+    addopts: tuple[str, ...] = Field(default=(), description="the import mode alone")
+    others: dict[str, tuple[str, ...]] = Field(default={})
 
 
 def read_rules(files: Mapping[str, bytes]) -> Rules:
-    """The rules that a project's files state, from the file that pytest itself would take."""
+    """The rules that a project's files state, in the one that pytest itself would take."""
     found = (_read(files, *place) for place in _PLACES)
     told = next((settings for settings in found if settings is not None), {})
-    words = {name: _split(value) for name, value in told.items()}
-    paths = [posixpath.normpath(path) for path in words.get("pythonpath", ())]
-    mode = ""
-    for option, following in pairwise([*words.get("addopts", []), ""]):
-        name, _, value = option.partition("=")
-        mode = (value or following) if name == "--import-mode" else mode
+    words = {name: tuple(_split(value)) for name, value in told.items()}
+    paths = map(posixpath.normpath, words.pop("pythonpath", ()))
+    options = " ".join(words.get("addopts", ())).replace("--import-mode ", "--import-mode=").split()
     return Rules(
-        python_files=tuple(words.get("python_files", ())),
-        pythonpath=tuple(
-            path for path in paths if path != "." and not path.startswith(("/", ".."))
-        ),
-        import_mode=mode if mode in ("append", "importlib") else "",
-        others={
-            name: shlex.join(value)
-            for name, value in words.items()
-            if name in NAMES and name != "pythonpath" and value != _DEFAULTS.get(name)
-        },
+        python_files=words.get("python_files", ()),
+        pythonpath=tuple(path for path in paths if path[0] not in "./"),
+        addopts=tuple(option for option in options if option in _IMPORT_MODES),
+        others={name: words[name] for name in NAMES if name in words},
     )
 
 
 def write_rules(rules: Rules, stripped_prefix: str) -> dict[str, str]:
     """The rules as the file that every run of the tests reads, by its path. Empty where they are pytest's own."""
-    lines = [f"{name} = {value}" for name, value in sorted(rules.others.items())]
     inside = f"{stripped_prefix}/" if stripped_prefix else ""
-    paths = [f"{path}/".removeprefix(inside).rstrip("/") for path in rules.pythonpath]
-    if any(paths):
-        lines.append(f"pythonpath = {shlex.join(path or '.' for path in paths)}")
-    if rules.import_mode:
-        lines.append(f"addopts = --import-mode={rules.import_mode}")
+    paths = [f"{path}/".removeprefix(inside).rstrip("/") or "." for path in rules.pythonpath]
+    told = {
+        **rules.others,
+        "addopts": rules.addopts,
+        "pythonpath": paths if {*paths} - {"."} else (),
+    }
+    lines = [f"{name} = {shlex.join(words)}" for name, words in sorted(told.items()) if words]
     return {RULES_FILE: "\n".join(["[pytest]", *lines, ""])} if lines else {}
 
 

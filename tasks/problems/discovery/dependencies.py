@@ -39,27 +39,33 @@ def find_dependencies(
     runtime = [text for text in metadata.requires if _name(text) not in _IN_BOX | {own}]
     if any(name.partition(".")[0] == "zoneinfo" for name in imported):
         runtime.append("tzdata")  # boxes have no time zones of the system
-    pins, remarks = _pin_what_can_be_had(runtime)
-    for item in sorted(pins):
-        more, remark = _held_by({item}, cache)
-        known |= more
-        if remark:
-            pins.discard(item)
-            remarks.append(f"{item} left out: {remark}")
-    missing = _missing(imported, known)
     wanted = [text for text in metadata.test_requires if _is_test_library(text, own)]
+    pins, remarks = set[str](), list[str]()
+    try:
+        pins = set(pin(runtime))
+        known |= _held_by(pins, cache)
+    except ConfigError as error:  # perhaps for one that nothing imports
+        remarks.append(f"what the project needs cannot be had whole: {error!s:.300}")
+        pins, wanted = set(), [*runtime, *wanted]
+    missing = _missing(imported, known)
     # by name first: what a distribution holds is known only when it is here
     wanted.sort(key=lambda text: not _resembles(text, missing))
     for text in wanted[:_TRIED_REQUIREMENTS]:
         if not missing:
             break
-        more, held, remark = _added_by(text, pins, cache)
-        remarks += [remark] if remark else []
-        left = _missing(imported, known | held)
-        if left < missing:
+        try:
+            more = set(pin([*sorted(pins), text])) - pins
+            size = sum(fetch_wheel(item, cache).stat().st_size for item in more)
+            held = _held_by(more, cache) if size <= _MAX_TEST_WHEELS_BYTES else set[str]()
+        except ConfigError as error:
+            remarks.append(f"{text} left out: {error!s:.200}")
+            continue
+        if size > _MAX_TEST_WHEELS_BYTES:
+            remarks.append(f"{text} left out: its wheels take {size >> 20} MiB")
+        elif _missing(imported, known | held) < missing:
             pins |= more
             known |= held
-            missing = left
+            missing = _missing(imported, known)
     if missing:
         remarks.append(
             f"imported, and named by no metadata or not to be had: {', '.join(sorted(missing))}"
@@ -68,47 +74,10 @@ def find_dependencies(
     return tuple(found), tuple(remarks)
 
 
-def _pin_what_can_be_had(requirements: Sequence[str]) -> tuple[set[str], list[str]]:
-    """All pinned together, or where that fails as many as can be, with a remark on each other one."""
-    try:
-        return set(pin(requirements)), []
-    except ConfigError:
-        taken: list[str] = []
-        pins: set[str] = set()
-        remarks: list[str] = []
-        for text in requirements:
-            try:
-                pins = set(pin([*taken, text]))
-                taken.append(text)
-            except ConfigError as error:
-                remarks.append(f"{text} left out: {error!s:.200}")
-        return pins, remarks
-
-
-def _added_by(
-    requirement: str, pins: Collection[str], cache: Path
-) -> tuple[set[str], set[str], str]:
-    """Packages that a requirement of tests adds and their modules, or none and the reason."""
-    try:
-        more = set(pin([*sorted(pins), requirement])) - set(pins)
-        size = sum(fetch_wheel(item, cache).stat().st_size for item in more)
-    except ConfigError as error:
-        return set(), set(), f"{requirement} left out: {error!s:.200}"
-    if size > _MAX_TEST_WHEELS_BYTES:
-        return set(), set(), f"{requirement} left out: its wheels take {size >> 20} MiB"
-    held, remark = _held_by(more, cache)
-    return (set(), set(), f"{requirement} left out: {remark}") if remark else (more, held, "")
-
-
-def _held_by(pins: Iterable[str], cache: Path) -> tuple[set[str], str]:
-    """Modules that wheels hold, or the reason why one cannot be read."""
-    found: set[str] = set()
-    try:
-        for requirement in pins:
-            found |= _modules(read_wheel(fetch_wheel(requirement, cache), is_whole=True))
-    except ConfigError as error:
-        return set(), f"{error!s:.200}"
-    return found, ""
+def _held_by(pins: Iterable[str], cache: Path) -> set[str]:
+    """Modules that wheels hold."""
+    wheels = (read_wheel(fetch_wheel(item, cache), is_whole=True) for item in pins)
+    return {name for files in wheels for name in _modules(files)}
 
 
 def _modules(files: Mapping[str, bytes]) -> set[str]:

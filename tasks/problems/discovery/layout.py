@@ -104,7 +104,7 @@ def _import_root(
             for path, text in files.items()
             if not root or is_below(path, (root,))
         }
-        if any(_named_parts(top, moved, wanted) for top in _code_tops(moved)):
+        if _named(moved, wanted):
             return root
     for root in (*roots, *IMPORT_ROOTS):
         if any(path.startswith(f"{root}/") and path.endswith(".py") for path in files):
@@ -112,60 +112,44 @@ def _import_root(
     return ""
 
 
-def _code_tops(paths: Iterable[str]) -> set[str]:
+def _code_tops(paths: Iterable[str]) -> list[str]:
     """Modules and folders with modules."""
-    return {path.partition("/")[0] for path in paths if path.endswith(".py")}
+    tops = {path.partition("/")[0] for path in paths if path.endswith(".py")}
+    return sorted(top for top in tops if top not in NO_MODULES and top[0] not in "._")
 
 
 def _packages(
     files: Mapping[str, bytes], wanted: Collection[str], *, from_root: bool
 ) -> tuple[str, ...]:
     """Modules and packages. Of namespace packages their parts, since dependencies lie beside these."""
-    tops = sorted(top for top in _code_tops(files) if top not in NO_MODULES and top[0] not in "._")
-    named = [part for top in tops for part in _named_parts(top, files, wanted)]
-    others = [
-        part
-        for top in tops
-        if _is_product(top, files, from_root=from_root)
-        for part in _parts(top, files)
-    ]
+    named, tops = _named(files, wanted), _code_tops(files)
+    product = [top for top in tops if _is_product(top, files, from_root=from_root)]
+    others = [part for top in product for part in _parts(top, files)]
     if not named and not others:
-        possible = [top for top in tops if top not in NO_PRODUCT]
-        others = [part for top in possible for part in _parts(top, files) if part in _inits(files)]
-    return tuple(dict.fromkeys((*named, *others))) if from_root or not named else tuple(named)
+        parts = [part for top in tops if top not in NO_PRODUCT for part in _parts(top, files)]
+        others = [part for part in parts if f"{part}/__init__.py" in files]
+    return tuple(dict.fromkeys((*named, *others) if from_root or not named else named))
 
 
-def _named_parts(top: str, files: Mapping[str, bytes], wanted: Collection[str]) -> list[str]:
-    parts = _parts(top, files)
-    if _import_name(top) in wanted:
-        return parts
-    named = [part for part in parts if _import_name(part) in wanted]
-    above = [part for part in parts if part.endswith("/__init__.py")]
-    return [part for part in above if is_below(named[0], (part[:-12],))] + named if named else []
+def _named(files: Mapping[str, bytes], wanted: Collection[str]) -> list[str]:
+    """Modules and packages of wanted import names, also of a namespace's, and the __init__.py above them."""
+    parts = [(_import_name(top), part) for top in _code_tops(files) for part in _parts(top, files)]
+    named = [part for top, part in parts if top in wanted or _import_name(part) in wanted]
+    above = {f"{folder}/__init__.py" for part in named for folder in PurePosixPath(part).parents}
+    return [part for _, part in parts if part in above or part in named]
 
 
 def _parts(path: str, files: Mapping[str, bytes], depth: int = 0) -> list[str]:
     """A module or package itself. Of a namespace package what it holds: outermost packages and modules."""
-    init = files.get(f"{path}/__init__.py")
-    is_namespace = init is None or declares_namespace(init)
-    if path.endswith(".py") or not is_namespace or depth == _MAX_NAMESPACES:
+    init, inside = files.get(f"{path}/__init__.py"), f"{path}/"
+    is_whole = init is not None and not declares_namespace(init)
+    if path.endswith(".py") or is_whole or depth == _MAX_NAMESPACES:
         return [path]
-    start = len(path) + 1
-    inside = {name[start:].partition("/")[0] for name in files if _is_module_below(name, path)}
-    held = [
-        name for name in inside if name not in TEST_FOLDERS and not _is_test(name, TEST_PATTERNS)
-    ]
-    parts = [part for name in sorted(held) for part in _parts(f"{path}/{name}", files, depth + 1)]
+    code = (name for name in files if name.startswith(inside) and name.endswith(".py"))
+    held = sorted({name.removeprefix(inside).partition("/")[0] for name in code} - TEST_FOLDERS)
+    found = [f"{path}/{name}" for name in held if not _is_test(name, TEST_PATTERNS)]
+    parts = [part for name in found for part in _parts(name, files, depth + 1)]
     return parts if len(parts) <= _MAX_PARTS else [path]
-
-
-def _is_module_below(path: str, folder: str) -> bool:
-    return path.endswith(".py") and path.startswith(f"{folder}/")
-
-
-def _inits(files: Iterable[str]) -> set[str]:
-    """Folders that hold an __init__.py."""
-    return {path.removesuffix("/__init__.py") for path in files if path.endswith("/__init__.py")}
 
 
 def _is_product(top: str, files: Mapping[str, bytes], *, from_root: bool) -> bool:

@@ -183,12 +183,7 @@ def _top_level(
     found = setuptools.get("packages", {})
     named = found.get("find", {}).get("include", []) if isinstance(found, dict) else found
     modules += named + [pattern.rstrip("*.") for pattern in named]
-    modules += [item.get("include", "").replace("/", ".") for item in _poetry_packages(tool)]
-    modules += [path.rpartition("/")[2] for path in _hatch_packages(tool)]
-    modules += [
-        tool.get("flit", {}).get("module", {}).get("name", ""),
-        tool.get("uv", {}).get("build-backend", {}).get("module-name", ""),
-    ]
+    modules.append(tool.get("flit", {}).get("module", {}).get("name", ""))
     return tuple(item.strip() for item in modules if item.strip(" *."))
 
 
@@ -199,28 +194,9 @@ def _import_roots(setup: configparser.ConfigParser, tool: Mapping[str, Any]) -> 
     roots = found.get("find", {}).get("where", []) if isinstance(found, dict) else []
     roots = [*roots, setuptools.get("package-dir", {}).get("", "")]
     roots += _lines(setup, "options.packages.find", "where")
-    roots += [
-        line.partition("=")[2]
-        for line in _lines(setup, "options", "package_dir")
-        if line.strip().startswith("=")
-    ]
-    roots += [item.get("from", "") for item in _poetry_packages(tool)]
-    roots += [path.rpartition("/")[0] for path in _hatch_packages(tool)]
-    roots += [
-        tool.get("uv", {}).get("build-backend", {}).get("module-root", ""),
-        tool.get("pdm", {}).get("build", {}).get("package-dir", ""),
-    ]
+    roots += [line.partition("=")[2] for line in _lines(setup, "options", "package_dir")]
     cleaned = (posixpath.normpath(root.strip()) for root in roots if root.strip())
     return tuple(dict.fromkeys(root for root in cleaned if root[0] not in "./"))
-
-
-def _poetry_packages(tool: Mapping[str, Any]) -> list[dict[str, str]]:
-    return tool.get("poetry", {}).get("packages", [])
-
-
-def _hatch_packages(tool: Mapping[str, Any]) -> list[str]:
-    build = tool.get("hatch", {}).get("build", {})
-    return build.get("targets", {}).get("wheel", {}).get("packages", build.get("packages", []))
 
 
 def _version_files(tool: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def test_the_order_of_the_files_is_that_of_pytest(tmp_path: Path) -> None:
             (tmp_path / name).unlink(missing_ok=True)
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
-        assert read_rules(files).others == {"python_functions": f"'n{first}_*'"}
+        assert read_rules(files).others == {"python_functions": (f"n{first}_*",)}
         assert ask_pytest(tmp_path) == {f"n{first}_a"}
 
 
@@ -57,7 +57,6 @@ def test_an_empty_file_of_pytest_hides_those_behind_it() -> None:
     "text",
     [
         "addopts = -n auto --cov -p no:such_plugin\nminversion = 99\nrequired_plugins = pytest-gone\nfilterwarnings = error",
-        "python_functions = test\npython_classes = Test",
         "pythonpath = . src",
         "python_files = check_*.py",
         "addopts = --import-mode prepend 'a quotation",

@@ -105,9 +105,6 @@ def test_a_file_that_does_not_parse_is_named() -> None:
     [
         "[tool.setuptools.packages.find]\nwhere = ['code']\ninclude = ['acme*']",
         "[tool.setuptools]\npackages = ['acme', 'acme.tools']\npackage-dir = {'' = 'code'}",
-        "[[tool.poetry.packages]]\ninclude = 'acme'\nfrom = 'code'",
-        "[tool.hatch.build.targets.wheel]\npackages = ['code/acme']",
-        "[tool.uv.build-backend]\nmodule-name = 'acme'\nmodule-root = 'code'",
     ],
 )
 def test_builds_state_packages_and_their_folder(text: str) -> None:
