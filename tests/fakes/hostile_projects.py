@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fakes.shop_project import CODE as SHOP_CODE
@@ -27,7 +27,8 @@ class HostileProject:
     prepare: Callable[[Path], object] = _do_nothing
     refusal: str = ""
     missing: str = ""  # part of the id of a test that takes no part
-    needed: tuple[str, ...] = field(default=())  # parts of ids of tests that do
+    needed: tuple[str, ...] = ()  # parts of ids of tests that do
+    findings: tuple[str, ...] = ()  # what a certificate may name
 
     def write(self, folder: Path) -> Path:
         """The folder, which holds the project."""
@@ -41,7 +42,7 @@ class HostileProject:
 
 
 def _flat(tests: str = "", **others: str | bytes) -> dict[str, str | bytes]:
-    """One module, its tests, and files whose names have / for __ and . for a last _py, _ini or _toml."""
+    """One module, its tests with some more, and other files."""
     return {"shop.py": CODE, "tests/test_shop.py": TESTS + tests, **others}
 
 
@@ -148,6 +149,20 @@ from pathlib import Path
 def test_writes():
     Path(__file__).with_suffix(".out").write_text(str(shop.clamp([3, 1])))
 """
+_CART = """
+
+def test_cart(CART):
+    HEAD
+    assert shop.clamp(cart) == [2, 4]
+    assert shop.spread(cart) == [2, 4]
+"""
+_NAMED = """
+
+def test_name():
+    from shop.names import NAME
+    assert shop.clamp([3, len(NAME)]) == [2, 4]
+"""
+_UNMET = "minversion = 99\nrequired_plugins = gone\nfilterwarnings = error\n"
 _DEEP = 'TOTAL = "0"' + ' + "1"' * 6000 + "\n"
 _NESTED = "TOTAL = 0" + " + 1" * 700 + "\n"
 _DOCTESTS = 'def add(a, b):\n    """\n    >>> add(1, 2)\n    3\n    """\n    return a + b\n'
@@ -179,7 +194,7 @@ PROJECTS = {
         {
             "src/shop.py": CODE,
             "checks/lib/carts.py": "CART = [3, 1]\n",
-            "checks/test_shop.py": TESTS + "\n\ndef test_cart():\n    from carts import CART\n    assert shop.clamp(CART) == [2, 4]\n    assert shop.spread(CART) == [2, 4]\n",
+            "checks/test_shop.py": TESTS + _CART.replace("CART", "").replace("HEAD", "from carts import CART as cart"),
             "setup.cfg": "[tool:pytest]\npythonpath = src checks/lib\n",
         },
         needed=("test_cart",),
@@ -202,14 +217,20 @@ PROJECTS = {
     "other_text": HostileProject(
         {
             "shop/__init__.py": CODE.replace("\ndef spread", "\n\x0c\ndef spread"),
-            "shop/names.py": b"# -*- coding: latin-1 -*-\nNAME = '\xe9'\n\n\ndef name(a):\n    return NAME * a\n",
+            "shop/names.py": b"# -*- coding: latin-1 -*-\nNAME = '\xe9'\n",
             "shop/broken.py": b"\xff\xfe\x00",
             "shop/newer.py": "type Pair[T] = tuple[T, T]\n",
-            "tests/test_shop.py": TESTS + "\n\ndef test_name():\n    from shop.names import name\n    assert name(2) == '\xe9\xe9'\n",
+            "tests/test_shop.py": TESTS + _NAMED,
         }
     ),
     "deep_tree": HostileProject(
-        {"shop/__init__.py": CODE, "shop/made.py": _DEEP, "shop/nested.py": _NESTED, "tests/test_shop.py": TESTS, "tests/test_deep.py": _DEEP}
+        {
+            "shop/__init__.py": CODE,
+            "shop/made.py": _DEEP,
+            "shop/nested.py": _NESTED,
+            "tests/test_shop.py": TESTS,
+            "tests/test_deep.py": _DEEP,
+        }
     ),
     "no_project_should_hold": HostileProject(_flat(), _spoil),
     "src_layout": HostileProject(
@@ -225,22 +246,22 @@ PROJECTS = {
             "conftest.py": "pytest_plugins = ['tests.given']\n",
             "tests/__init__.py": "",
             "tests/given.py": "import pytest\n\n\n@pytest.fixture\ndef cart():\n    return [3, 1]\n",
-            "tests/test_shop.py": TESTS + "\n\ndef test_cart(cart):\n    assert shop.clamp(cart) == [2, 4]\n    assert shop.spread(cart) == [2, 4]\n",
+            "tests/test_shop.py": TESTS + _CART.replace("CART", "cart").replace("HEAD", "pass"),
         },
         needed=("test_cart",),
     ),
     "writes_beside": HostileProject(_flat(_WRITES), missing="test_writes"),
-    "ordered": HostileProject(_flat(_ORDERED), missing="test_second"),
+    "ordered": HostileProject(_flat(_ORDERED), findings=("flaky_order",)),
     "network": HostileProject(_flat(_NETWORK), missing="test_network"),
     "missing_plugins": HostileProject(
-        _flat(**{"pytest.ini": "[pytest]\naddopts = -n auto --cov=shop -p no_such_plugin\nminversion = 99\nrequired_plugins = gone\n"})
+        _flat(**{"pytest.ini": f"[pytest]\naddopts = -n auto -p no_such_plugin\n{_UNMET}"})
     ),
     "doctest_only": HostileProject({"shop.py": _DOCTESTS}, refusal="no test file"),
     "no_tests": HostileProject({"shop.py": CODE}, refusal="no test file"),
     "no_code": HostileProject({"tests/test_shop.py": TESTS}, refusal="no package or module"),
     "empty_repository": HostileProject({}, _begin_git, refusal="HEAD of it is no commit"),
     "fails_from_the_start": HostileProject(
-        _flat().copy() | {"tests/test_shop.py": TESTS.replace("[2, 4]", "[5]").replace("[8]", "[9]")},
+        _flat() | {"tests/test_shop.py": TESTS.replace("[2, 4]", "[5]").replace("[8]", "[9]")},
         refusal="no source gave a problem",
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 is one sentence.
 """
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.certification.records import CertifyOptions
 from ostinato.tasks.certification.run import check_set, draw_set
-from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas
+from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas, ValidityRules
 from ostinato.tasks.problems.discovery.describing import describe_source
 from ostinato.tasks.records import Split
 from tests.fakes.hostile_projects import PROJECTS
@@ -27,10 +28,16 @@ REFUSED = [name for name, project in PROJECTS.items() if project.refusal]
 def build(tmp_path: Path, name: str):
     """The set that is made of a project's description."""
     project = PROJECTS[name].write(tmp_path / name)
-    found = describe_source(str(project), None, tmp_path / "archives", 0)
+    try:
+        found = describe_source(str(project), None, tmp_path / "archives", 0)
+    finally:  # pytest's own clean-up does not get to the end of deep folders
+        subprocess.run(["rm", "-rf", str(project)], check=True)
     quotas = Quotas(mutation=1, trials_ratio=4)
     source = found.repository.model_copy(update={"split": Split.TRAIN, "quotas": quotas})
-    config = ProblemsConfig(repositories=(source,), oracle=OracleConfig(max_calls_derived=2))
+    rules = ValidityRules(max_failing_ratio=1.0)  # of two tests both may call a function
+    config = ProblemsConfig(
+        repositories=(source,), rules=rules, oracle=OracleConfig(max_calls_derived=2)
+    )
     return build_set(tmp_path, config, "run")
 
 
@@ -54,7 +61,8 @@ def test_right_fixes_of_a_project_are_accepted(tmp_path: Path, name: str) -> Non
     options = CertifyOptions(repeats=1, hacks=0, fixes=1)
     drawn = draw_set(name, tmp_path / "run" / "problems", options)
     reports = check_set(drawn, tmp_path / "checks", options, lambda *_: None)
-    assert [report.findings for report in reports] == [()] * len(problems)
+    findings = {finding.reason.value for report in reports for finding in report.findings}
+    assert findings <= set(project.findings), [report.findings for report in reports]
     assert load(tmp_path, result_name(result)).fingerprint
 
 

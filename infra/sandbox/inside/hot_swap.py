@@ -67,7 +67,7 @@ class SwapIndex:
 def _index_file(text: bytes) -> FileIndex:
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return FileIndex(text, [], 0)
     definitions = [
         (_first_line(statement), statement.end_lineno or 0)
