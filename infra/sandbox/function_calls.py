@@ -15,7 +15,7 @@ CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = (
     "call_program.py",
-    "collection.py",
+    "sources.py",
     "trial_observer.py",
     "perturbation.py",
     "value_forms.py",

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.host.system import build_later_clock
-from ostinato.infra.sandbox.inside.collection import make_options
+from ostinato.infra.sandbox.inside.sources import make_options
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 

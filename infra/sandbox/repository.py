@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.inside.collection import RULES_FILE
+from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
 MANIFEST_NAME = "repository.json"
 # what a test runner or the interpreter's start reads

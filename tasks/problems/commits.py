@@ -13,7 +13,7 @@ from pathlib import Path
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.git import read_tree, run_git
-from ostinato.infra.sandbox.inside.collection import RULES_FILE, is_test_name
+from ostinato.infra.sandbox.inside.sources import RULES_FILE, is_test_name
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions

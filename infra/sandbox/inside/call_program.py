@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.sandbox.inside.collection import read_options
+from ostinato.infra.sandbox.inside.sources import read_options
 from ostinato.infra.sandbox.inside.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,

@@ -16,12 +16,11 @@ from functools import partial
 import pytest
 
 from ostinato.infra.sandbox.inside.children import Runs
-from ostinato.infra.sandbox.inside.collection import read_options
 from ostinato.infra.sandbox.inside.fork_server import PYTEST_ARGUMENTS, ROOT
 from ostinato.infra.sandbox.inside.hot_swap import SwapIndex
 from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.process import protect_server
-from ostinato.infra.sandbox.inside.sources import MemoryFinder
+from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
     Recorder,
     Sender,

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.infra.sandbox.inside.collection import is_test_name
+from ostinato.infra.sandbox.inside.sources import is_test_name
 
 _RAISING = frozenset(
     {"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns", "assertWarnsRegex"}

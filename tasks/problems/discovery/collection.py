@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.inside.collection import NAMES, RULES_FILE
+from ostinato.infra.sandbox.inside.sources import NAMES, RULES_FILE
 
 _IMPORT_MODES = ("--import-mode=append", "--import-mode=importlib")
 # pytest takes them from the first of these that has its table: (file, table)

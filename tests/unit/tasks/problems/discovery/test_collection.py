@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.sandbox.inside.collection import is_test_name, make_options
+from ostinato.infra.sandbox.inside.sources import is_test_name, make_options
 from ostinato.tasks.problems.discovery.collection import read_rules, write_rules
 
 IN_EVERY_FORM = {
