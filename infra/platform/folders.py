@@ -1,7 +1,34 @@
 """Folders as mappings: the content of each regular file by its path below."""
 
-from collections.abc import Collection, Iterable, Mapping
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+
+
+def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
+    """Path below the folder and bytes of each regular file, -1 for what cannot be read. Links are not followed;
+    `enters` says of a folder's path below whether it is looked into. Folders may be nested deeper than Python's stack.
+    """
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            entries = list(os.scandir(folder / inside))
+        except OSError:
+            yield inside, -1
+            continue
+        for entry in entries:
+            path = f"{inside}/{entry.name}" if inside else entry.name
+            try:
+                seen = entry.stat(follow_symlinks=False)
+            except OSError:  # it has vanished
+                yield path, -1
+                continue
+            if stat.S_ISREG(seen.st_mode):
+                yield path, seen.st_size
+            elif stat.S_ISDIR(seen.st_mode) and enters(path):
+                waiting.append(path)
 
 
 def read_folder(
@@ -10,14 +37,15 @@ def read_folder(
     """Regular files below a folder. Links, files and folders of the names `left_out`, and files of more
     than `most_bytes` are passed over.
     """
-    files: dict[str, bytes] = {}
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if path.is_symlink() or not path.is_file() or not set(left_out).isdisjoint(inside.parts):
-            continue
-        if most_bytes is None or path.stat().st_size <= most_bytes:
-            files[inside.as_posix()] = path.read_bytes()
-    return files
+
+    def is_wanted(path: str) -> bool:
+        return path.rpartition("/")[2] not in left_out
+
+    return {
+        path: (folder / path).read_bytes()
+        for path, size in sorted(list_files(folder, is_wanted), key=lambda item: item[0].split("/"))
+        if path and is_wanted(path) and (most_bytes is None or size <= most_bytes)
+    }
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,5 +1,6 @@
 """git on untrusted repositories: no program that their configuration names is run."""
 
+import fcntl
 import hashlib
 import os
 import posixpath
@@ -7,7 +8,9 @@ import re
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,24 +105,75 @@ def resolve_commit(repository: Path, revision: str) -> str:
     return run_git(repository, "rev-parse", "--verify", "--end-of-options", asked).decode().strip()
 
 
-def fetch_commit(url: str, revision: str, repository: Path) -> str:
+def fetch_commit(url: str, revision: str, repository: Path, *, with_history: bool = False) -> str:
     """The full name of the commit that a revision of another repository names, which then lies in the
-    bare `repository` without its history. A commit that lies there already is not asked for again.
+    bare `repository`. A commit that lies there already is not asked for again.
     """
-    if not (repository / "HEAD").is_file():
-        repository.parent.mkdir(parents=True, exist_ok=True)
-        run_git(None, "init", "--quiet", "--bare", "--template=", "--", str(repository))
-    if _COMMIT.fullmatch(revision) and run_git(
-        repository, "for-each-ref", f"{_FETCHED}/{revision}"
-    ):
-        return revision
-    latest = f"refs/latest/{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
+    with _locked(repository):
+        fetched = f"{_FETCHED}/{revision}"
+        if _COMMIT.fullmatch(revision) and (repository / "HEAD").is_file():
+            with suppress(ProblemError):  # a damaged copy is replaced
+                if run_git(repository, "for-each-ref", fetched):
+                    return resolve_commit(repository, fetched)
+        if (repository / "HEAD").is_file():
+            with suppress(ProblemError):
+                return _fetch(url, revision, repository, with_history)
+        # aside, so that what is at `repository` came whole
+        with tempfile.TemporaryDirectory(dir=repository.parent) as folder:
+            new = Path(folder) / "new"
+            run_git(None, "init", "--quiet", "--bare", "--template=", "--", str(new))
+            commit = _fetch(url, revision, new, with_history)
+            if repository.exists():
+                repository.rename(Path(folder) / "old")
+            new.rename(repository)
+        return commit
+
+
+def fetch_newest(url: str, revision: str, repository: Path) -> tuple[str, str]:
+    """As `fetch_commit` with the history. Where that fails and an earlier commit of this revision lies there:
+    that one, and a sentence that tells how old it is and why it is taken.
+    """
+    try:
+        return fetch_commit(url, revision, repository, with_history=True), ""
+    except ProblemError as error:
+        stamp = repository / _latest(revision).rpartition("/")[2]
+        if not stamp.is_file():
+            raise
+        fetched_at = stamp.stat().st_mtime
+        told = time.strftime("%Y-%m-%d %H:%M", time.localtime(fetched_at))
+        age_hours = max(0.0, time.time() - fetched_at) / 3600
+        commit = resolve_commit(repository, _latest(revision))
+        return commit, (
+            f"the copy fetched on {told}, {age_hours:.1f} hours ago, is used, with commit {commit[:12]} as its "
+            f"{revision}, since a newer one cannot be had: {error}"
+        )
+
+
+@contextmanager
+def _locked(repository: Path) -> Iterator[None]:
+    """One process at a time changes a repository. Locks of git that a killed one left in it are removed."""
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with repository.with_name(f"{repository.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in repository.rglob("*.lock"):
+            left.unlink()
+        yield
+
+
+def _latest(revision: str) -> str:
+    return f"refs/latest/{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
+
+
+def _fetch(url: str, revision: str, repository: Path, with_history: bool) -> str:
+    latest = _latest(revision)
+    depth = () if with_history else ("--depth=1",)
     run_git(
-        repository, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules",
-        "--end-of-options", url, f"+{revision}:{latest}",
+        repository, "fetch", "--quiet", *depth, "--no-tags", "--no-recurse-submodules", "--no-auto-gc",
+        "--update-shallow", "--end-of-options", url, f"+{revision}:{latest}",
     )  # fmt: skip
     commit = resolve_commit(repository, latest)
     run_git(repository, "update-ref", f"{_FETCHED}/{commit}", commit)
+    (repository / latest.rpartition("/")[2]).touch()
     return commit
 
 
@@ -138,14 +192,25 @@ def list_tree(
         yield TreeEntry(path, kind, key, int(size) if size.isdigit() else 0, mode == _LINK)
 
 
-def read_tree(repository: Path, commit: str, max_bytes: int = MAX_OUTPUT_BYTES) -> dict[str, bytes]:
-    """Files of a commit by path as they are stored, `max_bytes` in all.
+def read_tree(
+    repository: Path,
+    commit: str,
+    max_bytes: int = MAX_OUTPUT_BYTES,
+    *,
+    max_file_bytes: int = MAX_OUTPUT_BYTES,
+) -> dict[str, bytes]:
+    """Files of a commit by path as they are stored, `max_bytes` in all. Larger ones than `max_file_bytes`
+    are passed over.
 
     A link to a file of the same commit is that file; other links and submodules are left out.
     ProblemError for paths that leave the folder. Attributes are ignored: `git archive` and a
     checkout would run the filters that they and the repository's configuration name.
     """
-    entries = [item for item in list_tree(repository, commit, max_bytes) if item.kind == "blob"]
+    entries = [
+        item
+        for item in list_tree(repository, commit, max_bytes)
+        if item.kind == "blob" and item.num_bytes <= max_file_bytes
+    ]
     blobs = read_blobs(repository, (item.key for item in entries), max_bytes)
     files = {item.path: blobs[item.key] for item in entries if not item.is_link}
     links = {item.path: os.fsdecode(blobs[item.key]) for item in entries if item.is_link}

@@ -8,9 +8,11 @@ import gzip
 import hashlib
 import io
 import logging
+import os
 import shutil
 import tarfile
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -58,9 +60,7 @@ def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceA
     source = SourceArchive(name=name, version=f"0+{sha256[:12]}", sha256=sha256)
     folder = cache / f"{source.name}-{source.version}"
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "partial"
-    partial.write_bytes(content)
-    partial.replace(folder / f"{name}.tar.gz")
+    _write_whole(folder / f"{name}.tar.gz", content)
     return source
 
 
@@ -137,9 +137,16 @@ def _find_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
 def _read_checksum(folder: Path, found: str) -> str:
     """The checksum noted when the file came. Noted now when it is new."""
     note = folder / "sha256"
-    if not note.exists():
-        note.write_text(found)
+    if not note.exists() or not note.read_text().strip():
+        _write_whole(note, found.encode())
     return note.read_text().strip()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Writes beside the final place and renames: nobody sees half of it, also of two that write at once."""
+    partial = path.with_name(f"{os.getpid()}-{threading.get_ident()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def _download(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> None:

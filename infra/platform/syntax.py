@@ -17,9 +17,14 @@ Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def parse_python(text: str | bytes) -> ast.Module:
-    """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does."""
+    """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does; SyntaxError too for one that is
+    nested too deep for the interpreter.
+    """
     with _construction:
-        return ast.parse(text)
+        try:
+            return ast.parse(text)
+        except (RecursionError, MemoryError) as error:
+            raise SyntaxError(f"nested too deep: {error!r}") from None
 
 
 def evaluate_literal(literal: ast.expr | str) -> Any:

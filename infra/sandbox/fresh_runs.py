@@ -133,7 +133,8 @@ class FreshRuns:
 
     def _holds_tests(self, path: str) -> bool:
         is_code = self.repository.is_test(path) and path.endswith(".py")
-        return is_code and _MARK_OF_A_TEST in self.repository.files[path]
+        is_marked = _MARK_OF_A_TEST in self.repository.files[path]
+        return is_code and (is_marked or bool(self.repository.collection_rules))
 
 
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:

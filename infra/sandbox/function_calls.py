@@ -13,7 +13,13 @@ from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
 
 CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
-_PROGRAM = ("call_program.py", "trial_observer.py", "perturbation.py", "value_forms.py")
+_PROGRAM = (
+    "call_program.py",
+    "sources.py",
+    "trial_observer.py",
+    "perturbation.py",
+    "value_forms.py",
+)
 _PLACE = "/tmp/call_program"
 # the repository may have a package of this project's name: forget what was imported from here
 _START = f"""import sys

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxNotFound
 from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.host.system import build_later_clock
+from ostinato.infra.sandbox.inside.sources import make_options
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -48,6 +50,7 @@ async def run_plainly(
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
     limits = SandboxLimits(memory_bytes=2 << 30)
+    rules = shlex.join(make_options(REPOSITORY_PATH, repository.collection_rules))
     async with open_box(repository, repository.keep_editable(files), limits) as sandbox:
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
@@ -69,10 +72,10 @@ async def run_plainly(
             await sandbox.write(f"{_FOLDER}/{reporter}.json", json.dumps(request).encode())
             clock = f"TZ=EAST-14 LD_PRELOAD={_CLOCK} " if later else ""
             command = (
-                f"{clock}PYTHONPATH=$PYTHONPATH:{_FOLDER} python -m pytest -p {reporter} {_OPTIONS}"
+                f"{clock}PYTHONPATH=$PYTHONPATH:{_FOLDER} python -m pytest -p {reporter} "
+                f"{_OPTIONS} {rules} {shlex.quote(path)} {place}"
             )
-            done = await sandbox.exec(
-                f"{command} {shlex.quote(path)} {place}", _START_SLACK * time_limit_seconds
+            done = await sandbox.exec(command, _START_SLACK * time_limit_seconds)
             )
             seen, forged = await _read_outcomes(sandbox, request)
             violations += [f"{forged} results without the key"] if forged else []

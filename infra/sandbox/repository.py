@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
 MANIFEST_NAME = "repository.json"
 # what a test runner or the interpreter's start reads
@@ -82,6 +83,11 @@ class PreparedRepository(Record):
     def files(self) -> Mapping[str, bytes]:
         """Every file of the pristine repository by relative path."""
         return read_folder(self.directory, left_out=CACHE_DIRECTORIES)
+
+    @property
+    def collection_rules(self) -> str:
+        """Text of the file in which a repository has rules of its own for what a test is. Empty: it has none."""
+        return self.files.get(RULES_FILE, b"").decode(errors="replace")
 
     def is_test(self, path: str) -> bool:
         """Whether `path` belongs to the tests."""

@@ -13,12 +13,13 @@ from pathlib import Path
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.git import read_tree, run_git
+from ostinato.infra.sandbox.inside.sources import RULES_FILE, is_test_name
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
 from ostinato.tasks.problems.config import GitSource, Kind
 from ostinato.tasks.problems.discovery.layout import find_layout
-from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, prepare_repository, strip_prefix
 from ostinato.tasks.records import BlockEdit
 
 _MIN_SUBJECT = 12
@@ -32,7 +33,7 @@ _SIGNAL = re.compile(
     r"implement\w*|allow\w*|avoid\w*|correct\w*|raise\w*|return\w*|regression|issue)\b",
     re.IGNORECASE,
 )
-_NEW_TEST = re.compile(r"^\s*(?:async )?def (test_?\w*)", re.MULTILINE)
+_FUNCTION = re.compile(r"^\s*(?:async )?def (\w+)", re.MULTILINE)
 _NOISE = (
     re.compile(r"^(signed-off-by|co-authored-by|reviewed-by|change-id):.*$", re.I | re.M),
     re.compile(r"(?:,?\s*\bsee\s+)?https?://\S+", re.I),
@@ -117,7 +118,7 @@ def _make(
     parent = f"{commit}^1"
     if not _changed(source, parent, commit):
         return "no_source"
-    tree = read_tree(Path(source.path), commit)
+    tree = read_tree(Path(source.path), commit, max_file_bytes=MAX_FILE_BYTES)
     source = _laid_out_as(source, tree)
     changes = _changed(source, parent, commit)
     product = {p: s for p, s in changes.items() if _is_product(p, source)}
@@ -127,10 +128,12 @@ def _make(
     if set(product.values()) != {"M"}:
         return "adds_or_removes_files"
     files = strip_prefix(tree, source.stripped_prefix)
-    earlier = strip_prefix(read_tree(Path(source.path), parent), source.stripped_prefix)
+    earlier = read_tree(Path(source.path), parent, max_file_bytes=MAX_FILE_BYTES)
+    earlier = strip_prefix(earlier, source.stripped_prefix)
     if not all(_is_text(tree.get(path)) for path in product for tree in (earlier, files)):
         return "no_plain_text"  # a link, or another encoding
-    if not any(_new_tests(earlier, path, files) for path in tests):
+    rules = source.generated_files.get(RULES_FILE, "")
+    if not any(_new_tests(earlier, path, files, rules) for path in tests):
         return "no_new_test"
     blocks = diff_blocks(
         {path: files[path] for path in product}, {path: earlier[path] for path in product}
@@ -217,13 +220,13 @@ def describe_change(
 
 
 def _new_tests(
-    earlier: Mapping[str, bytes], path: str, files: Mapping[str, bytes]
+    earlier: Mapping[str, bytes], path: str, files: Mapping[str, bytes], rules: str
 ) -> frozenset[str]:
     before, after = (
-        frozenset(_NEW_TEST.findall(tree.get(path, b"").decode(errors="replace")))
+        frozenset(_FUNCTION.findall(tree.get(path, b"").decode(errors="replace")))
         for tree in (earlier, files)
     )
-    return after - before
+    return frozenset(name for name in after - before if is_test_name(name, rules))
 
 
 def _is_text(content: bytes | None) -> bool:

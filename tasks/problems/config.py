@@ -80,7 +80,8 @@ class Source(Record):
     """as after an installation: importlib.metadata knows the package and its dependencies, and
     these keep their compiled modules"""
     generated_files: dict[str, str] = Field(default={})
-    """path -> text of modules that the project's build writes"""
+    """path -> text of modules that the project's build writes, and of pytest.ini where the project has rules
+    of its own for what a test is: names of functions and classes, pythonpath, import mode"""
 
     @model_validator(mode="after")
     def _check_runner(self) -> Self:

@@ -1,6 +1,7 @@
 """Repositories prepared from unpacked sources: product code and tests, nothing that answers."""
 
 import ast
+import codecs
 import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.config import GivenSource, RepositorySource, Source
 
+MAX_FILE_BYTES = 4 << 20  # of a source; larger ones are data that no test of a function needs
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 
@@ -32,11 +34,13 @@ def prepare_repository(
     for wanted in (*source.package_paths, *source.test_paths, *mutated):
         if not any(is_below(path, (wanted,)) for path in kept):
             raise ProblemError(f"{source.name}: the source holds nothing at {wanted!r}")
+    for path, content in kept.items():
+        kept[path] = content.removeprefix(codecs.BOM_UTF8)  # the text of a line must be its bytes
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():
         if strip_text and path.endswith(".py") and not is_below(path, source.test_paths):
-            kept[path] = strip_source(content, path)
+            kept[path] = strip_source(content)
     others = {path: content for path, content in files.items() if is_below(path, source.kept_paths)}
     others |= {path: text.encode() for path, text in source.generated_files.items()}
     write_folder(target, {**(beside or {}), **others, **kept})
@@ -67,12 +71,14 @@ def describe_installation(source: Source) -> dict[str, bytes]:
     return {f"{name}-{version}.dist-info/METADATA": text.encode()}
 
 
-def strip_source(text: bytes, path: str) -> bytes:
-    """The module without docstrings and comments, one statement per line."""
+def strip_source(text: bytes) -> bytes:
+    """The module without docstrings and comments, one statement per line. As it is where this Python cannot read it,
+    or an expression is nested too deep to be written anew.
+    """
     try:
         tree = parse_python(text)
-    except SyntaxError as error:
-        raise ProblemError(f"{path} does not parse: {error}") from error
+    except (SyntaxError, ValueError):
+        return text
     for node in ast.walk(tree):
         has_body = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if not has_body and not isinstance(node, ast.Module):
@@ -81,7 +87,10 @@ def strip_source(text: bytes, path: str) -> bytes:
             del node.body[0]
             if has_body and not node.body:
                 node.body.append(ast.Pass())
-    return (ast.unparse(tree) + "\n").encode()
+    try:
+        return (ast.unparse(tree) + "\n").encode()
+    except (RecursionError, UnicodeEncodeError):
+        return text
 
 
 def _is_wanted(path: str, source: Source) -> bool:

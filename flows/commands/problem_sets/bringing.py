@@ -7,6 +7,7 @@ import tomli_w
 
 from ostinato.flows.reporting.console import say
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.objects.checksum import checksum_bytes
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.problems.discovery.describing import Described, describe_source
@@ -28,17 +29,23 @@ def write_recipe(
     say(f"  beside them: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:
         say(f"  {remark}")
-    return write_new(Path(f"{source.name}.toml"), recipe_text(described, place, extends, problems))
+    text = recipe_text(described, place, extends, problems)
+    return write_new(settings, Path(f"{source.name}.toml"), text)
 
 
-def write_new(path: Path, text: str) -> Path:
-    """The path, which holds the text. ConfigError when it holds another one."""
-    if path.exists() and path.read_text() != text:
-        raise ConfigError(
-            f"{path.resolve()} exists with another content, wanted none: take another name with "
-            "--as, or `ostinato run problem-building --recipe` with the one that is there"
-        )
+def write_new(settings: Settings, path: Path, text: str) -> Path:
+    """The path, which holds the text. ConfigError when it holds one that this has not written."""
+    notes = settings.cache_directory / "written-recipes"  # a file per text, named by its checksum
+    notes.mkdir(parents=True, exist_ok=True)
+    if path.exists() and (found := path.read_bytes()) != text.encode():
+        if not (notes / checksum_bytes(found)).exists():
+            raise ConfigError(
+                f"{path.resolve()} exists with another content, wanted none: take another name with "
+                "--as, or `ostinato run problem-building --recipe` with the one that is there"
+            )
+        say(f"  {path} is written anew: the source or an option is another than before")
     path.write_text(text)
+    (notes / checksum_bytes(text.encode())).touch()
     return path
 
 

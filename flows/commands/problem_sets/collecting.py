@@ -50,7 +50,7 @@ def write_collection_recipe(
         "problems": {"repositories": [], "given": [written(source) for source in taken]},
     }
     remark = f"# Tasks of {place}, read by `ostinato problems from`."
-    return write_new(Path(f"{title}.toml"), f"{remark}\n{tomli_w.dumps(recipe)}")
+    return write_new(settings, Path(f"{title}.toml"), f"{remark}\n{tomli_w.dumps(recipe)}")
 
 
 def _readers(path: Path, clones: Path | None) -> dict[str, Callable[[], States]]:

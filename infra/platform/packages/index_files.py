@@ -7,6 +7,7 @@ compare. Here files are only copied. Of pip's configuration `index-url`,
 
 import logging
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from tenacity import (
     stop_after_delay,
     wait_exponential,
 )
-from unearth import Link, PackageFinder
+from unearth import Link, PackageFinder, TargetPython
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
 from unearth.fetchers import PyPIClient
@@ -30,10 +31,9 @@ from unearth.finder import Source
 from unearth.preparer import download_link
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages.pip_questions import read_pip_settings
+from ostinato.infra.platform.packages.pip_questions import default_index, read_pip_settings
 
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
-_INDEX = "https://pypi.org/simple"
 _MAX_FILE_BYTES = 4 << 30
 _SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
@@ -110,7 +110,7 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
         folder = place if "://" in place else str(Path(place).expanduser())
         yield {"url": folder, "type": "find_links"}
     if settings.get("no-index", "").lower() not in _ON:
-        main = settings.get("index-url") or _INDEX
+        main = settings.get("index-url") or default_index()
         for index in (main, *settings.get("extra-index-url", "").split()):
             yield {"url": index, "type": "index"}
 
@@ -119,7 +119,10 @@ def _find_links(
     client: Any, place: Source, name: str, version: str, *, is_wheel: bool
 ) -> Iterator[Link]:
     """Files that a place has, the best first. A network page's links to local files are ignored."""
-    finder = PackageFinder(client, ignore_compatibility=not is_wheel)
+    python = TargetPython(
+        py_ver=sys.version_info[:3]
+    )  # by itself it takes 3.11 where this is 3.11.9
+    finder = PackageFinder(client, target_python=python, ignore_compatibility=not is_wheel)
     finder.sources = [place]
     is_local = not place["url"].startswith(("http://", "https://"))
     for package in finder.find_all_packages(name, allow_yanked=True):

@@ -1,5 +1,6 @@
 """Questions to pip: the newest version of a package, what it needs, and how pip is configured."""
 
+import functools
 import json
 import re
 import subprocess
@@ -46,12 +47,22 @@ def read_pip_settings() -> dict[str, str]:
     return found
 
 
+@functools.cache
+def default_index() -> str:
+    """The index that pip takes where its settings name none: distributions of Python and mirrors change it."""
+    return _run("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)").strip()
+
+
 def _pip(*arguments: str) -> str:
-    command = [sys.executable, "-P", "-m", "pip", *arguments, "--disable-pip-version-check"]
+    return _run("-m", "pip", *arguments, "--disable-pip-version-check")
+
+
+def _run(*arguments: str) -> str:
+    command, asked = [sys.executable, "-P", *arguments], " ".join(arguments[2:3]) or "default index"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"pip {arguments[0]} did not end in {_SECONDS} s") from error
+        raise ConfigError(f"pip {asked} did not end in {_SECONDS} s") from error
     if done.returncode != 0:
-        raise ConfigError(f"pip {arguments[0]}: {(done.stderr or done.stdout).strip()[-600:]}")
+        raise ConfigError(f"pip {asked}: {(done.stderr or done.stdout).strip()[-600:]}")
     return done.stdout

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ostinato.infra.sandbox.inside.sources import read_options
 from ostinato.infra.sandbox.inside.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
@@ -79,7 +80,7 @@ def record(request: dict, answer: str) -> None:
     import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
 
     notes = Notes(request)
-    place = [f"--rootdir={request['root']}", "-c", os.devnull]
+    place = [f"--rootdir={request['root']}", "-c", os.devnull, *read_options(request["root"])]
     sys.setprofile(notes)
     try:
         pytest.main([*_QUIET, *place, *request["tests"]])
@@ -121,6 +122,7 @@ def observe_tests(request: dict, answer: str) -> None:
     signal.signal(signal.SIGVTALRM, expire)
     place = [f"--rootdir={request['root']}", "-c", os.devnull, "--import-mode=prepend"]
     # a literal that was changed may break the import of one copy
+    place += read_options(request["root"])
     place += ["--continue-on-collection-errors", "--assert=plain", "--capture=sys"]
     with Path(answer).open("w") as file:
         observer = Observer(request, file)

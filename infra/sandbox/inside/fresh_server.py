@@ -22,7 +22,7 @@ import pytest
 from ostinato.infra.sandbox.inside.children import Runs
 from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.process import protect_server
-from ostinato.infra.sandbox.inside.sources import MemoryFinder
+from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
     CANARY,
     Recorder,
@@ -277,7 +277,7 @@ def main(descriptor: int, filter_descriptor: int) -> None:
     run = FreshRun(FreshServer(control, allowed))
     code: object = None
     try:
-        code = pytest.main(_PYTEST_ARGUMENTS, plugins=[run])
+        code = pytest.main([*_PYTEST_ARGUMENTS, *read_options(ROOT)], plugins=[run])
     finally:
         if run.asked is not None:
             try:

@@ -1,15 +1,27 @@
-"""Imports a repository from memory, so that no copy of its sources lies where a later run could read
-it. Runs inside the box.
+"""Imports a repository from memory, so that no copy of its sources lies where a later run could read it.
+
+`MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Beside it the
+repository's own rules of what a test is, as options of pytest: an ini file at its top, of which a run
+takes the named settings and nothing else. Runs inside the box.
 """
 
+import configparser
+import fnmatch
 import importlib.abc
 import importlib.machinery
 import linecache
 import marshal
 import os
+import shlex
 import sys
 import types
 from collections.abc import Sequence
+
+RULES_FILE = "pytest.ini"
+NAMES = (
+    "python_classes", "python_functions", "pythonpath", "usefixtures", "consider_namespace_packages",
+)  # fmt: skip
+_SECTION = "pytest"
 
 
 class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -84,3 +96,37 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         if is_package:
             spec.submodule_search_locations = [os.path.dirname(full)]
         return spec
+
+
+def read_options(root: str) -> list[str]:
+    """Options for a run of the repository whose files lie at `root`."""
+    try:
+        with open(os.path.join(root, RULES_FILE), encoding="utf-8", errors="replace") as file:
+            return make_options(root, file.read())
+    except FileNotFoundError:
+        return []
+
+
+def make_options(root: str, rules: str) -> list[str]:
+    """Options for a run of the repository at `root` by the text of its rules, which may be empty."""
+    told = _read(rules)
+    paths = [os.path.join(root, path) for path in shlex.split(told.get("pythonpath", ""))]
+    told = {**told, "pythonpath": shlex.join(paths)} if paths else told
+    options = [f"--override-ini={name}={told[name]}" for name in NAMES if told.get(name)]
+    mode = [word for word in told.get("addopts", "").split() if word.startswith("--import-mode=")]
+    return options + mode
+
+
+def is_test_name(name: str, rules: str = "") -> bool:
+    """Whether pytest takes a function of that name for a test, in a class of unittest or elsewhere."""
+    patterns = ["test", *shlex.split(_read(rules).get("python_functions", ""))]
+    return any(name.startswith(item) or fnmatch.fnmatch(name, item) for item in patterns)
+
+
+def _read(rules: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(rules)
+    except configparser.Error:
+        return {}
+    return dict(parser[_SECTION]) if _SECTION in parser else {}

@@ -10,7 +10,9 @@ class Signal(StrEnum):
 
     EDIT_KEPT = "edit_kept"  # the edit was accepted
     EDIT_REVERTED = "edit_reverted"  # the edit was undone
-    EDIT_SURVIVED = "edit_survived"  # share of the edit's lines still there later; 0 is none of them
+    EDIT_SURVIVED = (
+        "edit_survived"  # share of the edit's lines still there later; 0 is none of them
+    )
     DISSATISFIED_FOLLOW_UP = (
         "dissatisfied_follow_up"  # the next message complains about this answer
     )

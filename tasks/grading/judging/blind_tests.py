@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.inside.sources import is_test_name
 
 _RAISING = frozenset(
     {"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns", "assertWarnsRegex"}
@@ -50,17 +51,19 @@ def take_expectations_out(
     *,
     with_literals: bool = False,
     own_assertions: Collection[str] = (),
+    rules: str = "",
 ) -> bytes:
     """The file with only the named tests (`function`, `Class.method`, or `method` of any class;
     None: all that it has), whose assertions show their operands instead. `with_literals`:
     comparisons with a literal are shown too, whose text is then in the file. `own_assertions`:
     names of assertions that tests define; they run too, unless an argument is a call, since they
-    may do what is looked at. Arguments go through `__vary__`, by which a copy can change them as it
-    runs, wherever they come from (data files, other modules).
+    may do what is looked at. `rules`: of the repository for what a test is. Arguments go through
+    `__vary__`, by which a copy can change them as it runs, wherever they come from (data files, other
+    modules).
     """
     tree = parse_python(source.decode())
     if tests is not None:
-        tree.body = list(_keep_tests(tree.body, tests, ""))
+        tree.body = list(_keep_tests(tree.body, tests, "", rules))
     chosen = _find_tests(tree.body, tests or frozenset(), "")
     if chance is not None:
         beside = _find_beside(tree.body, chosen)
@@ -81,15 +84,17 @@ def find_inherited(source: bytes, tests: frozenset[str]) -> frozenset[str]:
     return frozenset(test.rpartition(".")[2] for test in tests - found)
 
 
-def _keep_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> list[ast.stmt]:
+def _keep_tests(
+    body: list[ast.stmt], tests: frozenset[str], prefix: str, rules: str
+) -> list[ast.stmt]:
     kept: list[ast.stmt] = []
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             is_kept = prefix + node.name in tests or (prefix and node.name in tests)
-            if node.name.startswith("test") and not is_kept and not _is_fixture(node):
+            if is_test_name(node.name, rules) and not is_kept and not _is_fixture(node):
                 continue
         elif isinstance(node, ast.ClassDef):
-            inner = _keep_tests(node.body, tests, f"{prefix}{node.name}.")
+            inner = _keep_tests(node.body, tests, f"{prefix}{node.name}.", rules)
             node.body = inner or [ast.Pass()]
         kept.append(node)
     return kept

@@ -266,6 +266,7 @@ def draw_tests(
         take_expectations_out,
         with_literals=judges_comparisons(problem.symbol),
         own_assertions=find_own_assertions(repository, [*by_path, *helpers]),
+        rules=repository.collection_rules,
     )
     files: dict[str, bytes] = {}
     for path in helpers:

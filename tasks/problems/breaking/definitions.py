@@ -210,11 +210,16 @@ def read_names(text: str) -> list[tuple[str, int]]:
         return []
 
 
+def _names(node: ast.AST) -> set[str]:
+    found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
 def _export_lines(text: str) -> frozenset[int]:
     """Lines of top-level imports and of `__all__`: they pass a name on and do not use it."""
     lines: set[int] = set()
     for node in parse_python(text).body:
-        is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(node)
+        is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and "__all__" in _names(node)
         if is_all or isinstance(node, (ast.Import, ast.ImportFrom)):
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return frozenset(lines)

@@ -1,48 +1,43 @@
 """From a package, a directory or a git repository that nobody prepared to the sources of a recipe."""
 
-import ast
 import hashlib
-import os
 import re
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
-from ostinato.infra.platform.folders import is_below
-from ostinato.infra.platform.git import read_tree, run_git
-from ostinato.infra.platform.packages import newest_version, pin
+from ostinato.infra.platform.folders import list_files
+from ostinato.infra.platform.git import fetch_newest, read_tree
+from ostinato.infra.platform.packages import newest_version
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import (
     SourceArchive,
     fetch_archive,
-    fetch_wheel,
     read_archive,
-    read_wheel,
     store_archive,
 )
-from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.config import (
     GitSource,
     RepositorySource,
     Source,
     refuse_runner,
 )
+from ostinato.tasks.problems.discovery.collection import write_rules
+from ostinato.tasks.problems.discovery.dependencies import find_dependencies
 from ostinato.tasks.problems.discovery.layout import Layout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
-from ostinato.tasks.problems.repositories import strip_prefix
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?")
 _URL = re.compile(r"(https?|ssh|git|file)://|[\w.-]+@[\w.-]+:")
-_IN_BOX = frozenset(("pytest", "pluggy", "iniconfig", "packaging"))  # the test runner's own
+_AUTHORITY = re.compile(r"\w+://[^/]*/|[\w.-]+@[\w.-]+:")
+_AT_REVISION = re.compile(r"(.*[^/@])@(\w[\w./-]*)")
 _SKIPPED_FOLDERS = frozenset(("__pycache__", "node_modules", "venv", "env", "site-packages"))
-_MAX_FILE_BYTES = 4 << 20
 _MAX_TREE_BYTES = 64 << 20
-_TRIED_REQUIREMENTS = 16  # of tests; each takes some seconds of pip
-_MAX_TEST_WHEELS_BYTES = 30 << 20  # all of it lies beside the code in every box
+_NAMED_FILES = 3  # of those that are left out
 
 
 class Described(Record):
@@ -68,11 +63,13 @@ class _Taken(Record):
     files: dict[str, bytes]
     archive: SourceArchive
     clone: Path | None = None
+    commit: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def describe_source(place: str, name: str | None, cache: Path, max_commits: int) -> Described:
     """Sources for `place`: NAME or NAME==VERSION of the index, a directory, or a git repository by path or
-    URL. Nothing of it is run here.
+    URL, perhaps with @ and a branch, tag or commit. Nothing of it is run here.
 
     ConfigError when there is nothing at `place`, ProblemError when no code or no tests are found.
     """
@@ -85,10 +82,12 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
     told = {
         "name": f"{taken.archive.name}-commits",
         "path": str(taken.clone),
+        "revision": taken.commit,
         "max_commits": max_commits,
     }
     history = GitSource.model_validate(shared | told) if max_commits else None
-    return Described(repository=repository, history=history, remarks=project.remarks)
+    remarks = (*taken.remarks, *project.remarks)
+    return Described(repository=repository, history=history, remarks=remarks)
 
 
 def describe_files(
@@ -106,11 +105,16 @@ def describe_files(
     metadata = read_metadata(files, package or name)
     metadata = metadata.model_copy(update={"requires": (*metadata.requires, *requires)})
     layout = find_layout(
-        files, metadata.name, top_level=metadata.top_level, test_patterns=metadata.test_patterns
+        files,
+        metadata.name,
+        top_level=metadata.top_level,
+        test_patterns=metadata.rules.python_files,
+        roots=metadata.import_roots,
+        test_roots=metadata.rules.pythonpath,
     )
     if refusal := refuse_runner(name, layout.package_paths):
         raise ProblemError(refusal)
-    dependencies, remarks = _dependencies(files, metadata, layout, cache)
+    dependencies, remarks = find_dependencies(files, metadata, layout, cache)
     source = Source(
         name=name,
         package_paths=layout.package_paths,
@@ -119,19 +123,21 @@ def describe_files(
         stripped_prefix=layout.stripped_prefix,
         dependencies=dependencies,
         is_installed=True,
-        generated_files=_version_modules(metadata, layout),
+        generated_files=_version_modules(metadata, layout)
+        | write_rules(metadata.rules, layout.stripped_prefix),
     )
     return Project(source=source, distribution=metadata.name, remarks=remarks)
 
 
 def _take(place: str, name: str | None, cache: Path) -> _Taken:
+    repository, revision = _split_revision(place)
+    if _URL.match(repository) or _is_repository(Path(repository).expanduser()):
+        return _take_git(repository, revision, name, cache)
     directory = Path(place).expanduser()
-    if _URL.match(place) or (directory / ".git").exists() or (directory / "HEAD").is_file():
-        return _take_git(place if _URL.match(place) else str(directory.resolve()), name, cache)
     if directory.is_dir():
-        files = _read_directory(directory)
+        files, remarks = _read_directory(directory)
         archive = store_archive(name or canonicalize_name(directory.resolve().name), files, cache)
-        return _Taken(files=files, archive=archive)
+        return _Taken(files=files, archive=archive, remarks=remarks)
     if "/" in place or not _PACKAGE.fullmatch(place):
         raise ConfigError(
             f"{place!r} is no directory, wanted a directory, a git repository (path or URL) or a "
@@ -144,123 +150,94 @@ def _take(place: str, name: str | None, cache: Path) -> _Taken:
     return _Taken(files=read_archive(path), archive=source.model_copy(update={"sha256": sha256}))
 
 
-def _take_git(place: str, name: str | None, cache: Path) -> _Taken:
-    """The newest commit, out of a clone whose configuration is ours."""
+def _is_repository(directory: Path) -> bool:
+    is_bare = (directory / "HEAD").is_file() and (directory / "objects").is_dir()
+    return (directory / ".git").exists() or is_bare
+
+
+def _split_revision(place: str) -> tuple[str, str]:
+    """A repository's place, and the branch, tag or commit that stands behind it with @, or HEAD."""
+    place = place.removeprefix("git+")
+    authority = _AUTHORITY.match(place)
+    start = authority.end() if authority else 0
+    found = _AT_REVISION.fullmatch(place, start)
+    if found is None or (not authority and Path(place).expanduser().exists()):
+        return place, "HEAD"
+    return place[:start] + found[1], found[2]
+
+
+def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _Taken:
+    """A commit, out of a copy of the repository whose configuration is ours."""
     stem = re.sub(r"\.git$", "", place.rstrip("/")).replace(":", "/").rpartition("/")[2]
+    if not _URL.match(place):
+        place = str(Path(place).expanduser().resolve())
+        stem = Path(place).name.removesuffix(".git")
     kept = hashlib.sha256(place.encode()).hexdigest()[:12]
     clone = cache / "git" / f"{stem}-{kept}.git"
-    if not (clone / "HEAD").is_file():
-        clone.parent.mkdir(parents=True, exist_ok=True)
-        run_git(None, "clone", "--quiet", "--bare", "--no-hardlinks", "--", place, str(clone))
-    files = _small(read_tree(clone, "HEAD", _MAX_TREE_BYTES))
-    archive = store_archive(name or canonicalize_name(stem), files, cache)
-    return _Taken(files=files, archive=archive, clone=clone)
-
-
-def _read_directory(directory: Path) -> dict[str, bytes]:
-    """Regular files below a directory. Links and hidden folders are passed over."""
-    files: dict[str, bytes] = {}
-    for place, names, file_names in os.walk(directory):
-        folder = Path(place)
-        names[:] = [n for n in names if n[0] != "." and n not in _SKIPPED_FOLDERS]
-        names[:] = [n for n in names if not (folder / n / "pyvenv.cfg").exists()]
-        for file_name in file_names:
-            path = folder / file_name
-            if not path.is_symlink() and path.is_file():
-                files[path.relative_to(directory).as_posix()] = path.read_bytes()
-    return _small(files)
-
-
-def _small(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {path: content for path, content in files.items() if len(content) <= _MAX_FILE_BYTES}
-
-
-def _dependencies(
-    files: Mapping[str, bytes], metadata: Metadata, layout: Layout, cache: Path
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Pinned packages that code and tests import, and remarks on imports that nothing provides."""
-    own = canonicalize_name(metadata.name)
-    moved = strip_prefix(files, layout.stripped_prefix) if layout.stripped_prefix else files
-    here = {path.partition("/")[0].removesuffix(".py") for path in moved if path.endswith(".py")}
-    here |= {Path(path).stem for path in moved if is_below(path, layout.test_paths)}
-    imported = _imports(moved, (*layout.package_paths, *layout.test_paths))
-    needed = imported - here
-    needed -= sys.stdlib_module_names | _IN_BOX | {"_pytest", "py"}
-    runtime = [text for text in metadata.requires if _name(text) not in _IN_BOX | {own}]
-    # boxes have no time zones of the system
-    pins = set(pin([*runtime, *(["tzdata"] if "zoneinfo" in imported else [])]))
-    missing = needed - _provided(pins, cache)
-    wanted = [text for text in metadata.test_requires if _is_test_library(text, own)]
-    # by name first: what a distribution holds is known only when it is here
-    wanted.sort(key=lambda text: not _resembles(text, missing))
-    remarks: list[str] = []
-    for text in wanted[:_TRIED_REQUIREMENTS]:
-        if not missing:
-            break
-        more, remark = _added_by(text, pins, cache)
-        remarks += [remark] if remark else []
-        if _provided(more, cache) & missing:
-            pins |= more
-            missing -= _provided(more, cache)
-    if missing:
-        remarks.append(f"imported, and named by no metadata: {', '.join(sorted(missing))}")
-    found = sorted(item for item in pins if _name(item) not in _IN_BOX | {own})
-    return tuple(found), tuple(remarks)
-
-
-def _added_by(requirement: str, pins: Collection[str], cache: Path) -> tuple[set[str], str]:
-    """Packages that a requirement of tests adds, or none and the reason."""
     try:
-        more = set(pin([*sorted(pins), requirement])) - set(pins)
-    except ConfigError as error:
-        return set(), f"{requirement} left out: {error!s:.200}"
-    size = sum(fetch_wheel(item, cache).stat().st_size for item in more)
-    if size > _MAX_TEST_WHEELS_BYTES:
-        return set(), f"{requirement} left out: its wheels take {size >> 20} MiB"
-    return more, ""
+        commit, remark = fetch_newest(place, revision, clone)
+    except ProblemError as error:
+        if "remote ref HEAD" not in str(error):
+            raise
+        raise ProblemError(
+            f"{stem} is a git repository, and HEAD of it is no commit: make one, or name a branch behind "
+            "the place with @"
+        ) from None
+    files = read_tree(clone, commit, _MAX_TREE_BYTES, max_file_bytes=MAX_FILE_BYTES)
+    odd = [path for path in files if not _is_plain(path)]
+    remarks = tuple(filter(None, (remark, _tell_left_out(odd))))
+    files = {path: content for path, content in files.items() if _is_plain(path)}
+    archive = store_archive(name or canonicalize_name(stem), files, cache)
+    return _Taken(files=files, archive=archive, clone=clone, commit=commit, remarks=remarks)
 
 
-def _name(requirement: str) -> str:
-    return canonicalize_name(re.split(r"[\[<>=!~ ;]", requirement)[0])
+def _read_directory(directory: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Regular files below a directory, and a remark on those that are left out. Links and hidden folders are
+    passed over.
+    """
 
+    def enters(path: str) -> bool:
+        folder = path.rpartition("/")[2]
+        is_kept = folder[0] != "." and folder not in _SKIPPED_FOLDERS
+        return is_kept and not (directory / path / "pyvenv.cfg").exists()
 
-def _is_test_library(requirement: str, own: str) -> bool:
-    """Plugins are not loaded in boxes, so a pytest plugin is of no use."""
-    name = _name(requirement)
-    return name not in _IN_BOX | {own} and not name.startswith("pytest-")
-
-
-def _resembles(requirement: str, modules: Iterable[str]) -> bool:
-    """Whether a distribution's name and an imported module's are alike: python-dateutil and dateutil."""
-    name = re.sub(r"^(python|py)-?|-?(python|py)$", "", _name(requirement)).replace("-", "_")
-    return any(name in (module.lower(), module.lower() + "s") for module in modules)
-
-
-def _imports(files: Mapping[str, bytes], roots: Sequence[str]) -> set[str]:
-    """First names of absolute imports below some paths."""
-    found: set[str] = set()
-    for path, content in files.items():
-        if not path.endswith(".py") or not is_below(path, roots):
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
+    total_bytes = 0
+    for path, size in list_files(directory, enters):
+        if not 0 <= size <= MAX_FILE_BYTES or not _is_plain(path):
+            left_out.append(path)
             continue
         try:
-            tree = parse_python(content)
-        except (SyntaxError, ValueError):
+            with (directory / path).open("rb") as file:  # which may grow meanwhile
+                files[path] = file.read(MAX_FILE_BYTES)
+        except OSError:  # unreadable, or gone
+            left_out.append(path)
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found.update(alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    return found
+        total_bytes += len(files[path])
+        if total_bytes > _MAX_TREE_BYTES:
+            raise ProblemError(
+                f"{directory} holds more than {_MAX_TREE_BYTES} bytes in files of at most {MAX_FILE_BYTES}, "
+                "wanted less: give a git repository, or a folder with the project alone"
+            )
+    remark = _tell_left_out(left_out)
+    return files, (remark,) if remark else ()
 
 
-def _provided(pins: Iterable[str], cache: Path) -> set[str]:
-    """Import names that wheels provide."""
-    found: set[str] = set()
-    for requirement in pins:
-        paths = read_wheel(fetch_wheel(requirement, cache), is_whole=True)
-        found |= {path.partition("/")[0].partition(".")[0] for path in paths}
-    return found
+def _is_plain(path: str) -> bool:
+    """Whether a path is text, which recipes and reports need."""
+    return path.isprintable()
+
+
+def _tell_left_out(paths: Iterable[str]) -> str:
+    found = sorted(paths)
+    if not found:
+        return ""
+    named = ", ".join(path.encode(errors="replace").decode() for path in found[:_NAMED_FILES])
+    return (
+        f"left out, as larger than {MAX_FILE_BYTES >> 20} MiB, unreadable or of no plain name: "
+        f"{len(found)} files or folders, such as {named}"
+    )
 
 
 def _version_modules(metadata: Metadata, layout: Layout) -> dict[str, str]:

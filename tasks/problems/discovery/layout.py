@@ -24,6 +24,8 @@ NO_MODULES = frozenset(("setup.py", "conftest.py", "noxfile.py", "tasks.py", "ve
 USUAL_PATTERNS = ("test_*.py", "*_test.py")  # that the test runner looks for
 TEST_PATTERNS = (*USUAL_PATTERNS, "tests.py")
 TEST_SCRIPT = "test.py"  # at the top, where no file has a usual name
+_MAX_NAMESPACES = 4  # one within the other
+_MAX_PARTS = 40  # of a namespace package; one of more is taken whole
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
@@ -42,20 +44,23 @@ def find_layout(
     *,
     top_level: Collection[str] = (),
     test_patterns: Iterable[str] = (),
+    roots: Collection[str] = (),
+    test_roots: Collection[str] = (),
 ) -> Layout:
     """Layout of the project `name`.
 
     `top_level`: import names that its metadata states. `test_patterns`: of test files, beside the
-    usual ones. ProblemError says what was looked for when code or tests are not found.
+    usual ones. `roots`: folders in which its build looks for packages; `test_roots`: those that its tests
+    add to the import path. ProblemError says what was looked for when code or tests are not found.
     """
     wanted = {_import_name(item) for item in top_level} or {_import_name(name)}
-    root = _import_root(files, wanted)
+    root = _import_root(files, wanted, roots, test_roots)
     moved = strip_prefix(files, root) if root else dict(files)
     packages = _packages(moved, wanted, from_root=bool(root))
     if not packages:
         raise ProblemError(
             f"{name}: no package or module of that name, wanted NAME/__init__.py or NAME.py at the "
-            f"top or below one of {list(IMPORT_ROOTS)}; top level holds {sorted(_tops(files))[:20]}"
+            f"top or below one of {list(dict.fromkeys((*roots, *IMPORT_ROOTS)))}; top level holds {sorted(_tops(files))[:20]}"
         )
     tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns))
     if not tests and TEST_SCRIPT in moved:
@@ -69,44 +74,82 @@ def find_layout(
         stripped_prefix=root,
         package_paths=packages,
         test_paths=tests,
-        kept_paths=_kept(moved, packages, tests),
+        kept_paths=_kept(moved, packages, tests, test_roots),
     )
 
 
-def _import_name(text: str) -> str:
-    return re.sub(r"[-_.]+", "_", text).lower()
+def declares_namespace(init: bytes) -> bool:
+    """Whether an __init__.py only says that other distributions hold parts of its package too."""
+    return b"declare_namespace" in init or b"extend_path" in init
+
+
+def _import_name(path: str) -> str:
+    return re.sub(r"[-_./]+", "_", path.removesuffix(".py")).lower()
 
 
 def _tops(files: Iterable[str]) -> set[str]:
     return {path.partition("/")[0] for path in files}
 
 
-def _import_root(files: Mapping[str, bytes], wanted: Collection[str]) -> str:
-    """The folder that is on the import path: where a package of a wanted name lies, at the top first."""
-    for root in ("", *IMPORT_ROOTS):
+def _import_root(
+    files: Mapping[str, bytes],
+    wanted: Collection[str],
+    roots: Collection[str],
+    test_roots: Collection[str],
+) -> str:
+    """The folder that is on the import path: where a package of a wanted name lies."""
+    for root in (*roots, "", *IMPORT_ROOTS, *test_roots):
         moved = {
-            path.removeprefix(f"{root}/") for path in files if not root or is_below(path, (root,))
+            path.removeprefix(f"{root}/"): text
+            for path, text in files.items()
+            if not root or is_below(path, (root,))
         }
-        if any(_import_name(top.removesuffix(".py")) in wanted for top in _code_tops(moved)):
+        if _named(moved, wanted):
             return root
-    for root in IMPORT_ROOTS:
+    for root in (*roots, *IMPORT_ROOTS):
         if any(path.startswith(f"{root}/") and path.endswith(".py") for path in files):
             return root
     return ""
 
 
-def _code_tops(paths: Iterable[str]) -> set[str]:
+def _code_tops(paths: Iterable[str]) -> list[str]:
     """Modules and folders with modules."""
-    return {path.partition("/")[0] for path in paths if path.endswith(".py")}
+    tops = {path.partition("/")[0] for path in paths if path.endswith(".py")}
+    return sorted(top for top in tops if top not in NO_MODULES and top[0] not in "._")
 
 
 def _packages(
     files: Mapping[str, bytes], wanted: Collection[str], *, from_root: bool
 ) -> tuple[str, ...]:
-    tops = sorted(top for top in _code_tops(files) if top not in NO_MODULES and top[0] not in "._")
-    named = [top for top in tops if _import_name(top.removesuffix(".py")) in wanted]
-    others = [top for top in tops if _is_product(top, files, from_root=from_root)]
-    return tuple(dict.fromkeys((*named, *others))) if from_root or not named else tuple(named)
+    """Modules and packages. Of namespace packages their parts, since dependencies lie beside these."""
+    named, tops = _named(files, wanted), _code_tops(files)
+    product = [top for top in tops if _is_product(top, files, from_root=from_root)]
+    others = [part for top in product for part in _parts(top, files)]
+    if not named and not others:
+        parts = [part for top in tops if top not in NO_PRODUCT for part in _parts(top, files)]
+        others = [part for part in parts if f"{part}/__init__.py" in files]
+    return tuple(dict.fromkeys((*named, *others) if from_root or not named else named))
+
+
+def _named(files: Mapping[str, bytes], wanted: Collection[str]) -> list[str]:
+    """Modules and packages of wanted import names, also of a namespace's, and the __init__.py above them."""
+    parts = [(_import_name(top), part) for top in _code_tops(files) for part in _parts(top, files)]
+    named = [part for top, part in parts if top in wanted or _import_name(part) in wanted]
+    above = {f"{folder}/__init__.py" for part in named for folder in PurePosixPath(part).parents}
+    return [part for _, part in parts if part in above or part in named]
+
+
+def _parts(path: str, files: Mapping[str, bytes], depth: int = 0) -> list[str]:
+    """A module or package itself. Of a namespace package what it holds: outermost packages and modules."""
+    init, inside = files.get(f"{path}/__init__.py"), f"{path}/"
+    is_whole = init is not None and not declares_namespace(init)
+    if path.endswith(".py") or is_whole or depth == _MAX_NAMESPACES:
+        return [path]
+    code = (name for name in files if name.startswith(inside) and name.endswith(".py"))
+    held = sorted({name.removeprefix(inside).partition("/")[0] for name in code} - TEST_FOLDERS)
+    found = [f"{path}/{name}" for name in held if not _is_test(name, TEST_PATTERNS)]
+    parts = [part for name in found for part in _parts(name, files, depth + 1)]
+    return parts if len(parts) <= _MAX_PARTS else [path]
 
 
 def _is_product(top: str, files: Mapping[str, bytes], *, from_root: bool) -> bool:
@@ -149,14 +192,22 @@ def _tests(
 
 
 def _kept(
-    files: Mapping[str, bytes], packages: Collection[str], tests: Collection[str]
+    files: Mapping[str, bytes],
+    packages: Collection[str],
+    tests: Collection[str],
+    test_roots: Collection[str],
 ) -> tuple[str, ...]:
-    """Entries of the top level that tests name, in an import or a path, and a conftest.py there."""
+    """Entries of the top level that tests name, in an import or a path, a conftest.py there, and what tests add
+    to the import path.
+    """
     texts = [
         content for path, content in files.items() if is_below(path, tests) and path.endswith(".py")
     ]
     texts.append(files.get("conftest.py", b""))
     words = {word for text in texts for word in _WORD.findall(text.decode(errors="replace"))}
-    tops = {top for top in _tops(files) if top[0] != "." and top not in (*packages, *tests)}
+    taken = {*tests, *(path.partition("/")[0] for path in packages)}
+    tops = {top for top in _tops(files) if top[0] != "." and top not in taken}
     named = {top for top in tops if top in words or top.removesuffix(".py") in words}
+    named |= {root for root in test_roots if not is_below(root, (*packages, *tests))}
+    named &= {root for root in named if any(is_below(path, (root,)) for path in files)}
     return tuple(sorted((named | ({"conftest.py"} & tops)) - {"setup.py"}))

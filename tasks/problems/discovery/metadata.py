@@ -1,6 +1,7 @@
 """What a project says of itself in files: name, version, requirements, pytest settings. Nothing of it is run."""
 
 import configparser
+import posixpath
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
+from ostinato.tasks.problems.discovery.collection import Rules, read_rules
 from ostinato.tasks.problems.discovery.setup_program import read_setup_call
 
 REQUIREMENT_FILES = (
@@ -33,7 +35,8 @@ class Metadata(Record):
     requires: tuple[str, ...] = Field(description="of the code, markers evaluated for this Python")
     test_requires: tuple[str, ...] = Field(description="of extras, groups and files for tests")
     top_level: tuple[str, ...] = Field(description="import names, where stated")
-    test_patterns: tuple[str, ...] = Field(description="pytest's python_files, where set")
+    import_roots: tuple[str, ...] = Field(description="folders of packages, where stated")
+    rules: Rules
     version_files: tuple[str, ...] = Field(description="modules that a build writes the version to")
 
 
@@ -41,8 +44,17 @@ def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
     """Facts from PKG-INFO, pyproject.toml, setup.cfg, setup.py, tox.ini, pytest.ini and requirement files.
     ProblemError names the file that does not parse.
     """
+    try:
+        return _read_metadata(files, fallback_name)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ProblemError(
+            f"{fallback_name}: its metadata cannot be read, wanted the forms that packaging knows: {error!r:.200}"
+        ) from error
+
+
+def _read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
     project = _toml(files, "pyproject.toml")
-    setup, tox, ini = (_ini(files, name) for name in ("setup.cfg", "tox.ini", "pytest.ini"))
+    setup, tox, _ = (_ini(files, name) for name in ("setup.cfg", "tox.ini", "pytest.ini"))
     program = read_setup_call(files.get("setup.py", b""))
     info = BytesParser().parsebytes(files.get("PKG-INFO", b""), headersonly=True)
     table, tool = project.get("project", {}), project.get("tool", {})
@@ -70,7 +82,8 @@ def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
         requires=_usable(requires),
         test_requires=_usable(tests),
         top_level=_top_level(files, setup, tool) or tuple(program.get("py_modules", ())),
-        test_patterns=_test_patterns(tool, setup, tox, ini),
+        import_roots=_import_roots(setup, tool),
+        rules=read_rules(files),
         version_files=_version_files(tool, files),
     )
 
@@ -165,22 +178,25 @@ def _top_level(
         if path.endswith(".egg-info/top_level.txt"):
             return tuple(content.decode(errors="replace").split())
     modules = [*_lines(setup, "options", "py_modules")]
-    modules += tool.get("setuptools", {}).get("py-modules", [])
-    flit = tool.get("flit", {}).get("module", {}).get("name")
-    return tuple(item.strip() for item in [*modules, *([flit] if flit else [])] if item.strip())
+    setuptools = tool.get("setuptools", {})
+    modules += setuptools.get("py-modules", [])
+    found = setuptools.get("packages", {})
+    named = found.get("find", {}).get("include", []) if isinstance(found, dict) else found
+    modules += named + [pattern.rstrip("*.") for pattern in named]
+    modules.append(tool.get("flit", {}).get("module", {}).get("name", ""))
+    return tuple(item.strip() for item in modules if item.strip(" *."))
 
 
-def _test_patterns(
-    tool: Mapping[str, Any],
-    setup: configparser.ConfigParser,
-    tox: configparser.ConfigParser,
-    ini: configparser.ConfigParser,
-) -> tuple[str, ...]:
-    told = tool.get("pytest", {}).get("ini_options", {}).get("python_files", ())
-    patterns = told.split() if isinstance(told, str) else list(told)
-    for parser, section in ((ini, "pytest"), (tox, "pytest"), (setup, "tool:pytest")):
-        patterns += parser.get(section, "python_files", fallback="").split()
-    return tuple(dict.fromkeys(patterns))
+def _import_roots(setup: configparser.ConfigParser, tool: Mapping[str, Any]) -> tuple[str, ...]:
+    """Folders in which a build looks for packages."""
+    setuptools = tool.get("setuptools", {})
+    found = setuptools.get("packages", {})
+    roots = found.get("find", {}).get("where", []) if isinstance(found, dict) else []
+    roots = [*roots, setuptools.get("package-dir", {}).get("", "")]
+    roots += _lines(setup, "options.packages.find", "where")
+    roots += [line.partition("=")[2] for line in _lines(setup, "options", "package_dir")]
+    cleaned = (posixpath.normpath(root.strip()) for root in roots if root.strip())
+    return tuple(dict.fromkeys(root for root in cleaned if root[0] not in "./"))
 
 
 def _version_files(tool: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[str, ...]:

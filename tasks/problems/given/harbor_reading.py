@@ -19,10 +19,10 @@ from ostinato.infra.platform.folders import read_folder
 from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, Layout
 from ostinato.tasks.problems.given.patches import apply_patch
 from ostinato.tasks.problems.given.task import GivenTask
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 
 OURS = "ostinato"  # our table in the task's metadata
 _CONFIG, _TEXT = "task.toml", "instruction.md"
-_MAX_FILE_BYTES = 4 << 20
 _PLAIN = frozenset(("ENV", "LABEL", "USER", "CMD", "ENTRYPOINT", "EXPOSE", "ARG", "SHELL"))
 _INSTALLS = re.compile(r"(?:python3? -m |uv )?pip3? install (.+)")
 _HARMLESS = re.compile(r"(apt-get|apt|mkdir|rm -rf /var/lib/apt|useradd|chown|git config)\b")
@@ -211,7 +211,7 @@ def _guess_package(files: Mapping[str, bytes]) -> str:
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
     """Files of a task's folder. Caches and what is too large are passed over."""
-    return read_folder(folder, left_out=("__pycache__",), most_bytes=_MAX_FILE_BYTES)
+    return read_folder(folder, left_out=("__pycache__",), most_bytes=MAX_FILE_BYTES)
 
 
 def _read_text(path: Path) -> str:

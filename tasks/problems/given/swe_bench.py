@@ -17,11 +17,11 @@ from ostinato.infra.platform.git import read_tree
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.problems.given.patches import apply_patch
 from ostinato.tasks.problems.given.task import GivenTask
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 from ostinato.tasks.row_files import read_rows
 
 _MARK = "instance_id"
 _SUFFIXES = (".json", ".jsonl", ".parquet")
-_MAX_FILE_BYTES = 4 << 20
 _TEST_ID = re.compile(r"[^\s:]+\.py::\S.*")
 
 
@@ -70,8 +70,8 @@ def take_instance(
     odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
     if odd:
         raise ProblemError(f"its test {odd[0]!r} is no id of pytest, wanted FILE.py::NAME")
-    files = read_tree(_find_clone(instance.repo, clones), instance.base_commit)
-    before = {path: content for path, content in files.items() if len(content) <= _MAX_FILE_BYTES}
+    clone = _find_clone(instance.repo, clones)
+    before = read_tree(clone, instance.base_commit, max_file_bytes=MAX_FILE_BYTES)
     unsolved = apply_patch(before, instance.test_patch)
     task = GivenTask(
         name=instance.instance_id.lower(),

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,7 @@ from threading import Thread
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.packages.pip_questions import default_index
 from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, fetch_wheel
 
 NAME = "evil-pkg"
@@ -231,6 +234,28 @@ def test_of_wheels_the_one_that_fits_this_interpreter_is_taken(
     wheel = fetch_wheel(f"{NAME}==1.0", tmp_path / "cache")
     assert (wheel.name, wheel.read_bytes()) == (names[1], b"wheel")
     assert fetch_wheel(f"{NAME}==1.0", tmp_path / "cache") == wheel
+
+
+def test_a_wheel_is_judged_by_the_whole_version_of_this_python(
+    index: Index, tmp_path: Path
+) -> None:
+    version = ".".join(map(str, sys.version_info[:3]))
+    name = "evil_pkg-1.0-py3-none-any.whl"
+    told = {"requires-python": f">={version},!={version[: version.rindex('.')]}"}
+    index.files = [{**index.file(name, ""), **told}]
+    index.publish()
+    index.answers[f"/files/{name}"] = [(200, "application/zip", b"wheel")]
+    assert fetch_wheel(f"{NAME}==1.0", tmp_path / "cache").name == name
+
+
+def test_the_default_index_is_the_one_that_this_pip_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"(default {default_index()})" in " ".join(said.stdout.split())
 
 
 def test_a_wheel_of_another_checksum_is_not_kept_and_one_that_changed_is_refused(

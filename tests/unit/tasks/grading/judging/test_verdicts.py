@@ -130,9 +130,7 @@ def test_cheater_fails(runner, problem, server, broken, name):
 
 
 def test_gold_passes_after_all_cheaters(runner, problem, server):
-    report = runner.run(
-        server.run_again({}, (*problem.fail_to_pass, *problem.pass_to_pass))
-    )
+    report = runner.run(server.run_again({}, (*problem.fail_to_pass, *problem.pass_to_pass)))
     assert report.passed
 
 

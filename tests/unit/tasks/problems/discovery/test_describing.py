@@ -1,6 +1,9 @@
 """Directories and git repositories become sources; nothing that they name is run."""
 
+import os
+import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,187 @@ def test_a_place_where_nothing_is_is_refused(tmp_path: Path, place: str) -> None
 def test_commits_of_a_plain_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--commits 5 of .*, wanted a git repository"):
         describe_source(str(write_project(tmp_path / "shop")), None, tmp_path / "cache", 5)
+
+
+def begin(project: Path) -> None:
+    git(project, "init", "--quiet", "-b", "main")
+    record(project, "begin")
+
+
+def record(project: Path, message: str) -> str:
+    git(project, "add", "-A")
+    git(project, "commit", "--quiet", "--allow-empty", "-m", message)
+    told = subprocess.check_output(["git", "-C", str(project), "rev-parse", "HEAD"], text=True)
+    return told.strip()
+
+
+def source_of(place: str, cache: Path) -> bytes:
+    """The product code that `problems from` takes."""
+    found = describe_source(place, None, cache, 0).repository
+    archive = SourceArchive(name=found.name, version=found.version, sha256=found.sha256)
+    return read_archive(fetch_archive(archive, cache))["src/shop/__init__.py"]
+
+
+def change(project: Path, text: str) -> None:
+    (project / "src/shop/__init__.py").write_text(text)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_later_commit_is_seen(tmp_path: Path, scheme: str) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    before = source_of(f"{scheme}{project}", cache)
+    change(project, "def add(a, b):\n    return b + a\n")
+    record(project, "later")
+    after = source_of(f"{scheme}{project}", cache)
+
+    assert (b"a + b" in before, b"b + a" in after) == (True, True)
+
+
+def test_rewritten_history_and_another_branch_are_seen(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    source_of(str(project), cache)
+    change(project, "def add(a, b):\n    return b + a\n")
+    git(project, "add", "-A")
+    git(project, "commit", "--quiet", "--amend", "-m", "rewritten")
+    assert b"b + a" in source_of(str(project), cache)
+    git(project, "checkout", "--quiet", "-b", "other")
+    change(project, "def add(a, b):\n    return a + b + 0\n")
+    record(project, "on a branch")
+    assert b"+ 0" in source_of(str(project), cache)
+
+
+def test_a_branch_tag_or_commit_is_taken_where_it_stands_behind_the_place(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    git(project, "tag", "v1")
+    git(project, "branch", "feature/old")
+    commit = record(project, "nothing")
+    change(project, "def add(a, b):\n    return b + a\n")
+    record(project, "later")
+
+    for revision in ("v1", "feature/old", commit):
+        assert b"a + b" in source_of(f"file://{project}@{revision}", cache), revision
+        assert b"a + b" in source_of(f"{project}@{revision}", cache), revision
+    assert b"b + a" in source_of(f"git+file://{project}@main", cache)
+    with pytest.raises(ProblemError, match="remote ref gone"):
+        source_of(f"{project}@gone", cache)
+
+
+def test_an_old_copy_is_told_with_its_age_when_no_newer_one_can_be_had(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    place = f"file://{project}"
+    before = describe_source(place, None, cache, 0)
+    project.rename(tmp_path / "moved")
+
+    after = describe_source(place, None, cache, 0)
+
+    assert after.repository == before.repository
+    [remark] = after.remarks
+    assert "the copy fetched on 2" in remark
+    assert "0.0 hours ago, is used" in remark
+    with pytest.raises(ProblemError, match="git fetch"):
+        describe_source(f"file://{project}-other", None, cache, 0)
+
+
+def test_an_empty_repository_is_refused_and_taken_once_it_has_a_commit(tmp_path: Path) -> None:
+    project, cache = tmp_path / "shop", tmp_path / "cache"
+    project.mkdir()
+    git(project, "init", "--quiet", "-b", "main")
+    with pytest.raises(ProblemError, match="HEAD of it is no commit"):
+        source_of(str(project), cache)
+    write_project(project)
+    record(project, "begin")
+    assert b"a + b" in source_of(str(project), cache)
+
+
+def test_a_copy_that_a_killed_process_left_is_not_taken_for_whole(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    source_of(str(project), cache)
+    [copy] = (cache / "git").glob("*.git")
+    ruins = {
+        "locked": lambda: (copy / "packed-refs.lock").write_text(""),
+        "no object": lambda: [path.unlink() for path in (copy / "objects").rglob("*") if path.is_file()],
+        "no config": lambda: (copy / "config").write_text("[core"),
+        "a HEAD alone": lambda: [path.unlink() for path in copy.rglob("*") if path.is_file() and path.name != "HEAD"],
+    }  # fmt: skip
+    for name, ruin in ruins.items():
+        ruin()
+        change(project, f"def add(a, b):\n    return a + b  # {name}\n")
+        record(project, name)
+        assert name.encode() in source_of(str(project), cache), name
+
+
+def test_two_runs_at_once_take_the_same_commit(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    begin(project)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: describe_source(str(project), None, cache, 9), range(4)))
+    assert all(item == found[0] for item in found)
+
+
+def test_a_shallow_clone_gives_its_newest_commit(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "shop")
+    begin(project)
+    record(project, "later")
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{project}", "shallow")
+    assert b"a + b" in source_of(str(tmp_path / "shallow"), tmp_path / "cache")
+
+
+def test_what_no_project_should_hold_is_left_out_unread(tmp_path: Path) -> None:
+    project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"
+    with (project / "model.bin").open("wb") as file:
+        file.truncate(30 << 30)
+    os.mkfifo(project / "pipe.py")
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(project / "door.py"))
+    (project / "ring").symlink_to(project)
+    Path(os.fsdecode(os.fsencode(project) + b"/caf\xe9.py")).write_text("")
+    deep = os.open(project, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=deep)
+        deep, above = os.open("d", os.O_RDONLY, dir_fd=deep), deep
+        os.close(above)
+    os.close(deep)
+
+    found = describe_source(str(project), None, cache, 0)
+    subprocess.run(["rm", "-rf", str(project)], check=True)  # too deep for pytest's own clean-up
+
+    assert any("model.bin" in remark and "2 files" in remark for remark in found.remarks)
+    archive = SourceArchive(name="shop", version=found.repository.version)
+    assert set(read_archive(fetch_archive(archive, cache))) == set(FILES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'TOTAL = "0"' + b' + "1"' * 6000,
+        b"x = " + b"[" * 5000 + b"]" * 5000,
+        b"x = " + b"(" * 150 + b")" * 150,
+        b"type X[T] = list[T]\n",
+        b"# coding: latin-1\nname = '\xe9'\n",
+        b"\xef\xbb\xbfx = 1\r\n\x0cy = 2\r\n",
+        b"x = 1\0",
+        b"\xff\xfe",
+    ],
+)
+def test_a_module_that_does_not_parse_is_not_looked_at(tmp_path: Path, text: bytes) -> None:
+    project = write_project(tmp_path / "shop")
+    (project / "src/shop/made.py").write_bytes(text)
+    (project / "tests/test_made.py").write_bytes(text)
+    (project / "setup.py").write_bytes(text)
+    assert describe_source(str(project), None, tmp_path / "cache", 0).repository.package_paths
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tool = 3", "[project]\nname = 3\ndependencies = 4", "[tool.setuptools.packages]\nfind = 1"],
+)
+def test_metadata_of_another_form_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    project = write_project(tmp_path / "shop")
+    (project / "pyproject.toml").write_text(text)
+    with pytest.raises(ProblemError, match="its metadata cannot be read"):
+        describe_source(str(project), None, tmp_path / "cache", 0)

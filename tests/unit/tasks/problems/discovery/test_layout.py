@@ -124,3 +124,56 @@ def test_no_code_and_no_tests_are_refused_with_what_was_looked_for() -> None:
         find_layout({"README.md": b""}, "shop")
     with pytest.raises(ProblemError, match=r"shop: no test file"):
         find_layout({"shop.py": CODE}, "shop")
+
+
+def test_of_a_namespace_package_its_parts_are_code() -> None:
+    """Dependencies of the same namespace lie beside them."""
+    tools = {"acme/tools/__init__.py": CODE, "tests/test_tools.py": TEST}
+    assert find_layout(tools, "acme-tools").package_paths == ("acme/tools",)
+    below = {
+        f"src/{path}" if path.startswith("acme") else path: text for path, text in tools.items()
+    }
+    assert find_layout(below, "acme.tools").package_paths == ("acme/tools",)
+    assert find_layout(below, "x", top_level=["acme"]).stripped_prefix == "src"
+    assert find_layout(tools, "another-name").package_paths == ("acme/tools",)
+
+
+def test_namespace_packages_of_every_form() -> None:
+    declared = b"__import__('pkg_resources').declare_namespace(__name__)\n"
+    extended = b"__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+    files = {
+        "azure/__init__.py": extended,
+        "azure/mgmt/__init__.py": extended,
+        "azure/mgmt/dns/__init__.py": CODE,
+        "azure/mgmt/dns/tests/test_dns.py": TEST,
+    }
+    wanted = ("azure/__init__.py", "azure/mgmt/__init__.py", "azure/mgmt/dns")
+    assert find_layout(files, "azure-mgmt-dns").package_paths == wanted
+    files = {
+        "src/zope/__init__.py": declared,
+        "src/zope/event/__init__.py": CODE,
+        "t/test_a.py": TEST,
+    }
+    found = find_layout(files, "zope.event", top_level=["zope"])
+    assert found.package_paths == ("zope/__init__.py", "zope/event")
+    files = {"sphinxcontrib/plots.py": CODE, "tests/test_a.py": TEST, "release.py": CODE}
+    assert find_layout(files, "sphinxcontrib-plots").package_paths == ("sphinxcontrib/plots.py",)
+    files = {
+        "google/cloud/dns/__init__.py": CODE,
+        "google/cloud/dns_v1/__init__.py": CODE,
+        "t/test_a.py": TEST,
+    }
+    assert find_layout(files, "google-cloud-dns", top_level=["google"]).package_paths == (
+        "google/cloud/dns", "google/cloud/dns_v1",
+    )  # fmt: skip
+
+
+def test_packages_lie_where_the_build_looks_for_them() -> None:
+    files = {"code/shop/__init__.py": CODE, "python/other.txt": CODE, "tests/test_a.py": TEST}
+    found = find_layout(files, "shop", roots=["code"])
+    assert (found.stripped_prefix, found.package_paths) == ("code", ("shop",))
+
+
+def test_what_tests_add_to_the_import_path_is_kept() -> None:
+    files = {"shop.py": CODE, "helpers/lib/carts.py": CODE, "checks/test_a.py": TEST}
+    assert find_layout(files, "shop", test_roots=["helpers/lib"]).kept_paths == ("helpers/lib",)

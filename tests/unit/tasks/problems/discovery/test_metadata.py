@@ -31,7 +31,7 @@ version_file = "src/shop/_version.py"
     assert (found.name, found.version) == ("shop", "1.2")
     assert found.requires == ("six>=1",)
     assert found.test_requires == ("freezegun", "pytest-mock", "pretend")
-    assert found.test_patterns == ("check_*.py", "other.py")
+    assert found.rules.python_files == ("check_*.py", "other.py")
     assert found.version_files == ("src/shop/_version.py",)
 
 
@@ -98,3 +98,21 @@ def test_nothing_stated_takes_the_name_of_the_folder() -> None:
 def test_a_file_that_does_not_parse_is_named() -> None:
     with pytest.raises(ProblemError, match=r"pyproject\.toml does not parse"):
         read_metadata({"pyproject.toml": b"[project"}, "folder")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.setuptools.packages.find]\nwhere = ['code']\ninclude = ['acme*']",
+        "[tool.setuptools]\npackages = ['acme', 'acme.tools']\npackage-dir = {'' = 'code'}",
+    ],
+)
+def test_builds_state_packages_and_their_folder(text: str) -> None:
+    found = read_metadata({"pyproject.toml": text.encode()}, "folder")
+    assert found.import_roots == ("code",)
+    assert "acme" in found.top_level
+
+
+def test_a_legacy_build_states_its_folder() -> None:
+    text = b"[options]\npackage_dir =\n    = code\n[options.packages.find]\nwhere = code\n"
+    assert read_metadata({"setup.cfg": text}, "folder").import_roots == ("code",)
