@@ -76,7 +76,6 @@ async def run_plainly(
                 f"{_OPTIONS} {rules} {shlex.quote(path)} {place}"
             )
             done = await sandbox.exec(command, _START_SLACK * time_limit_seconds)
-            )
             seen, forged = await _read_outcomes(sandbox, request)
             violations += [f"{forged} results without the key"] if forged else []
             violations += [] if done.timed_out else _check_canaries(wanted, seen)

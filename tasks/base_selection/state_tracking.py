@@ -59,7 +59,7 @@ def _patched(path: str, piece: str, patches: int, chance: random.Random) -> Trac
     state, diffs = piece.split("\n"), []
     for _ in range(patches):
         following = _change(state, chance)
-        hunks = changed_lines(*("\n".join([*lines, ""]) for lines in (state, following)))
+        hunks = changed_lines("\n".join([*state, ""]), "\n".join([*following, ""]))
         diffs.append("\n".join((f"--- {path}", f"+++ {path}", *hunks)))
         state = following
     return TrackedFile(path=path, before=piece, patches=tuple(diffs), after="\n".join(state))
