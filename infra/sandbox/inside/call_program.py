@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ from ostinato.infra.sandbox.inside.value_forms import (
     find,
 )
 
+CALL_ROOT = "/repo"
+_OF_THIS_RUN = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # read by then
 _QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")  # of pytest
 
 
@@ -132,6 +135,12 @@ def observe_tests(request: dict, answer: str) -> None:
 def main(mode: str, request_file: str, answer: str) -> None:
     """Runs a mode (record, call or observe) on a request and writes its answer."""
     request = json.loads(Path(request_file).read_text())
+    for name in _OF_THIS_RUN:
+        os.environ.pop(name, None)
+    if request["root"] != CALL_ROOT:  # before it is on the path
+        shutil.rmtree(request["root"], ignore_errors=True)
+        shutil.copytree(CALL_ROOT, request["root"], symlinks=True)
+        os.chdir(request["root"])
     sys.path.insert(0, request["root"])
     modes = {"record": record, "call": make_calls, "observe": observe_tests}
     modes[mode](request, answer)
