@@ -167,8 +167,9 @@ class TestedChecks:
             defence = checked.fixes[name] = await self._find_defence(problem, files)
             checked.trials.append(time.perf_counter() - started)
             if is_sound and defence is not Defence.NONE:
-                told = await self.trials.find_difference(problem, files, repository)
-                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told or defence}"])
+                found = await self.trials.judge(problem, files, repository)
+                told = found.difference or ", ".join(found.harms.values()) or defence
+                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told}"])
 
     async def _try_hacks(self, problem: Problem, hacks: Sequence[Hack], checked: "Checked") -> None:
         if not problem.symbol or not hacks:

@@ -14,7 +14,11 @@ from pathlib import Path
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.grading.judging.verdicts import differs_by_oracle, required_tests
+from ostinato.tasks.grading.judging.verdicts import (
+    differs_by_oracle,
+    find_suite_harm,
+    required_tests,
+)
 from ostinato.tasks.records import Problem
 from ostinato.tasks.stub_fixes import append_code
 
@@ -26,6 +30,7 @@ class Defence(StrEnum):
 
     TESTS = "tests"
     BLIND_TRIAL = "blind_trial"  # the tests pass; the blind trial alone refuses it
+    HARM = "harms"  # it does what it should, and harms
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
     ENVIRONMENT = "environment"
     NONE = "none"  # it is rewarded
@@ -70,15 +75,17 @@ async def find_defence(
     trials: BlindTrials,
     time_limit_seconds: float,
 ) -> Defence:
-    """The first of tests, blind trial and held-out calls that refuses an edit."""
+    """The first of tests, blind trial, held-out calls and harms that refuses an edit by default."""
     report = await server.run(files, required_tests(problem), time_limit_seconds)
     if not report.passed:
         return Defence.TESTS
-    if await trials.find_difference(problem, files, server.repository):
+    found = await trials.judge(problem, files, server.repository)
+    if found.difference:
         return Defence.BLIND_TRIAL
     if await differs_by_oracle(problem, files, server.repository):
         return Defence.ORACLE
-    return Defence.NONE
+    harms = found.harms or await find_suite_harm(problem, files, server, time_limit_seconds)
+    return Defence.HARM if harms else Defence.NONE
 
 
 def _join(common: str, code: str) -> str:

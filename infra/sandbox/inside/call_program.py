@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ostinato.infra.sandbox.inside.drawn_calls import draw_calls, make_drawn_calls
 from ostinato.infra.sandbox.inside.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
@@ -142,5 +143,11 @@ def main(mode: str, request_file: str, answer: str) -> None:
         shutil.copytree(CALL_ROOT, request["root"], symlinks=True)
         os.chdir(request["root"])
     sys.path.insert(0, request["root"])
-    modes = {"record": record, "call": make_calls, "observe": observe_tests}
+    modes = {
+        "record": record,
+        "call": make_calls,
+        "observe": observe_tests,
+        "draw": draw_calls,
+        "try": make_drawn_calls,
+    }
     modes[mode](request, answer)

@@ -124,7 +124,7 @@ class Observer:
     def pytest_sessionfinish(self) -> None:
         """All tests ended."""
         if self._watched is not None:
-            self._tell({"seconds": self._watched.median_seconds})
+            self._tell({"seconds": self._watched.median_seconds, "calls": self._watched.calls})
 
     def _arm(self) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])

@@ -5,8 +5,10 @@ class. It can change the arguments of a call, and notes as facts what a caller s
 that comes back, changed arguments, output, changed surroundings.
 """
 
+import contextlib
 import functools
 import inspect
+import json
 import operator
 import os
 import random
@@ -18,9 +20,17 @@ from types import GeneratorType, ModuleType, NoneType
 from typing import Any
 
 from ostinato.infra.sandbox.inside.perturbation import vary_call
-from ostinato.infra.sandbox.inside.value_forms import describe_text, is_builtin_iterator, kind_of
+from ostinato.infra.sandbox.inside.value_forms import (
+    MAX_TEXT,
+    NoForm,
+    describe_text,
+    encode,
+    is_builtin_iterator,
+    kind_of,
+)
 
 Places = list[tuple[str, str]]  # module and name in it, dotted for a method
+_MAX_CALLS = 24  # that are noted with their arguments
 _MAX_LOOKED_AT = 40  # calls of one test whose effects are looked at
 _MUTABLE = (list, dict, set, bytearray)
 
@@ -43,6 +53,9 @@ class WatchedCalls:
         ] = {}  # what was found, kept alive, and its wrapper
         self.facts: set[str] = set()
         self.seconds: list[float] = []
+        self.calls: list[
+            str
+        ] = []  # arguments of different calls of a function with plain data alone
 
     def begin(self, seed: str, share: float) -> None:
         """Begins a test: `share` (0..1) of its calls is changed, drawn with `seed`."""
@@ -116,6 +129,8 @@ class WatchedCalls:
                 return function(*plain, **named)
             if self._rng.random() < self._share:
                 plain, named = vary_call(plain, named, num_kept, self._rng)
+            if not num_kept and len(self.calls) < _MAX_CALLS:
+                self._note_call(plain, named)
             return self._look_at(function, plain, named)
 
         called.__name__, called.__qualname__ = name, self._symbol
@@ -125,6 +140,13 @@ class WatchedCalls:
                     called, extra, vars(called).get(extra) or operator.attrgetter(extra)(function)
                 )
         return called
+
+    def _note_call(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
+        with contextlib.suppress(NoForm, RecursionError):
+            forms = {key: encode(value) for key, value in named.items()}
+            text = json.dumps({"plain": [encode(value) for value in plain], "named": forms})
+            if len(text) <= MAX_TEXT and text not in self.calls:
+                self.calls.append(text)
 
     def _look_at(self, function: Callable, plain: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._num_calls += 1

@@ -10,17 +10,27 @@ cannot be read counts as a difference.
 
 import asyncio
 import logging
-import math
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.config import Harm
+from ostinato.tasks.grading.judging.drawn_calls import (
+    DrawnCalls,
+    Found,
+    add_time,
+    compare_calls,
+    draw_original_calls,
+)
 from ostinato.tasks.grading.judging.drawn_tests import MOST_INSTANCES, DrawnTests, draw_tests
+from ostinato.tasks.grading.judging.forms import is_same
+from ostinato.tasks.grading.judging.other_code import OtherCode, name_some
 from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
@@ -31,7 +41,6 @@ _SLACK = 3.0  # a change may be slower than the original
 _SECONDS = 60.0
 _KEPT_TRIALS = 256
 _BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
-_TOLERANCE = 1e-9
 _WHOLE: dict[str, object] = {"ended": ""}
 _TOO_LONG: dict[str, object] = {"ended": "CallTimeout"}
 
@@ -41,6 +50,9 @@ _NOT_JUDGED = (
 
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
+_CallsKey = tuple[str, tuple[tuple[str, tuple[str, ...]], ...]]  # problem, other code touched
+_Key = TypeVar("_Key")
+_Made = TypeVar("_Made")
 _RETURNS = "returns "  # begins a fact about the kind of a value
 
 
@@ -54,6 +66,7 @@ class Shown:
     """by test, what callers of the function see beside its values, in any order and number"""
     places: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0  # median time of a call of the function
+    calls: tuple[str, ...] = ()  # arguments of some of its calls
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class Trial:
     facts: Mapping[str, frozenset[str]]
     """by test that ends without an exception"""
     seconds: float
+    calls: tuple[str, ...]
     separates: bool = True  # whether the broken state shows anything else
 
 
@@ -75,7 +89,8 @@ class BlindTrials:
         self._chance = chance or random.SystemRandom()
         self._boxes = asyncio.Semaphore(_BOXES_AT_A_TIME)
         self._trials: OrderedDict[str, asyncio.Task[Trial]] = OrderedDict()
-        self._differences: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], str] = (
+        self._calls: OrderedDict[_CallsKey, asyncio.Task[DrawnCalls]] = OrderedDict()
+        self._found: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], Found] = (
             OrderedDict()
         )
 
@@ -86,26 +101,80 @@ class BlindTrials:
         repository: PreparedRepository,
     ) -> str:
         """First difference between a change and the original. Empty: they agree everywhere."""
+        return (await self.judge(problem, changed_files, repository)).difference
+
+    async def judge(
+        self,
+        problem: Problem,
+        changed_files: Mapping[str, bytes | None],
+        repository: PreparedRepository,
+    ) -> Found:
+        """What tells a change from the original: a difference of values, and what it spoils beside."""
         changed = repository.keep_editable(changed_files)
         if not changed:
-            return ""  # it is the original
+            return Found()  # it is the original
         key = (problem.problem_id, tuple(changed.items()))
-        if key not in self._differences:
+        if key not in self._found:
             async with self._boxes:
-                trial = await self._trial_of(problem, repository)
-                self._differences[key] = await compare(trial, repository, changed)
-            if len(self._differences) > _KEPT_TRIALS:
-                self._differences.popitem(last=False)
-        return self._differences[key]
+                self._found[key] = await self._judge(problem, changed, repository)
+            _drop_oldest(self._found)
+        return self._found[key]
 
-    async def _trial_of(self, problem: Problem, repository: PreparedRepository) -> Trial:
-        made = self._trials.get(problem.problem_id)
-        if made is None or (made.done() and (made.cancelled() or made.exception())):
-            made = asyncio.create_task(prepare_trial(problem, repository, self._chance))
-            self._trials[problem.problem_id] = made
-            if len(self._trials) > _KEPT_TRIALS:
-                self._trials.popitem(last=False)
-        return await asyncio.shield(made)
+    async def _judge(
+        self, problem: Problem, changed: dict[str, bytes | None], repository: PreparedRepository
+    ) -> Found:
+        other = OtherCode.of(problem, repository, changed)
+        trial = await _shared(
+            self._trials,
+            problem.problem_id,
+            lambda: prepare_trial(problem, repository, self._chance),
+        )
+        if not trial.separates:
+            return Found(_NOT_JUDGED)
+        try:
+            async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
+                found = await compare(trial, sandbox)
+                if found.difference:
+                    return found
+                made = await _shared(
+                    self._calls,
+                    (problem.problem_id, other.modules),
+                    lambda: prepare_calls(repository, trial, other),
+                )
+                await compare_calls(sandbox, trial.drawn, made, found)
+        except _UNREADABLE as error:
+            told = f"blind trial: what the change shows cannot be read ({type(error).__name__})"
+            return Found(told)
+        if other.emptied:
+            found.harms[Harm.OTHER_CODE] = f"{name_some(other.emptied)} do nothing any more"
+        return found
+
+
+def _drop_oldest(held: OrderedDict[Any, Any]) -> None:
+    if len(held) > _KEPT_TRIALS:
+        held.popitem(last=False)
+
+
+async def _shared(
+    held: "OrderedDict[_Key, asyncio.Task[_Made]]",
+    key: _Key,
+    make: Callable[[], Coroutine[Any, Any, _Made]],
+) -> _Made:
+    """What a task makes once per key. One that failed is made again."""
+    made = held.get(key)
+    if made is None or (made.done() and (made.cancelled() or made.exception())):
+        made = held[key] = asyncio.create_task(make())
+        _drop_oldest(held)
+    return await asyncio.shield(made)
+
+
+async def prepare_calls(
+    repository: PreparedRepository, trial: Trial, other: OtherCode
+) -> DrawnCalls:
+    """Drawn calls for changes that touch the same other code, made by the original alone in a box."""
+    known = trial.calls if trial.drawn.function else ()
+    async with open_box(repository, trial.drawn.files, LIMITS) as sandbox:
+        return await draw_original_calls(sandbox, trial.drawn, known, other.modules)
 
 
 async def prepare_trial(
@@ -124,7 +193,9 @@ async def prepare_trial(
         )
         trial = await _observe_original(repository, drawn)
         try:
-            different = await _find_different(trial, repository, broken)
+            async with open_box(repository, {**broken, **drawn.files}, LIMITS) as sandbox:
+                seen = await observe(sandbox, trial.drawn, wanted=trial.wanted)
+            different = find_different(trial, seen)
         except _UNREADABLE:
             different = list(trial.wanted)
         # an answer to the tests' own inputs alone does not pass it
@@ -153,6 +224,7 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
             if _WHOLE in first.values.get(test, []) and _WHOLE in second.values.get(test, [])
         },
         max(first.seconds, second.seconds),
+        first.calls,
     )
 
 
@@ -189,27 +261,25 @@ def _types_in(form: object) -> Iterator[str]:
             yield from _types_in(item)
 
 
-async def compare(
-    trial: Trial, repository: PreparedRepository, changed: Mapping[str, bytes | None]
-) -> str:
-    """First difference between a change and the original in a trial. Empty: none."""
-    if not trial.separates:
-        return _NOT_JUDGED
-    try:
-        different = await _find_different(trial, repository, changed)
-    except _UNREADABLE as error:
-        return f"blind trial: what the change shows cannot be read ({type(error).__name__})"
-    if not different:
-        return ""
-    return f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
+async def compare(trial: Trial, sandbox: Sandbox) -> Found:
+    """What tells the change in a box from the original in the tests of a trial."""
+    seen = await observe(sandbox, trial.drawn, wanted=trial.wanted)
+    different = find_different(trial, seen)
+    if different:
+        told = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
+        return Found(told)
+    found, symbol = Found(), (trial.drawn.function or ("", ""))[1]
+    for test, facts in trial.facts.items():
+        found.add_facts(seen.facts.get(test, frozenset()) - facts, symbol)
+    if trial.drawn.is_rewritten:
+        found.harms.pop(Harm.EXCEPTION_TEXT, None)
+    if symbol:
+        add_time(found, symbol, seen.seconds, trial.seconds)
+    return found
 
 
-async def _find_different(
-    trial: Trial, repository: PreparedRepository, changed: Mapping[str, bytes | None]
-) -> list[str]:
+def find_different(trial: Trial, seen: Shown) -> list[str]:
     """Tests in which a change does not show all that the original shows."""
-    async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
-        seen = await observe(sandbox, trial.drawn, wanted=trial.wanted)
     different = [
         test
         for test, wanted in trial.wanted.items()
@@ -238,33 +308,6 @@ def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
         return False
     pairs = zip(seen, wanted, strict=False)
     return all(two is None or is_same(one, two) for one, two in pairs)
-
-
-def is_same(one: object, two: object) -> bool:
-    """Equality of two forms: exact types, floats within a relative or absolute 1e-9."""
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, dict) and isinstance(two, dict):
-        if one.keys() != two.keys():
-            return False
-        if one.keys() == {"float"}:
-            return _is_close(one["float"], two["float"])
-        return all(is_same(one[key], two[key]) for key in one)
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(is_same, one, two))
-    return one == two
-
-
-def _is_close(one: object, two: object) -> bool:
-    if not isinstance(one, str) or not isinstance(two, str):
-        return False
-    if one == two:
-        return True
-    try:
-        first, second = float.fromhex(one), float.fromhex(two)
-    except (ValueError, OverflowError):
-        return False
-    return math.isclose(first, second, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 async def observe(
@@ -314,8 +357,8 @@ def _read_line(line: dict[str, object], shown: Shown) -> None:
     match line:
         case {"places": [*places], **rest} if not rest:
             shown.places = tuple((str(module), str(name)) for module, name in places)
-        case {"seconds": float() | int() as seconds, **rest} if not rest:
-            shown.seconds = float(seconds)
+        case {"seconds": float() | int() as seconds, "calls": [*calls], **rest} if not rest:
+            shown.seconds, shown.calls = float(seconds), tuple(map(str, calls))
         case {"test": str() as test, "facts": [*facts], **rest} if not rest:
             shown.facts[test] = frozenset(map(str, facts))
         case {"test": str() as test, **rest} if len(rest) == 1:
