@@ -92,7 +92,7 @@ def _near(known: list[Call], rng: random.Random) -> Iterator[Call]:
 def _shown_names(module: Any, left_out: list[str]) -> Iterator[tuple[str, int]]:
     """Public functions, classes, and what classes define, each with the number of leading parameters that are given."""
     for name, value in list(vars(module).items()):
-        is_own = inspect.getattr_static(value, "__module__", None) == module.__name__
+        is_own = inspect.getmodule(value) is module
         if name.startswith("_") or not is_own or not callable(value):
             continue
         yield from [] if name in left_out else [(name, 0)]
