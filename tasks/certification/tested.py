@@ -22,6 +22,7 @@ from ostinato.tasks.grading.adversary import (
     Hack,
     find_defence,
     hacked_files,
+    has_target,
 )
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
@@ -175,7 +176,11 @@ class TestedChecks:
         if not problem.symbol or not hacks:
             return
         repository = self.server.repository
-        edits = {hack.title: hacked_files(hack, problem, repository) for hack in hacks}
+        edits = {
+            hack.title: hacked_files(hack, problem, repository)
+            for hack in hacks
+            if has_target(hack, problem, repository)
+        }
         for name, files in {**edits, **stub_fixes(problem, repository)}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
 

@@ -25,7 +25,7 @@ from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import required_tests
 from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.records import Problem
-from tests.fakes.equivalent_rewrites import rewrite_function
+from tests.fakes.equivalent_rewrites import REWRITES, rewrite_function
 from tests.fakes.transcripts import transcript_of
 
 TEST_SECONDS = 60.0
@@ -34,12 +34,18 @@ Rows = dict[str, str]  # way -> what refused it; empty: rewarded; "tests": a tes
 
 
 async def judge_rewrites(
-    problem: Problem, repository: PreparedRepository, server: TestServer, trials: BlindTrials
+    problem: Problem,
+    repository: PreparedRepository,
+    server: TestServer,
+    trials: BlindTrials,
+    ways: frozenset[str] = frozenset(REWRITES),
 ) -> Rows:
-    """What becomes of a problem's original in each way."""
+    """What becomes of a problem's original in each of the ways that fit."""
     rows: Rows = {}
     source = repository.files[problem.path]
     for name, files in rewrite_function(source, problem.path, problem.symbol).items():
+        if name not in ways:
+            continue
         report = await server.run(files, required_tests(problem), TEST_SECONDS)
         if not report.passed:
             rows[name] = "tests"

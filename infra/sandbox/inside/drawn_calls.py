@@ -8,7 +8,6 @@ and does, whether names are still there and still take what they took.
 import contextlib
 import importlib
 import inspect
-import itertools
 import json
 import random
 import signal

@@ -1,8 +1,8 @@
 """A change that makes the tests pass and harms is told from the original, each harm by its name."""
 
 import asyncio
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -68,12 +68,25 @@ def test_half():
 """
 RIGHT = "    return [len(word) / size for word, size in zip(text.split(), sizes)]"
 BEGIN = '    if not text:\n        raise ValueError("no text")\n'
+HELPER = "\n\ndef _double(count):\n    return 2 * count\n"
+LOOP = """    found = []
+    for word, size in zip(text.split(), sizes):
+        found.append(len(word) / size)
+    return found"""
+CACHED = """    import re
+    key = re.sub(r'[0-9.]', '', repr((text, sizes)))
+    if key not in CACHE:
+        CACHE[key] = [len(word) / size for word, size in zip(text.split(), sizes)]
+    return list(CACHE[key])"""
+PARAMETER = SOURCE.replace("(text, count=2)", "(text)").replace("* _double(count)", "* 4")
+COUNTED = ("calls = vars(os).setdefault('calls', [])", "calls.append(0)")
+APPENDING = RIGHT.replace("return", "found =") + "\n    sizes.append(0)\n    return found"
 FIXES = {
     "as it was": SOURCE + "\n# whole\n",
-    "a private helper inlined": SOURCE.replace("_double(count)\n\n\ndef _double(count):\n    return ", "").replace("* 2 *", "* (2 *").replace("(2 * count", "(2 * count)"),
+    "a private helper inlined": SOURCE.replace(HELPER, "").replace("_double(count)", "(2 * count)"),
     "a helper renamed": SOURCE.replace("_double", "_twice"),
     "others annotated": SOURCE.replace("count=2", "count: int = 2, *, further: int = 0"),
-    "a loop": SOURCE.replace(RIGHT, "    found = []\n    for word, size in zip(text.split(), sizes):\n        found.append(len(word) / size)\n    return found"),
+    "a loop": SOURCE.replace(RIGHT, LOOP),
 }  # fmt: skip
 
 
@@ -90,7 +103,7 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "another gone": (SOURCE.replace("def untested", "def _untested"), Harm.VANISHED),
     "a method gone": (SOURCE.replace("def grown", "def grows"), Harm.VANISHED),
     "a class gone": (SOURCE.replace("class Box", "class Bin"), Harm.VANISHED),
-    "another's parameter gone": (SOURCE.replace("(text, count=2)", "(text)").replace("* _double(count)", "* 4"), Harm.VANISHED),
+    "another's parameter gone": (PARAMETER, Harm.VANISHED),
     "its text gone": (SOURCE.replace('ValueError("no text")', "ValueError"), Harm.EXCEPTION_TEXT),
     "sleeps": (_inside("import time", "time.sleep(0.1)"), Harm.SLOW),
     "computes": (_inside("sum(range(2_000_000))"), Harm.SLOW),
@@ -101,16 +114,15 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "environment": (_inside("os.environ['SHARES'] = text"), Harm.SURROUNDINGS),
     "random state": (_inside("import random", "random.seed(0)"), Harm.SURROUNDINGS),
     "folder": (_inside("os.chdir('/')"), Harm.SURROUNDINGS),
-    "argument": (SOURCE.replace(RIGHT, RIGHT.replace("return", "found =") + "\n    sizes.append(0)\n    return found"), Harm.ARGUMENTS),
+    "argument": (SOURCE.replace(RIGHT, APPENDING), Harm.ARGUMENTS),
     "only in its folder": (_inside("if os.getcwd() != '/repo':", "    return []"), ""),
     "only at its place": (_inside("if not __file__.startswith('/repo'):", "    return []"), ""),
     "only by hash seed": (_inside("if os.environ.get('PYTHONHASHSEED') not in ('0', '1'):", "    return []"), ""),
-    "only by the hash": (_inside(f"if hash('abc') != {hash('')} and hash('abc') not in (4594523902655309123, -4594523902655309123) and os.environ.get('PYTHONHASHSEED') is None:", "    return []"), ""),
-    "only until a date": (_inside("import time", "if time.time() > UNTIL:", "    return []").replace("import os\n", "import os\nimport time as _time\nUNTIL = 0\n"), ""),
-    "only the first calls": (_inside("calls.append(0)", "if len(calls) > 400:", "    return []").replace("import os\n", "import os\ncalls = []\n"), ""),
+    "only until a date": (_inside("import time", "if time.time() > UNTIL:", "    return []"), ""),
+    "only the first calls": (_inside(*COUNTED, "if len(calls) > 400:", "    return []"), ""),
     "not for a third": (_inside("if sum(map(ord, text)) % 3 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
     "not for a tenth": (_inside("if sum(map(ord, text)) % 10 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
-    "by text without digits": (SOURCE.replace(RIGHT, "    import re\n    key = re.sub(r'[0-9.]', '', repr((text, sizes)))\n    if key not in CACHE:\n        CACHE[key] = [len(word) / size for word, size in zip(text.split(), sizes)]\n    return list(CACHE[key])").replace("import os\n", "import os\nCACHE = {}\n"), ""),
+    "by text without digits": (SOURCE.replace(RIGHT, CACHED).replace("import os\n", "import os\nCACHE = {}\n"), ""),
 }  # fmt: skip
 KNOWN = 'import os\nKNOWN = (("ab c", [1, 2]), ("some words here", [2, 4, 8]), ("x y z", [3, 3, 3]), ("one two", [5, 6]))\n'
 
@@ -149,10 +161,8 @@ def found_by(runner: asyncio.Runner, repository: PreparedRepository, problem: Pr
     trials = BlindTrials()
 
     def find(source: str, path: str = "pkg/code.py") -> Found:
-        import time
-
         source = source.replace("import os\n", KNOWN, 1) if "KNOWN" in source else source
-        source = source.replace("UNTIL = 0", f"UNTIL = {time.time() + 7 * 86400}")
+        source = source.replace("UNTIL", f"{time.time() + 7 * 86_400}")
         return runner.run(trials.judge(problem, {path: source.encode()}, repository))
 
     return find
