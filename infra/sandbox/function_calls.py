@@ -15,8 +15,13 @@ from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
 CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = (
-    "call_program.py", "drawn_calls.py", "trial_observer.py", "watched_calls.py", "perturbation.py", "value_forms.py",
-)  # fmt: skip
+    "call_program.py",
+    "trials/drawn_calls.py",
+    "trials/trial_observer.py",
+    "trials/watched_calls.py",
+    "trials/perturbation.py",
+    "value_forms.py",
+)
 _PLACE = "/tmp/call_program"
 # the repository may have a package of this project's name: forget what was imported from here
 _START = f"""import sys

@@ -40,7 +40,7 @@ class Pattern(StrEnum):
 
 
 class Harm(StrEnum):
-    """What a change that makes the tests pass can spoil. Each is a field of HarmConfig."""
+    """Harm that a change can do though the tests pass. Each is a field of HarmConfig."""
 
     SUITE = "suite"
     VANISHED = "vanished"

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.sandbox.inside.drawn_calls import draw_calls, make_drawn_calls
-from ostinato.infra.sandbox.inside.trial_observer import Observer
+from ostinato.infra.sandbox.inside.trials.drawn_calls import draw_calls, make_drawn_calls
+from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     CallTimeout,

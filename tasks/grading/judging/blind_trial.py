@@ -58,7 +58,7 @@ _RETURNS = "returns "  # begins a fact about the kind of a value
 
 @dataclass
 class Shown:
-    """What tests without expectations show."""
+    """Values and facts that tests without expectations show."""
 
     values: dict[str, list[object]] = field(default_factory=lambda: defaultdict(list))
     """by test, in the order of their appearance"""
@@ -93,15 +93,6 @@ class BlindTrials:
         self._found: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], Found] = (
             OrderedDict()
         )
-
-    async def find_difference(
-        self,
-        problem: Problem,
-        changed_files: Mapping[str, bytes | None],
-        repository: PreparedRepository,
-    ) -> str:
-        """First difference between a change and the original. Empty: they agree everywhere."""
-        return (await self.judge(problem, changed_files, repository)).difference
 
     async def judge(
         self,

@@ -40,7 +40,7 @@ class DrawnCalls:
 
 @dataclass
 class Found:
-    """What tells a change from the original. `difference`: of values; empty: none."""
+    """Differences of a change from the original. `difference`: of values; empty: none."""
 
     difference: str = ""
     harms: dict[Harm, str] = field(default_factory=dict)
@@ -149,6 +149,7 @@ async def _make(
     request: Mapping[str, Any] = {
         "root": drawn.root, "calls": made.calls, "worn": made.worn, "repeats": made.repeats,
         "seconds": seconds,
+        "luck": drawn.order + run,
     }  # fmt: skip
     return (await _run(sandbox, "try", dict(request), drawn, run))[0]
 

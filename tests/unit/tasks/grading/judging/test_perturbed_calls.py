@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.sandbox.inside.perturbation import vary_value
-from ostinato.infra.sandbox.inside.watched_calls import WatchedCalls
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 
 LINE = "    return days - 1 if month == 2 and not is_leap else days"
 RIGHT = "    return days if month != 2 or is_leap else days - 1"
@@ -93,11 +94,11 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
     trials, path = BlindTrials(random.Random(1)), problem.path
     broken = problem.break_files(repository.files)[path] or b""
     cheat = {path: broken + special.encode()}
-    assert "blind tests" in runner.run(trials.find_difference(problem, cheat, repository))
+    assert "blind tests" in runner.run(find_difference(trials, problem, cheat, repository))
     whole = repository.files[path].decode()
     right = {path: whole.replace(LINE.strip(), RIGHT.strip()).encode()}
     assert right[path] != repository.files[path]
-    assert not runner.run(trials.find_difference(problem, right, repository))
+    assert not runner.run(find_difference(trials, problem, right, repository))
 
 
 MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.dates() | st.times() | st.timedeltas()

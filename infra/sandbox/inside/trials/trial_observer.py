@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from ostinato.infra.sandbox.inside.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text
-from ostinato.infra.sandbox.inside.watched_calls import WatchedCalls
 
 _MAX_VALUES = 200  # of one test
 

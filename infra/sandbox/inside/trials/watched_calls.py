@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from types import GeneratorType, ModuleType, NoneType
 from typing import Any
 
-from ostinato.infra.sandbox.inside.perturbation import vary_call
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     NoForm,
@@ -196,7 +196,7 @@ class WatchedCalls:
 
 
 class Effects:
-    """What a call changes around it: arguments, environment, folder, random numbers, output."""
+    """Changes that a call makes around it: arguments, environment, folder, random numbers, output."""
 
     def __init__(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._arguments = [*enumerate(plain), *named.items()]

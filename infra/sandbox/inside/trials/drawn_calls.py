@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.sandbox.inside.perturbation import vary_call, vary_value
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_call, vary_value
+from ostinato.infra.sandbox.inside.trials.watched_calls import Effects
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     CallTimeout,
@@ -28,7 +29,6 @@ from ostinato.infra.sandbox.inside.value_forms import (
     expire,
     find,
 )
-from ostinato.infra.sandbox.inside.watched_calls import Effects
 
 _POOL: tuple[Any, ...] = (
     "abc", 3, "", 0, ["a", "b c"], 2.5, None, True, {"a": 1}, [3, 1, 2], "12 Ab-c", (1, "a"), -1, b"ab",
@@ -225,7 +225,8 @@ def make_drawn_calls(request: dict, answer: str) -> None:
     signal.signal(signal.SIGVTALRM, expire)
     started = time.monotonic()
     with Path(answer).open("w") as file:
-        for entry in request["calls"]:
+        for place, entry in enumerate(request["calls"]):
+            random.seed(f"{request['luck']} {place}")
             line = (
                 {"late": True} if time.monotonic() - started > request["seconds"] else _try(entry)
             )
