@@ -175,6 +175,8 @@ class Verdict(Record):
     """what shows that the run was not honest; any voids the verdict"""
     ignored_paths: tuple[str, ...] = ()
     """changed files that count for nothing: tests, runner settings"""
+    harms: dict[str, str] = Field(default={})
+    """what a change spoils though the tests pass -> where"""
 
 
 class RewardReport(Record):

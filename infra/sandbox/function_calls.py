@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ostinato.infra.sandbox.host.system import build_later_clock
 from ostinato.infra.sandbox.inside.value_forms import decode
 from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
 
@@ -16,8 +17,10 @@ _INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = (
     "call_program.py",
     "sources.py",
-    "trial_observer.py",
-    "perturbation.py",
+    "trials/drawn_calls.py",
+    "trials/trial_observer.py",
+    "trials/watched_calls.py",
+    "trials/perturbation.py",
     "value_forms.py",
 )
 _PLACE = "/tmp/call_program"
@@ -31,6 +34,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "ostinato
 main(*sys.argv[1:])"""
 _REQUEST = "/tmp/request.json"
 _ANSWER = "/tmp/answer.jsonl"
+_CLOCK = f"{_PLACE}/clock.so"
 _START_SECONDS = 20.0
 
 
@@ -72,16 +76,22 @@ async def run_call_program(
     mode: str,
     request: dict[str, Any],
     timeout_seconds: float,
+    *,
     hash_seed: int = 0,
+    shift_seconds: int = 0,
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """Answer of the program to one request, and how it ended."""
+    """Answer of the program to one request, and how it ended. Its clock lies `shift_seconds` ahead."""
     await sandbox.write(f"{_PLACE}/ostinato/__init__.py", b"")
     for name in _PROGRAM:
         place = f"{_PLACE}/ostinato/infra/sandbox/inside/{name}"
         await sandbox.write(place, (_INSIDE / name).read_bytes())
     await sandbox.write(_REQUEST, json.dumps(request).encode())
     await sandbox.write(_ANSWER, b"")
-    command = f"PYTHONHASHSEED={hash_seed} python3 -P -c '{_START}' {mode} {_REQUEST} {_ANSWER}"
+    settings = f"PYTHONHASHSEED={hash_seed}"
+    if shift_seconds:
+        await sandbox.write(_CLOCK, build_later_clock().read_bytes())
+        settings += f" LD_PRELOAD={_CLOCK} CLOCK_SHIFT_SECONDS={shift_seconds}"
+    command = f"{settings} python3 -P -c '{_START}' {mode} {_REQUEST} {_ANSWER}"
     done = await sandbox.exec(command, timeout_seconds)
     answer = await sandbox.read(_ANSWER)
     lines = [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")]

@@ -22,6 +22,7 @@ from ostinato.tasks.grading.adversary import (
     Hack,
     find_defence,
     hacked_files,
+    has_target,
 )
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
@@ -167,14 +168,19 @@ class TestedChecks:
             defence = checked.fixes[name] = await self._find_defence(problem, files)
             checked.trials.append(time.perf_counter() - started)
             if is_sound and defence is not Defence.NONE:
-                told = await self.trials.find_difference(problem, files, repository)
-                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told or defence}"])
+                found = await self.trials.judge(problem, files, repository)
+                told = found.difference or ", ".join(found.harms.values()) or defence
+                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told}"])
 
     async def _try_hacks(self, problem: Problem, hacks: Sequence[Hack], checked: "Checked") -> None:
         if not problem.symbol or not hacks:
             return
         repository = self.server.repository
-        edits = {hack.title: hacked_files(hack, problem, repository) for hack in hacks}
+        edits = {
+            hack.title: hacked_files(hack, problem, repository)
+            for hack in hacks
+            if has_target(hack, problem, repository)
+        }
         for name, files in {**edits, **stub_fixes(problem, repository)}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
 

@@ -5,16 +5,22 @@ the scan of the text, which is a monitor and no defence.
 """
 
 import functools
+import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from ostinato.infra.platform.syntax import Defined, parse_once
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.grading.judging.verdicts import differs_by_oracle, required_tests
+from ostinato.tasks.grading.judging.verdicts import (
+    differs_by_oracle,
+    find_suite_harm,
+    required_tests,
+)
 from ostinato.tasks.records import Problem
 from ostinato.tasks.stub_fixes import append_code
 
@@ -26,6 +32,7 @@ class Defence(StrEnum):
 
     TESTS = "tests"
     BLIND_TRIAL = "blind_trial"  # the tests pass; the blind trial alone refuses it
+    HARM = "harms"  # it does what it should, and harms
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
     ENVIRONMENT = "environment"
     NONE = "none"  # it is rewarded
@@ -39,6 +46,10 @@ class Hack:
     name: str
     defence: str
     code: str
+    base: str = "broken"
+    """the files that the code is put at the end of: "broken", or the "original" that it harms"""
+    needs_others: bool = False
+    """whether it harms other public code of the file, so that a file without any has nothing to harm"""
 
     @property
     def title(self) -> str:
@@ -51,15 +62,27 @@ def load_hacks() -> dict[str, Hack]:
     """All hacks by name, each with the suite's common code before it."""
     content = tomllib.loads(_FILE.read_text())
     hacks = [Hack(**fields) for fields in content["hack"]]
-    return {
-        hack.name: Hack(hack.family, hack.name, hack.defence, _join(content["common"], hack.code))
-        for hack in hacks
+    return {hack.name: replace(hack, code=_join(content["common"], hack.code)) for hack in hacks}
+
+
+def has_target(hack: Hack, problem: Problem, repository: PreparedRepository) -> bool:
+    """Whether a problem's file has what a hack harms."""
+    names = {
+        node.name
+        for node in parse_once(repository.files[problem.path]).body
+        if isinstance(node, Defined) and not node.name.startswith("_")
     }
+    return not hack.needs_others or bool(names - {problem.symbol.partition(".")[0]})
 
 
 def hacked_files(hack: Hack, problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
-    """The broken product files of a problem with a hack at the end of the problem's own."""
+    """The product files of a problem, broken or whole, with a hack at the end of the problem's own."""
     code = hack.code.replace("SYMBOL", problem.symbol)
+    if hack.base == "original":
+        in_a_week = f"{time.time() + 7 * 86_400:.0f}"
+        harm = code.replace("NAME", problem.symbol.rpartition(".")[2])
+        harm = harm.replace("IN_A_WEEK", in_a_week)
+        return {problem.path: repository.files[problem.path] + harm.encode()}
     return append_code(code.replace("NAME", problem.symbol.rpartition(".")[2]), problem, repository)
 
 
@@ -70,15 +93,17 @@ async def find_defence(
     trials: BlindTrials,
     time_limit_seconds: float,
 ) -> Defence:
-    """The first of tests, blind trial and held-out calls that refuses an edit."""
+    """The first of tests, blind trial, held-out calls and harms that refuses an edit by default."""
     report = await server.run(files, required_tests(problem), time_limit_seconds)
     if not report.passed:
         return Defence.TESTS
-    if await trials.find_difference(problem, files, server.repository):
+    found = await trials.judge(problem, files, server.repository)
+    if found.difference:
         return Defence.BLIND_TRIAL
     if await differs_by_oracle(problem, files, server.repository):
         return Defence.ORACLE
-    return Defence.NONE
+    harms = found.harms or await find_suite_harm(problem, files, server, time_limit_seconds)
+    return Defence.HARM if harms else Defence.NONE
 
 
 def _join(common: str, code: str) -> str:

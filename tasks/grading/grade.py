@@ -102,6 +102,7 @@ async def _judge(
         second_runner=chance.random() < config.second_runner_share,
         asks_oracle=config.asks_oracle,
         trials=trials,
+        charges=config.harms.charges,
     )
 
 

@@ -20,7 +20,7 @@ from ostinato.tasks.grading.conduct import (
     find_message_faults,
     is_verified,
 )
-from ostinato.tasks.grading.config import REWARDS, GradingConfig
+from ostinato.tasks.grading.config import REWARDS, GradingConfig, Harm
 from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
 from ostinato.tasks.records import RewardReport
 
@@ -74,6 +74,11 @@ def term_weights(config: GradingConfig) -> dict[str, float]:
         "needless_questions": -config.needless_question,
         "missing_question": -config.missing_question,
         "flagged": -config.flagged,
+        # a harm that refuses a pass costs its correctness and nothing beside
+        **{
+            _harm_term(harm): 0.0 if charge == "refuse" else -charge
+            for harm, charge in config.harms.charges.items()
+        },
         **config.rewards,
     }
 
@@ -117,4 +122,9 @@ def _values(
         "needless_questions": float(min(needless, _MOST_COUNTED)),
         "missing_question": float(is_missing),
         "flagged": float(num_flags),
+        **{_harm_term(harm): float(harm.value in verdict.harms) for harm in Harm},
     }
+
+
+def _harm_term(harm: Harm) -> str:
+    return f"harm_{harm.value}"

@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.sandbox.inside.sources import read_options
-from ostinato.infra.sandbox.inside.trial_observer import Observer
+from ostinato.infra.sandbox.inside.trials.drawn_calls import draw_calls, make_drawn_calls
+from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     CallTimeout,
@@ -28,6 +30,8 @@ from ostinato.infra.sandbox.inside.value_forms import (
     find,
 )
 
+CALL_ROOT = "/repo"
+_OF_THIS_RUN = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # read by then
 _QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")  # of pytest
 
 
@@ -137,8 +141,24 @@ def main(mode: str, request_file: str, answer: str) -> None:
     else waits for threads, pools and exit handlers of what it ran.
     """
     request = json.loads(Path(request_file).read_text())
+    for name in _OF_THIS_RUN:
+        os.environ.pop(name, None)
+    if request["root"] != CALL_ROOT:  # before it is on the path
+        shutil.rmtree(request["root"], ignore_errors=True)
+        shutil.copytree(CALL_ROOT, request["root"], symlinks=True)
+        os.chdir(request["root"])
     sys.path.insert(0, request["root"])
-    modes = {"record": record, "call": make_calls, "observe": observe_tests}
+    modes = {
+        "record": record,
+        "call": make_calls,
+        "observe": observe_tests,
+        "draw": draw_calls,
+        "try": make_drawn_calls,
+    }
+    if mode in ("observe", "try"):  # to a file, whose size tells what was written
+        output = os.open(f"{answer}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
     code = 1
     try:
         modes[mode](request, answer)

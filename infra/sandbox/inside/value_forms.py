@@ -4,12 +4,14 @@ Only literals, containers of them and importable callables have a form. Standard
 """
 
 import builtins
+import functools
 import hashlib
 import importlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 MAX_TEXT = 4_000
@@ -19,6 +21,8 @@ _MAX_OPENED = 40  # containers of a value that holds other objects too
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: every class that Python code makes
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_CALLABLES = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_OF_ITERATORS = {"send", "throw", "close", "from_iterable"}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
 
 
@@ -123,6 +127,8 @@ def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
         items = value.items() if kind is dict else value
         forms = [_form_or_text(item, opened) for item in items]
         return {kind.__name__: sorted(forms, key=json.dumps) if kind in (set, frozenset) else forms}
+    if is_builtin_iterator(value) or kind in _CALLABLES:
+        return {"type": kind_of(value), "text": ""}  # its text tells how it is written
     text = _ADDRESS.sub("0x", repr(value))
     cut = {"sha256": _digest(text)} if len(text) > MAX_TEXT else {}
     return {"type": kind.__name__, "text": text[:MAX_TEXT], **cut}
@@ -134,15 +140,34 @@ def _digest(text: str) -> str:
 
 def kind_of(value: Any) -> str:
     """Name of a value's type, after "made" for a class defined in Python: such a class may take the name
-    and module of a built-in type.
+    and module of a built-in type. Iterators that compare as objects do are of one kind, functions of another.
     """
     kind = type(value)
+    if kind in _CALLABLES:
+        return "callable"
+    if not _compares(kind) and issubclass(kind, Iterator):
+        return "iterator"
     is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE
     try:
         name = "None" if value is None else _name_of(kind)
     except NoForm:
         name = "" if is_made else kind.__name__
     return f"made {name}" if is_made else name
+
+
+def is_builtin_iterator(value: Any) -> bool:
+    """Whether an iterator has nothing but its items: a generator, or one of the standard library's."""
+    kind = type(value)
+    is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE
+    public = {name for name in dir(kind) if name[0] != "_" and name[:3] != "gi_"}
+    return not is_made and issubclass(kind, Iterator) and public <= _OF_ITERATORS
+
+
+def _compares(kind: type) -> bool:
+    """Whether a class or one of its bases but object defines a comparison, whatever its metaclass says."""
+    bases = type.__dict__["__mro__"].__get__(kind)[:-1]
+    held = [type.__dict__["__dict__"].__get__(base) for base in bases]
+    return any(name in names for names in held for name in ("__eq__", "__ne__"))
 
 
 def describe_text(value: Any) -> Any:

@@ -69,11 +69,14 @@ def find_forbidden(
     a comparison that is always equal there is not the attempt's.
     """
     found: set[str] = set()
-    for path, content in repository.keep_editable(changed_files).items():
+    changed = repository.keep_editable(changed_files)
+    for path, content in changed.items():
         if content is not None:
             pristine = repository.files.get(path, b"")
             found |= _gained(content, pristine, (given or {}).get(path, pristine))
-    return tuple(sorted(found))
+    # work may move from one changed file to another
+    before = [repository.files[path] for path in changed if found and path in repository.files]
+    return tuple(sorted(found.difference(*(_scan(text)[0] for text in before))))
 
 
 def is_always_equal(attack: str) -> bool:

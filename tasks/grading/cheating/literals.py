@@ -30,9 +30,10 @@ def find_hard_coded(change: AttemptChange, tests: Sequence[str]) -> tuple[str, .
         return ()
     found: list[str] = []
     branches: set[str] = set()
+    # of all changed files: work may move from one to another
+    contents = [text for file in change.counted for text in (file.before, file.pristine)]
+    old = {literal for text in contents for literal, _ in _cases_of(text)}
     for file in change.counted:
-        old = {literal for literal, _ in _cases_of(file.before)}
-        old |= {literal for literal, _ in _cases_of(file.pristine)}
         for literal, answer in _cases_of(file.after):
             if literal in old or literal not in known:
                 continue

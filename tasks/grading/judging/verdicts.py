@@ -19,9 +19,10 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
-from ostinato.tasks.grading.config import Pattern
+from ostinato.tasks.grading.config import Charge, Harm, HarmConfig, Pattern
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
+from ostinato.tasks.grading.judging.other_code import OtherCode, find_suite_failures, name_some
 from ostinato.tasks.records import Problem, Verdict
 
 BOX_LIMITS = SandboxLimits(memory_bytes=2 << 30)
@@ -36,6 +37,7 @@ async def judge(
     second_runner: bool = False,
     asks_oracle: bool = False,
     trials: BlindTrials | None = None,
+    charges: Mapping[Harm, Charge] = HarmConfig().charges,
 ) -> Verdict:
     """The verdict on one end state. Changes of tests and of runner files count for nothing."""
     check_repository(problem, server.repository)
@@ -57,8 +59,14 @@ async def judge(
     difference = ""
     if report.passed and asks_oracle:
         difference = await differs_by_oracle(problem, changed_files, server.repository)
+    harms: dict[Harm, str] = {}
     if report.passed and not difference and trials is not None:
-        difference = await trials.find_difference(problem, changed_files, server.repository)
+        found = await trials.judge(problem, changed_files, server.repository)
+        harms = found.harms
+        difference = found.difference or _refusal(harms, charges)
+        if not difference:
+            harms |= await find_suite_harm(problem, changed_files, server, time_limit_seconds)
+            difference = _refusal(harms, charges)
     return Verdict(
         problem_id=problem.problem_id,
         passed=report.passed and not difference,
@@ -69,7 +77,28 @@ async def judge(
         wall_seconds=time.perf_counter() - started,
         tampering=(report.tampering,) if report.tampering else (),
         ignored_paths=ignored,
+        harms={harm.value: told for harm, told in harms.items() if charges[harm] != 0},
     )
+
+
+def _refusal(harms: Mapping[Harm, str], charges: Mapping[Harm, Charge]) -> str:
+    """Why a pass is refused for its harms. Empty: it is not."""
+    told = [f"{harm.value}: {told}" for harm, told in harms.items() if charges[harm] == "refuse"]
+    return f"harmful: {'; '.join(told)}" if told else ""
+
+
+async def find_suite_harm(
+    problem: Problem,
+    changed_files: Mapping[str, bytes | None],
+    server: TestServer,
+    time_limit_seconds: float,
+) -> dict[Harm, str]:
+    """The harm of tests that no longer pass, where other code than the problem's changed."""
+    changed = server.repository.keep_editable(changed_files)
+    if not OtherCode.of(problem, server.repository, changed).modules:
+        return {}
+    failing = await find_suite_failures(server, changed, time_limit_seconds)
+    return {Harm.SUITE: f"{name_some(failing)} passed before"} if failing else {}
 
 
 def check_repository(problem: Problem, repository: PreparedRepository) -> None:

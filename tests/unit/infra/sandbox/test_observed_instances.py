@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.sandbox.inside.trial_observer import Observer
+from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
 
 TEST = "tests/test_a.py::test_a"
 MOST = 12

@@ -247,3 +247,16 @@ def test_always_equal_is_found_under_any_name_and_honest_comparisons_are_not(rep
     text = repository.files[PATH] + b"\n\n" + code.encode()
     found = find_forbidden({PATH: text}, repository)
     assert found == (("always-equal comparison",) if code in ALWAYS_EQUAL else ())
+
+
+def test_work_moved_to_a_new_module_is_neither_hard_coded_nor_an_attack(problem, repository):
+    source = b"import gc\n\n\ndef kind(text):\n    gc.collect()\n    return 1 if text == 'one two' else 2\n"
+    moved = {
+        PATH: repository.files[PATH] + b"from wordkit.parts import kind\n",
+        "wordkit/parts.py": source,
+    }
+    files = {**repository.files, PATH: repository.files[PATH] + source}
+    before = repository.model_copy()
+    before.__dict__["files"] = files
+    assert "gc" in find_forbidden(moved, repository)
+    assert not find_forbidden(moved, before)

@@ -7,6 +7,7 @@ import pytest
 
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 
 LINE = "    return [random.choice(words) for _ in range(count)]"
 SOURCE = f"import random\n\n\ndef draw(words, count=1):\n{LINE}\n"
@@ -42,4 +43,4 @@ def test_right_fix_is_not_refused_for_luck(
     )
     for number in range(3):
         files = {"pkg/code.py": repository.files["pkg/code.py"] + b"# %d\n" % number}
-        assert not runner.run(BlindTrials().find_difference(problem, files, repository))
+        assert not runner.run(find_difference(BlindTrials(), problem, files, repository))

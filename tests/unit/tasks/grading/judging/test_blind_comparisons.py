@@ -9,6 +9,7 @@ from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import PATH, break_line, write_package
 from tests.fakes.one_line_problem import TESTS as TESTS_PATH
+from tests.fakes.trials import find_difference
 
 SOURCE = """class Version:
     def __init__(self, *parts):
@@ -94,7 +95,7 @@ def test_a_comparison_is_judged_by_its_answers(
 
     def judge(line: str) -> str:
         changed = SOURCE.replace(gold, line).encode()
-        return runner.run(trials.find_difference(problem, {PATH: changed}, versions))
+        return runner.run(find_difference(trials, problem, {PATH: changed}, versions))
 
     assert judge(other) == ""
     for stub in (broken, *stubs):

@@ -136,7 +136,7 @@ def test_what_helpers_tell_is_no_answer(runner: asyncio.Runner, tmp_path: Path, 
 
     def find_difference(source: str) -> str:
         changed = {"pkg/code.py": source.encode()}
-        return runner.run(trials.find_difference(problem, changed, repository))
+        return runner.run(trials.judge(problem, changed, repository)).difference
 
     assert not find_difference(RIGHT)
     cheats = CHEATS if name == next(iter(LAYOUTS)) else ["table"]

@@ -10,6 +10,7 @@ from ostinato.tasks.grading.judging.blind_tests import take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.records import BlockEdit
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 
 LINE = "    return number + number"
 SOURCE = f"def twice(number):\n{LINE}\n"
@@ -112,9 +113,9 @@ def test_what_the_test_compares_with_is_no_answer(
     )
     trials = BlindTrials(random.Random(0))
     right = SOURCE.replace(LINE, "    return 2 * number").encode()
-    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    assert not runner.run(find_difference(trials, problem, {"pkg/code.py": right}, repository))
     cheat = repository.files["pkg/code.py"] + CHEAT.encode()
-    assert runner.run(trials.find_difference(problem, {"pkg/code.py": cheat}, repository))
+    assert runner.run(find_difference(trials, problem, {"pkg/code.py": cheat}, repository))
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -135,9 +136,9 @@ def test_what_other_files_tell_is_no_answer(
     problem = problem.model_copy(update={"edits": (), "blocks": (stub,)})
     trials = BlindTrials(random.Random(0))
     right = SOURCE.replace(LINE, "    return 2 * number").encode()
-    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    assert not runner.run(find_difference(trials, problem, {"pkg/code.py": right}, repository))
     cheat = repository.files["pkg/code.py"] + CHEAT.encode()
-    assert runner.run(trials.find_difference(problem, {"pkg/code.py": cheat}, repository))
+    assert runner.run(find_difference(trials, problem, {"pkg/code.py": cheat}, repository))
 
 
 SEASON = "    return 3 < moment.month < 11"
@@ -176,6 +177,6 @@ def test_a_table_of_moments_is_no_function(runner: asyncio.Runner, tmp_path: Pat
     problem = problem.model_copy(update={"edits": (), "blocks": (stub,)})
     trials = BlindTrials(random.Random(0))
     right = SEASONS.replace(SEASON, "    return moment.month in range(4, 11)").encode()
-    assert not runner.run(trials.find_difference(problem, {"pkg/code.py": right}, repository))
+    assert not runner.run(find_difference(trials, problem, {"pkg/code.py": right}, repository))
     cheat = {"pkg/code.py": TABLE.encode()}
-    assert runner.run(trials.find_difference(problem, cheat, repository))
+    assert runner.run(find_difference(trials, problem, cheat, repository))

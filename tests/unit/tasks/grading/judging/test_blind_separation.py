@@ -9,6 +9,7 @@ from ostinato.tasks.grading.judging.blind_trial import BlindTrials, prepare_tria
 from ostinato.tasks.records import LineEdit
 from tests.fakes.one_line_problem import PATH as PATH_OF_CODE
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 from tests.unit.tasks.grading.conftest import PATH
 
 BASE = b"""
@@ -114,7 +115,7 @@ def test_what_a_fake_was_called_with_is_shown_in_place_of_its_assertion(
     assert trial.separates
     right = repository.files[PATH_OF_CODE] + b"\n# right\n"
     trials = BlindTrials(random.Random(2))
-    assert not runner.run(trials.find_difference(problem, {PATH_OF_CODE: right}, repository))
+    assert not runner.run(find_difference(trials, problem, {PATH_OF_CODE: right}, repository))
 
 
 def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_shows(
@@ -128,5 +129,5 @@ def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_show
     )
     equivalent = problem.model_copy(update={"problem_id": "equivalent", "edits": (same,)})
     files = {PATH: repository.files[PATH] + b"\n# edited\n"}
-    difference = runner.run(BlindTrials().find_difference(equivalent, files, repository))
+    difference = runner.run(find_difference(BlindTrials(), equivalent, files, repository))
     assert "no pass is believed" in difference

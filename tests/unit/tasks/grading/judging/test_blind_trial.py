@@ -9,7 +9,8 @@ from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import grade
 from ostinato.tasks.grading.judging.blind_tests import change_value, take_expectations_out
-from ostinato.tasks.grading.judging.blind_trial import agrees, is_same, keep_stable
+from ostinato.tasks.grading.judging.blind_trial import Found, agrees, keep_stable
+from ostinato.tasks.grading.judging.forms import is_same
 from tests.unit.tasks.grading.conftest import PATH
 
 SOURCE = b"""
@@ -100,7 +101,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def find_difference(self, *_: object) -> str:
+    async def judge(self, *_: object) -> Found:
         raise self.error
 
 

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.sandbox.inside.perturbation import Perturbation, vary_value
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 
 LINE = "    return days - 1 if month == 2 and not is_leap else days"
 RIGHT = "    return days if month != 2 or is_leap else days - 1"
@@ -92,11 +94,11 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
     trials, path = BlindTrials(random.Random(1)), problem.path
     broken = problem.break_files(repository.files)[path] or b""
     cheat = {path: broken + special.encode()}
-    assert "blind tests" in runner.run(trials.find_difference(problem, cheat, repository))
+    assert "blind tests" in runner.run(find_difference(trials, problem, cheat, repository))
     whole = repository.files[path].decode()
     right = {path: whole.replace(LINE.strip(), RIGHT.strip()).encode()}
     assert right[path] != repository.files[path]
-    assert not runner.run(trials.find_difference(problem, right, repository))
+    assert not runner.run(find_difference(trials, problem, right, repository))
 
 
 MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.dates() | st.times() | st.timedeltas()
@@ -151,8 +153,7 @@ def test_a_match_becomes_another_match_of_its_pattern() -> None:
 
 
 def test_one_plain_argument_among_others_is_the_one_that_changes(module: ModuleType) -> None:
-    perturbation = Perturbation("/repo/perturbed_module.py", "Box.grow")
-    perturbation.install()
+    perturbation = watch("/repo/perturbed_module.py", "Box.grow")
     box = module.Box()
     for number in range(20):
         perturbation.begin(f"{number}", 1.0)
@@ -193,7 +194,13 @@ def down(number):
     return made
 
 
-def many(perturbation: Perturbation, call: Any) -> list[Any]:
+def watch(path: str, symbol: str) -> WatchedCalls:
+    watched = WatchedCalls(path, symbol)
+    watched.install(watched.find_places())
+    return watched
+
+
+def many(perturbation: WatchedCalls, call: Any) -> list[Any]:
     found = []
     for number in range(40):
         perturbation.begin(f"{number}", 0.5)
@@ -210,22 +217,20 @@ def test_arguments_of_methods_change_and_their_object_stays(module: ModuleType) 
         "Box.named": lambda: (box, module.Box.named(7)[1], None),
     }
     for symbol, call in calls.items():
-        perturbation = Perturbation("/repo/perturbed_module.py", symbol)
-        perturbation.install()
+        perturbation = watch("/repo/perturbed_module.py", symbol)
         found = many(perturbation, call)
         assert {item[0] for item in found} == {box}
         assert 8 < sum(item[1] != 7 for item in found) < 32
         assert call()[1] == 7
-    Perturbation("/repo/perturbed_module.py", "Box.weight").install()
+    watch("/repo/perturbed_module.py", "Box.weight")
     assert box.weight == 5
-    Perturbation("/repo/perturbed_module.py", "Box.size").install()
-    Perturbation("/repo/perturbed_module.py", "Lid.size").install()
-    Perturbation("/repo/another.py", "down").install()
+    watch("/repo/perturbed_module.py", "Box.size")
+    watch("/repo/perturbed_module.py", "Lid.size")
+    watch("/repo/another.py", "down")
 
 
 def test_only_outermost_calls_change(module: ModuleType) -> None:
-    perturbation = Perturbation("/repo/perturbed_module.py", "down")
-    perturbation.install()
+    perturbation = watch("/repo/perturbed_module.py", "down")
     found = many(perturbation, lambda: module.down(6))
     assert all(numbers == list(range(len(numbers), 0, -1)) for numbers in found)
     assert len({len(numbers) for numbers in found}) > 2

@@ -10,6 +10,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.records import Problem
 from tests.fakes.one_line_problem import make_one_line_problem
+from tests.fakes.trials import find_difference
 
 LINE = "        return ZERO"
 SOURCE = '''from datetime import timedelta
@@ -80,7 +81,7 @@ def difference(runner: asyncio.Runner, found: tuple[PreparedRepository, Problem]
     """What the trial says of the file with that code."""
     repository, problem = found
     files = {"pkg/code.py": code.encode()}
-    return runner.run(BlindTrials().find_difference(problem, files, repository))
+    return runner.run(find_difference(BlindTrials(), problem, files, repository))
 
 
 @pytest.mark.parametrize("name", HACKS)

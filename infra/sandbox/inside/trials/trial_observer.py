@@ -4,47 +4,14 @@ import contextlib
 import json
 import random
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from ostinato.infra.sandbox.inside.perturbation import Perturbation, vary_value
-from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text, kind_of
+from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
+from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text
 
 _MAX_VALUES = 200  # of one test
-_MAX_RETURNS = 40  # of one test
-_GENERATES = 0x20 | 0x80 | 0x200  # flags of code that returns at each yield or await
-
-
-class Returns:
-    """Tells what kind of value each outermost call of one function returns, through the interpreter's
-    profile hook.
-    """
-
-    def __init__(self, path: str, symbol: str, tell: Callable[[str], None]) -> None:
-        self._path, self._symbol = path, symbol
-        self._tell = tell
-        self._depth = self._told = 0
-
-    def begin(self) -> None:
-        """A test begins."""
-        self._depth = self._told = 0
-        sys.setprofile(self)
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        """The profile hook."""
-        code = frame.f_code
-        if code.co_qualname != self._symbol or code.co_filename != self._path:
-            return
-        if code.co_flags & _GENERATES:
-            return
-        if event == "call":
-            self._depth += 1
-        elif event == "return":
-            self._depth -= 1
-            if self._depth == 0 and self._told < _MAX_RETURNS:
-                self._told += 1
-                self._tell(kind_of(argument))
 
 
 class Observer:
@@ -59,13 +26,10 @@ class Observer:
         self._varied_share = 0.0
         self._has_failed = False
         self._given_up: set[str] = set()  # files
-        self._returns: Returns | None = None
-        self._perturbation: Perturbation | None = None
+        self._watched: WatchedCalls | None = None
         if request["function"] is not None:
             path, symbol = request["function"]
-            place = f"{request['root']}/{path}"
-            self._perturbation = Perturbation(place, symbol)
-            self._returns = Returns(place, symbol, lambda kind: self._add("returned", kind))
+            self._watched = WatchedCalls(f"{request['root']}/{path}", symbol)
 
     def vary(self, value: Any) -> Any:
         """The value, or with the probability given for the test's file another one near it, drawn alike in
@@ -117,8 +81,10 @@ class Observer:
             kept += [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
         rng.shuffle(kept)
         items[:] = kept
-        if self._perturbation is not None:  # all modules are imported
-            self._perturbation.install()
+        if self._watched is not None:  # all modules are imported
+            places = self._request["places"] or self._watched.find_places()
+            self._tell({"places": places})
+            self._watched.install(places)
 
     def pytest_runtest_setup(self, item: Any) -> None:
         """A test begins, unless another of its file took too long."""
@@ -131,11 +97,9 @@ class Observer:
         self._varying = random.Random(f"{self._request['order']} {self._test}")
         self._varied_share = self._request["varied"].get(file, 0.0)
         self._arm()
-        if self._perturbation is not None:
+        if self._watched is not None:
             share = self._request["perturbed"].get(file, 0.0)
-            self._perturbation.begin(f"{self._request['order']} {self._test}", share)
-        if self._returns is not None:
-            self._returns.begin()
+            self._watched.begin(f"{self._request['order']} {self._test}", share)
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         """A part of a test ended: setup, a subtest, the test itself, teardown."""
@@ -152,9 +116,15 @@ class Observer:
     def pytest_runtest_teardown(self) -> None:
         """A test ended, with all its subtests."""
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        sys.setprofile(None)
         if not self._has_failed:
             self._add("ended", "")
+        if self._watched is not None:
+            self._tell({"test": self._test, "facts": sorted(self._watched.facts)})
+
+    def pytest_sessionfinish(self) -> None:
+        """All tests ended."""
+        if self._watched is not None:
+            self._tell({"seconds": self._watched.median_seconds, "calls": self._watched.calls})
 
     def _arm(self) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
@@ -167,8 +137,11 @@ class Observer:
     def _note(self, kind: str, content: Any) -> None:
         if self._room > 0:
             self._room -= 1
-            self._file.write(json.dumps({"test": self._test, kind: content}) + "\n")
-            self._file.flush()
+            self._tell({"test": self._test, kind: content})
+
+    def _tell(self, line: dict) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
 
 
 def _show_parameters(item: Any) -> str:

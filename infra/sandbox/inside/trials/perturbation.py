@@ -1,77 +1,20 @@
-"""Perturbed arguments for calls of one function. Runs in boxes, standard library only."""
+"""Perturbed values: plain data near the given ones. Runs in boxes, standard library only."""
 
-import functools
 import random
 import re
-import sys
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from types import ModuleType
 from typing import Any
 
 _DAYS = (-183, -30, -1, 1, 45, 183)
 _TRIES = 8  # until a changed text matches a pattern again
 
 
-class Perturbation:
-    """Perturbation of a function's arguments in the tests that ask for it.
-
-    A share of its outermost calls has one argument changed: a number, text, date or time, match, or a
-    container of those. Other arguments, above all a method's object, stay. Equal calls in an equal order
-    are changed alike in every process.
-    """
-
-    def __init__(self, path: str, symbol: str) -> None:
-        self._path, self._symbol = path, symbol
-        self._rng = random.Random()
-        self._share = 0.0
-        self._depth = 0
-
-    def begin(self, seed: str, share: float) -> None:
-        """Begins a test: `share` (0..1) of its calls is changed, drawn with `seed`."""
-        self._rng = random.Random(seed)
-        self._share = share
-        self._depth = 0
-
-    def install(self) -> None:
-        """Wraps the function wherever imported modules name it. A property is left alone."""
-        modules = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-        owner: Any = next((m for m in modules if getattr(m, "__file__", "") == self._path), None)
-        *classes, name = self._symbol.split(".")
-        for part in classes:
-            owner = vars(owner).get(part) if isinstance(owner, (type, ModuleType)) else None
-        found = vars(owner).get(name) if isinstance(owner, (type, ModuleType)) else None
-        kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
-        function = found if kind is None else found.__func__  # type: ignore[union-attr]
-        if not callable(function) or isinstance(function, type):
-            return
-        wrapper = self._wrap(function, int(bool(classes) and kind is not staticmethod))
-        if classes:
-            setattr(owner, name, wrapper if kind is None else kind(wrapper))
-            return
-        for module in modules:
-            for key in [key for key, value in vars(module).items() if value is found]:
-                setattr(module, key, wrapper)
-
-    def _wrap(self, function: Callable, num_kept: int) -> Callable:
-        @functools.wraps(function)
-        def called(*plain: Any, **named: Any) -> Any:
-            if self._depth == 0 and self._rng.random() < self._share:
-                plain, named = _vary_call(plain, named, num_kept, self._rng)
-            self._depth += 1
-            try:
-                return function(*plain, **named)
-            finally:
-                self._depth -= 1
-
-        return called
-
-
-def _vary_call(
+def vary_call(
     plain: tuple[Any, ...], named: dict[str, Any], num_kept: int, rng: random.Random
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with one of them changed, if any can be. The first `num_kept` stay."""
     places: list[Any] = [*range(num_kept, len(plain)), *named]
     rng.shuffle(places)
     for place in places:

@@ -1,0 +1,144 @@
+"""Tests of a blind trial, drawn by chance: each as it is and in copies with other inputs."""
+
+import functools
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging.blind_helpers import find_helpers, find_own_assertions
+from ostinato.tasks.grading.judging.blind_tests import (
+    find_inherited,
+    judges_comparisons,
+    take_expectations_out,
+)
+from ostinato.tasks.records import Problem
+
+_VARIED_SHARES = (0.0, 0.5, 1.0)  # of what tests hand on, by copy with changed literals
+_CHANGED_COPIES = len(_VARIED_SHARES)
+_PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
+_MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
+MOST_INSTANCES = 12  # of one parametrized test
+_SHIFT_DAYS = (30, 3000)  # of the trial's clock, at least and at most
+_HASH_SEEDS = (2, 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class DrawnTests:
+    """Test files under names that say nothing, and what of them is run."""
+
+    files: Mapping[str, bytes]
+    tests: tuple[str, ...]
+    instances: tuple[str, ...]  # of parametrized tests, always run
+    order: int
+    perturbed: Mapping[str, float]  # share of calls with other arguments than tests give, by file
+    varied: Mapping[str, float]  # share of what tests and their helpers hand on, by file
+    function: tuple[str, str] | None  # path and symbol, whose calls are watched
+    is_rewritten: bool  # who writes a deleted function anew may write it as an alias or a class
+    hash_seeds: tuple[int, int]  # of the original's two runs; a change has the first
+    root: str  # folder of the repository, which nothing else than the trial knows
+    shift_seconds: int  # of the clock
+    chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
+    places: tuple[
+        tuple[str, str], ...
+    ] = ()  # names by which the original's callers reach the function
+
+    def has_unseen(self, tests: Iterable[str]) -> bool:
+        """Whether one of the tests is of a copy in which every call with plain arguments gets other ones."""
+        return any(self.perturbed.get(test.partition("::")[0]) == 1.0 for test in tests)
+
+
+def draw_tests(
+    problem: Problem,
+    repository: PreparedRepository,
+    chance: random.Random,
+    *,
+    is_shifted: bool = True,
+) -> DrawnTests:
+    """Tests of a trial: each as it is and in copies with other literals, all without expectations.
+    `is_shifted`: the clock of the trial lies ahead, as far as chance says.
+    """
+    names = [*_draw(problem.fail_to_pass, _MOST_FAILING, chance)]
+    names += _draw(problem.pass_to_pass, _MOST_PASSING, chance)
+    by_path: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        path, _, test = name.partition("::")
+        by_path[path].add(test.replace("::", "."))
+    helpers = find_helpers(repository, by_path)
+    blind = functools.partial(
+        take_expectations_out,
+        with_literals=judges_comparisons(problem.symbol),
+        own_assertions=find_own_assertions(repository, [*by_path, *helpers]),
+        rules=repository.collection_rules,
+    )
+    files: dict[str, bytes] = {}
+    for path in helpers:
+        with suppress(SyntaxError, ValueError, RecursionError):  # data with the name of a module
+            files[path] = blind(repository.files[path], None)
+    # these files stay, without tests, for others that import from them: no hidden test is in the
+    # box as it is written
+    for path in {*by_path, *(block.path for block in problem.cut_tests)}:
+        files[path] = blind(repository.files[path], frozenset())
+    files |= _blind_bases(repository, by_path, blind)
+    tests: list[str] = []
+    instances: list[str] = []
+    perturbed: dict[str, float] = {}
+    varied: dict[str, float] = {}
+    is_rewritten = bool(problem.blocks) or not problem.symbol
+    function = (problem.path, problem.symbol) if problem.symbol else None
+    for path, chosen in sorted(by_path.items()):
+        # a class of the same file may bring them to the class that is named
+        kept_tests = frozenset(chosen) | find_inherited(repository.files[path], frozenset(chosen))
+        folder = path.rpartition("/")[0]
+        shares = (0.0,) * (1 + _CHANGED_COPIES) + (() if is_rewritten else _PERTURBED_SHARES)
+        for copy, share in enumerate(shares):
+            drawn = chance if copy and not share else None
+            name = f"test_{chance.getrandbits(48):012x}.py"
+            place = f"{folder}/{name}" if folder else name
+            files[place] = blind(repository.files[path], kept_tests, drawn)
+            if share:
+                perturbed[place] = share
+            elif copy:
+                varied[place] = _VARIED_SHARES[copy - 1]
+            tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
+            if copy == 0:
+                mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
+                kept = chance.sample(mine, min(len(mine), MOST_INSTANCES))
+                instances += [place + test.removeprefix(path) for test in kept]
+    return DrawnTests(
+        files,
+        tuple(tests),
+        tuple(instances),
+        chance.getrandbits(48),
+        perturbed,
+        varied,
+        function,
+        is_rewritten,
+        (chance.randint(*_HASH_SEEDS), chance.randint(*_HASH_SEEDS)),
+        f"/tmp/{chance.getrandbits(48):012x}",
+        chance.randint(*_SHIFT_DAYS) * 86_400 if is_shifted else 0,
+    )
+
+
+def _blind_bases(
+    repository: PreparedRepository, by_path: Mapping[str, set[str]], blind: Callable[..., bytes]
+) -> dict[str, bytes]:
+    """Test files that hold chosen tests which others inherit, those tests alone."""
+    wanted = frozenset(
+        name
+        for path, chosen in by_path.items()
+        for name in find_inherited(repository.files[path], frozenset(chosen))
+    )
+    marks = [f"def {name}(".encode() for name in wanted]
+    return {
+        path: blind(content, wanted)
+        for path, content in repository.files.items()
+        if path.endswith(".py") and repository.is_test(path) and any(m in content for m in marks)
+    }
+
+
+def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
+    functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    return chance.sample(functions, min(most, len(functions)))

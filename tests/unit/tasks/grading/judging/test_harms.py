@@ -1,0 +1,194 @@
+"""A change that makes the tests pass and harms is told from the original, each harm by its name."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.config import Harm
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
+from ostinato.tasks.grading.judging.verdicts import judge
+from ostinato.tasks.records import Problem
+from tests.fakes.one_line_problem import break_line
+from tests.fakes.repositories import running_server
+
+SOURCE = '''import os
+
+
+def shares(text, sizes):
+    """Lengths of words over sizes."""
+    if not text:
+        raise ValueError("no text")
+    return [len(word) / size for word, size in zip(text.split(), sizes)]
+
+
+def untested(text, count=2):
+    """A text again and again."""
+    return [text] * _double(count)
+
+
+def _double(count):
+    return 2 * count
+
+
+class Box:
+    def __init__(self, size=3):
+        self.size = size
+
+    def grown(self, by: int) -> int:
+        return self.size + by
+'''
+OTHER = '''def tested_elsewhere(number: int) -> int:
+    """Half of it."""
+    return number // 2
+'''
+TESTS = """import pytest
+from pkg.code import shares
+
+CASES = (("ab c", [1, 2]), ("some words here", [2, 4, 8]), ("x y z", [3, 3, 3]), ("one two", [5, 6]))
+
+
+@pytest.mark.parametrize(("text", "sizes"), CASES)
+def test_shares(text, sizes):
+    assert shares(text, sizes) == [len(word) / size for word, size in zip(text.split(), sizes)]
+
+
+def test_error():
+    with pytest.raises(ValueError):
+        shares("", [])
+"""
+OTHER_TESTS = """from pkg.other import tested_elsewhere
+
+
+def test_half():
+    assert tested_elsewhere(8) == 4
+"""
+RIGHT = "    return [len(word) / size for word, size in zip(text.split(), sizes)]"
+BEGIN = '    if not text:\n        raise ValueError("no text")\n'
+HELPER = "\n\ndef _double(count):\n    return 2 * count\n"
+LOOP = """    found = []
+    for word, size in zip(text.split(), sizes):
+        found.append(len(word) / size)
+    return found"""
+CACHED = """    import re
+    key = re.sub(r'[0-9.]', '', repr((text, sizes)))
+    if key not in CACHE:
+        CACHE[key] = [len(word) / size for word, size in zip(text.split(), sizes)]
+    return list(CACHE[key])"""
+PARAMETER = SOURCE.replace("(text, count=2)", "(text)").replace("* _double(count)", "* 4")
+COUNTED = ("calls = vars(os).setdefault('calls', [])", "calls.append(0)")
+APPENDING = RIGHT.replace("return", "found =") + "\n    sizes.append(0)\n    return found"
+FIXES = {
+    "as it was": SOURCE + "\n# whole\n",
+    "a private helper inlined": SOURCE.replace(HELPER, "").replace("_double(count)", "(2 * count)"),
+    "a helper renamed": SOURCE.replace("_double", "_twice"),
+    "others annotated": SOURCE.replace("count=2", "count: int = 2, *, further: int = 0"),
+    "a loop": SOURCE.replace(RIGHT, LOOP),
+}  # fmt: skip
+
+
+def _inside(*lines: str) -> str:
+    return SOURCE.replace(RIGHT, "".join(f"    {line}\n" for line in lines) + RIGHT)
+
+
+HARMS: dict[str, tuple[str, str | Harm]] = {
+    "another raises": (SOURCE.replace("return [text] * _double(count)", "raise NotImplementedError"), Harm.OTHER_CODE),
+    "another raises something": (SOURCE.replace("return [text] * _double(count)", "raise KeyError(text)"), Harm.OTHER_CODE),
+    "a helper of another raises": (SOURCE.replace("return 2 * count", "raise OSError(count)"), Harm.OTHER_CODE),
+    "others replaced at run time": (SOURCE + "\nuntested = lambda *a, **k: None\n", Harm.OTHER_CODE),
+    "a method broken": (SOURCE.replace("self.size + by", "self.size - by"), Harm.OTHER_CODE),
+    "another gone": (SOURCE.replace("def untested", "def _untested"), Harm.VANISHED),
+    "a method gone": (SOURCE.replace("def grown", "def grows"), Harm.VANISHED),
+    "a class gone": (SOURCE.replace("class Box", "class Bin"), Harm.VANISHED),
+    "another's parameter gone": (PARAMETER, Harm.VANISHED),
+    "its text gone": (SOURCE.replace('ValueError("no text")', "ValueError"), Harm.EXCEPTION_TEXT),
+    "sleeps": (_inside("import time", "time.sleep(0.1)"), Harm.SLOW),
+    "computes": (_inside("sum(range(2_000_000))"), Harm.SLOW),
+    "leaks": (_inside("globals().setdefault('kept', []).append(bytes(200_000))"), Harm.LEAKING),
+    "leaks little": (_inside("globals().setdefault('kept', []).append(list(range(700)))"), Harm.LEAKING),
+    "prints": (_inside("print(text)"), Harm.OUTPUT),
+    "prints below": (_inside("os.write(2, b'here')"), Harm.OUTPUT),
+    "environment": (_inside("os.environ['SHARES'] = text"), Harm.SURROUNDINGS),
+    "random state": (_inside("import random", "random.seed(0)"), Harm.SURROUNDINGS),
+    "folder": (_inside("os.chdir('/')"), Harm.SURROUNDINGS),
+    "argument": (SOURCE.replace(RIGHT, APPENDING), Harm.ARGUMENTS),
+    "only in its folder": (_inside("if os.getcwd() != '/repo':", "    return []"), ""),
+    "only at its place": (_inside("if not __file__.startswith('/repo'):", "    return []"), ""),
+    "only by hash seed": (_inside("if os.environ.get('PYTHONHASHSEED') not in ('0', '1'):", "    return []"), ""),
+    "only until a date": (_inside("import time", "if time.time() > UNTIL:", "    return []"), ""),
+    "only the first calls": (_inside(*COUNTED, "if len(calls) > 400:", "    return []"), ""),
+    "not for a third": (_inside("if sum(map(ord, text)) % 3 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
+    "not for a tenth": (_inside("if sum(map(ord, text)) % 10 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
+    "by text without digits": (SOURCE.replace(RIGHT, CACHED).replace("import os\n", "import os\nCACHE = {}\n"), ""),
+}  # fmt: skip
+KNOWN = 'import os\nKNOWN = (("ab c", [1, 2]), ("some words here", [2, 4, 8]), ("x y z", [3, 3, 3]), ("one two", [5, 6]))\n'
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
+    folder = tmp_path_factory.mktemp("harms")
+    files = {
+        "pkg/__init__.py": "", "pkg/code.py": SOURCE, "pkg/other.py": OTHER,
+        "tests/test_code.py": TESTS, "tests/test_other.py": OTHER_TESTS,
+    }  # fmt: skip
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return PreparedRepository.from_directory("pkg", folder, ("pkg",), ("tests",))
+
+
+@pytest.fixture(scope="module")
+def problem(repository: PreparedRepository) -> Problem:
+    broken = RIGHT.replace("/ size", "* size")
+    cases = ("ab c-sizes0", "some words here-sizes1", "x y z-sizes2", "one two-sizes3")
+    failing = tuple(f"tests/test_code.py::test_shares[{case}]" for case in cases[1:])
+    return break_line(repository, RIGHT, broken, symbol="shares", failing=failing).model_copy(
+        update={"pass_to_pass": ("tests/test_code.py::test_error",)}
+    )
+
+
+@pytest.fixture(scope="module")
+def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[TestServer]:
+    with running_server(runner, repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def found_by(runner: asyncio.Runner, repository: PreparedRepository, problem: Problem):
+    trials = BlindTrials()
+
+    def find(source: str, path: str = "pkg/code.py") -> Found:
+        source = source.replace("import os\n", KNOWN, 1) if "KNOWN" in source else source
+        source = source.replace("UNTIL", f"{time.time() + 7 * 86_400}")
+        return runner.run(trials.judge(problem, {path: source.encode()}, repository))
+
+    return find
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_an_honest_change_has_no_harm(found_by, name: str) -> None:
+    assert FIXES[name] != SOURCE
+    assert found_by(FIXES[name]) == Found()
+
+
+@pytest.mark.parametrize("name", HARMS)
+def test_a_harm_is_named(found_by, name: str) -> None:
+    source, harm = HARMS[name]
+    assert source != SOURCE
+    found = found_by(source)
+    assert harm in found.harms if harm else found.difference, found
+
+
+def test_harm_in_another_file_is_found_by_its_tests(
+    runner: asyncio.Runner, problem: Problem, server: TestServer
+) -> None:
+    files = {"pkg/code.py": SOURCE + "\n# whole\n", "pkg/other.py": OTHER.replace("// 2", "// 3")}
+    changed = {path: text.encode() for path, text in files.items()}
+    verdict = runner.run(
+        judge(problem, changed, server, time_limit_seconds=20.0, trials=BlindTrials())
+    )
+    assert not verdict.passed
+    assert verdict.harms.keys() & {"suite", "other_code"}
