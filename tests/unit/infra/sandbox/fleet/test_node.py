@@ -18,9 +18,9 @@ from ostinato.infra.platform.errors import (
     SandboxLost,
 )
 from ostinato.infra.sandbox.fleet.node import BoxNode, NodeLoad
-from ostinato.infra.sandbox.host import backend
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.snapshots import store
 from ostinato.infra.sandbox.snapshots.layers import remove_folder
 
 LONG = 300.0
@@ -99,7 +99,7 @@ async def test_leases_are_ended_after_one_whose_folder_could_not_be_removed(word
     async with open_node(wordkit, 2) as node:
         await node.acquire("first", "wordkit", 0.5, LONG)
         await node.acquire("second", "wordkit", 1.5, LONG)
-        monkeypatch.setattr(backend, "remove_folder", fail_first)
+        monkeypatch.setattr(store, "remove_folder", fail_first)
         await until(node, (0, 0))
         assert folders
 
