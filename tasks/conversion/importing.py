@@ -1,7 +1,7 @@
 """A published model into a checkpoint directory: shape, weights, tokenizer, template."""
 
 import json
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def import_model(
         }
         files[TOKENIZER] = source.files[TOKENIZER]
         files[f"{PUBLISHED}/{CONFIG}"] = json.dumps(source.config, indent=1).encode()
-        weights = family.read_weights(spec, source.fetch)
+        weights = family.read_weights(spec, partial(_fetch_finite, source))
         stream_checkpoint(directory, spec, dtypes, weights, files=files, metadata=facts)
     return facts
 
@@ -86,6 +86,18 @@ def _stored_dtype(source: PublishedModel, spec: ModelSpec, name: str) -> torch.d
     """The dtype that holds every published part of a canonical tensor exactly."""
     parts = (source.headers[published].dtype for published, _ in parts_of(spec, name))
     return reduce(torch.promote_types, parts)
+
+
+def _fetch_finite(source: PublishedModel, name: str) -> torch.Tensor:
+    """A published tensor. ConfigError where it holds NaN or infinity, of which no answer comes."""
+    tensor = source.fetch(name)
+    bad = tensor.numel() - int(tensor.isfinite().sum())
+    if bad:
+        raise ConfigError(
+            f"{source.headers[name].path}: tensor {name} holds {bad} values that are NaN or infinite, "
+            "wanted none; download the model again"
+        )
+    return tensor
 
 
 def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:

@@ -143,6 +143,10 @@ def damage_weights(directory: Path, how: str) -> None:
     elif how == "a tensor in two files":
         weights.rename(directory / "one.safetensors")
         save_file({norm: tensors[norm] + 1}, directory / "two.safetensors")
+    elif how in ("nan", "inf"):
+        save_file(
+            tensors | {norm: tensors[norm].index_fill(0, torch.tensor([3]), float(how))}, weights
+        )
     elif how == "an output matrix of another shape":
         save_file(tensors | {"lm_head.weight": torch.ones(3, 144)}, weights)
 
@@ -184,6 +188,8 @@ def damage(directory: Path, how: str) -> None:
         ("wrong shape", r"model\.norm\.weight has shape \(7,\), wanted \(144,\)"),
         ("missing tensor", r"has no tensor model\.norm\.weight, wanted one of shape \(144,\)"),
         ("unknown tensor", r"tensor model\.extra\.weight \(2,\) is not part of a llama"),
+        ("nan", r"model\.norm\.weight holds 1 values that are NaN or infinite, wanted none"),
+        ("inf", r"model\.norm\.weight holds 1 values that are NaN or infinite, wanted none"),
         ("unknown dtype", r"model\.norm\.weight has dtype F64, wanted one of F32, BF16, F16"),
         ("unknown family", r"model family is 'mamba', wanted one of llama"),
         ("unknown field", r"attention_sinks = 4"),
