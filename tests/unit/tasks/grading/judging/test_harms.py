@@ -16,6 +16,8 @@ from tests.fakes.one_line_problem import break_line
 from tests.fakes.repositories import running_server
 
 SOURCE = '''import os
+import random
+import time
 
 
 def shares(text, sizes):
@@ -32,6 +34,14 @@ def untested(text, count=2):
 
 def _double(count):
     return 2 * count
+
+
+def now():
+    return int(time.time())
+
+
+def any_of(things):
+    return random.choice(list(things))
 
 
 class Box:
@@ -60,7 +70,13 @@ def test_error():
     with pytest.raises(ValueError):
         shares("", [])
 """
-OTHER_TESTS = """from pkg.other import tested_elsewhere
+OTHER_TESTS = """import pytest
+from pkg.other import tested_elsewhere
+
+
+@pytest.mark.parametrize("moment", ["now", time.time()])
+def test_of_a_moment(moment):
+    assert moment
 
 
 def test_half():
@@ -106,7 +122,7 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "another's parameter gone": (PARAMETER, Harm.VANISHED),
     "its text gone": (SOURCE.replace('ValueError("no text")', "ValueError"), Harm.EXCEPTION_TEXT),
     "sleeps": (_inside("import time", "time.sleep(0.1)"), Harm.SLOW),
-    "computes": (_inside("sum(range(2_000_000))"), Harm.SLOW),
+    "computes": (_inside("sum(range(6_000_000))"), Harm.SLOW),
     "leaks": (_inside("globals().setdefault('kept', []).append(bytes(200_000))"), Harm.LEAKING),
     "leaks little": (_inside("globals().setdefault('kept', []).append(list(range(700)))"), Harm.LEAKING),
     "prints": (_inside("print(text)"), Harm.OUTPUT),
@@ -179,7 +195,8 @@ def test_a_harm_is_named(found_by, name: str) -> None:
     source, harm = HARMS[name]
     assert source != SOURCE
     found = found_by(source)
-    assert harm in found.harms if harm else found.difference, found
+    is_value = harm in ("", Harm.ARGUMENTS) and found.difference  # tests look at arguments too
+    assert is_value or harm in found.harms, found
 
 
 def test_harm_in_another_file_is_found_by_its_tests(
@@ -192,3 +209,13 @@ def test_harm_in_another_file_is_found_by_its_tests(
     )
     assert not verdict.passed
     assert verdict.harms.keys() & {"suite", "other_code"}
+
+
+def test_tests_whose_ids_hold_a_time_are_no_harm(
+    runner: asyncio.Runner, problem: Problem, server: TestServer
+) -> None:
+    changed = {"pkg/code.py": FIXES["a helper renamed"].encode()}
+    verdict = runner.run(
+        judge(problem, changed, server, time_limit_seconds=20.0, trials=BlindTrials())
+    )
+    assert verdict.passed, verdict.detail
