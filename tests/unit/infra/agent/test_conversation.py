@@ -21,7 +21,7 @@ def test_a_conversation_grows_to_its_whole_history(name: str, history: list) -> 
         ScriptedModel(renderer, answers),
         renderer,
         AgentRequest(prompt="", session_id="s"),
-        lambda text: ParsedAnswer((), text),
+        lambda text, is_opened: ParsedAnswer((), text),
         prompt=history[0]["content"],
         system_prompt=None,
     )
