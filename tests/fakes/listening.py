@@ -143,7 +143,7 @@ def given_away(port: int, marks: Iterable[str]) -> Iterator[str]:
 
 def _speaks_http(client: httpx.Client) -> bool:
     try:
-        client.get("/")
+        client.get("/", timeout=5)  # a port of another protocol may say nothing
     except httpx.HTTPError:
         return False
     return True

@@ -2,7 +2,6 @@
 open, a name that resolves to this machine, another user of the machine. The ports are found, not listed.
 """
 
-import os
 import stat
 import subprocess
 import sys
@@ -216,9 +215,5 @@ def test_first_commands_at_once_draw_one_login(tmp_path: Path) -> None:
         "print(read_login(Path(sys.argv[1])))"
     )
     command = [sys.executable, "-P", "-c", program, str(tmp_path / "home")]
-    environment = {**os.environ, "PYTHONPATH": str(local_prefect.IMPORT_ROOT)}
-    started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(4)
-    ]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert len({process.communicate(timeout=240)[0] for process in started}) == 1

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ostinato.infra.platform.record import Placed, Record
+from ostinato.infra.platform.record import Placed, Record, finite
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
 
@@ -108,7 +108,7 @@ class ProgressWriter:
             return
         self._written_at = now
         progress = Progress(
-            done=done, total=total, message=message, metrics=metrics, at=time.time()
+            done=done, total=total, message=message, metrics=finite(metrics), at=time.time()
         )
         replace_text(self._path, progress.model_dump_json())
 
