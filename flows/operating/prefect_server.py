@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     port = parser.parse_args().port
     os.umask(0o077)  # the database and what else the server writes is for its user
-    app = create_app(final=True)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*NAMES])
+    # around the app: automations call the app itself, by a name of Prefect's own
+    app = TrustedHostMiddleware(create_app(final=True), allowed_hosts=[*NAMES])
     settings = get_current_settings().server
     uvicorn.run(
         app,
