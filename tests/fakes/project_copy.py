@@ -17,7 +17,7 @@ def copy_package(target: Path) -> None:
     """Copies what a wheel of the project holds to `target`, a folder called `ostinato`."""
     # what numba compiled goes along: its key is the time of the source, which a copy keeps
     ignored = shutil.ignore_patterns("*.pyc")
-    target.mkdir()
+    target.mkdir(parents=True)
     for name in ("__init__.py", "prefect.yaml"):
         shutil.copy2(ROOT / name, target)
     for name in PACKAGES:
