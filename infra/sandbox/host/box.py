@@ -5,6 +5,7 @@ system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and
 devices, which are the host's own, not even modes and times can be changed (starter.c).
 """
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -170,6 +171,10 @@ class BoxProcess:
         """End everything inside. `close` still frees the rest."""
         if self._process.poll() is None:  # its group too: what it forks may not yet be bound to it
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """End the box. The event loop goes on meanwhile."""
+        await asyncio.to_thread(self.close)
 
     def close(self) -> None:
         """End the box. Blocks until no process of it runs any more."""

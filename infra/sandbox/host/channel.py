@@ -24,7 +24,7 @@ class Connected(Protocol):
 
     def kill(self) -> None: ...
 
-    def close(self) -> None: ...
+    async def end(self) -> None: ...
 
 
 class BoxChannel:
@@ -99,7 +99,7 @@ class BoxChannel:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._fail(SandboxLost(f"box {self._box.name} was closed"))
-        await asyncio.to_thread(self._box.close)
+        await self._box.end()
 
     def _admit(self) -> None:
         """Bubblewrap has made the box, or failed: limits first, then requests."""

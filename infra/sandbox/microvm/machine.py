@@ -212,6 +212,10 @@ class Machine:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
+    async def end(self) -> None:
+        """End the process, on the loop of its monitor."""
+        self.close()
+
     def close(self) -> None:
         """End the process. Nothing of the guest is left."""
         if self._closed:
