@@ -7,6 +7,8 @@ from typing import IO, Any
 
 from ostinato.infra.platform.record import finite
 
+_NO_JSON = ("nan", "inf", "-inf")  # as `finite` writes them
+
 
 class MetricsLog:
     """Append-only writer. Closes a killed writer's torn last line before its first."""
@@ -48,10 +50,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | int | str]]:
-    """All lines in step order. Steps repeated after a resume count once, the last time they ran."""
+    """All lines in step order, with numbers that JSON has not as the floats they were. Steps repeated after a
+    resume count once, the last time they ran.
+    """
     rows: list[dict[str, float | int | str]] = []
     for row in read_lines(path):
         while rows and float(rows[-1]["step"]) >= float(row["step"]):
             rows.pop()
-        rows.append(row)
+        rows.append({name: float(it) if it in _NO_JSON else it for name, it in row.items()})
     return rows
