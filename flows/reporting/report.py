@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,9 @@ class Curve(Record):
     expected: str = Field(description="one sentence: how it looks when things go well")
     x_label: str
     y_label: str
-    series: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
+    series: dict[str, tuple[tuple[float, ...], tuple[float | None, ...]]] = Field(
+        description="steps and values; None: no finite number, as of a model that diverged"
+    )
     intervals: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = Field(
         default={}, description="low and high of a series, drawn as a band"
     )
@@ -78,7 +81,8 @@ def plot_png(curve: Curve) -> bytes:
     figure = Figure(figsize=(6.4, 3.4), dpi=110)
     axes = figure.subplots()
     for label, (x_values, y_values) in curve.series.items():
-        axes.plot(x_values, y_values, label=label, linewidth=1.4)
+        numbers = [math.nan if value is None else value for value in y_values]
+        axes.plot(x_values, numbers, label=label, linewidth=1.4)
         if label in curve.intervals:
             axes.fill_between(x_values, *curve.intervals[label], alpha=0.2)
     axes.set_title(curve.title, fontsize=10)

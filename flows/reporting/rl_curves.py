@@ -106,7 +106,10 @@ def plotted(plots: Iterable[Plot], rows: Sequence[Mapping[str, Any]]) -> Iterato
     """The plots whose metrics the rows have."""
     for plot in plots:
         series = {
-            name: (found[0], tuple(value / plot.unit for value in found[1]))
+            name: (
+                found[0],
+                tuple(None if value is None else value / plot.unit for value in found[1]),
+            )
             for name in plot.names
             if (found := series_of(rows, name))[0]
         }
@@ -263,7 +266,9 @@ def steps_of(metrics: Path) -> list[dict[str, Any]]:
 
 def series_of(
     rows: Sequence[Mapping[str, Any]], name: str
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Steps and values of one metric, where rows have it as a finite number."""
-    having = [row for row in rows if name in row and math.isfinite(float(row[name]))]
-    return tuple(float(row["step"]) for row in having), tuple(float(row[name]) for row in having)
+) -> tuple[tuple[float, ...], tuple[float | None, ...]]:
+    """Steps and values of one metric, where rows have it. None: no finite number."""
+    having = [row for row in rows if name in row]
+    values = (float(row[name]) for row in having)
+    steps = tuple(float(row["step"]) for row in having)
+    return steps, tuple(value if math.isfinite(value) else None for value in values)
