@@ -64,7 +64,7 @@ class Canary(Record):
 class CanaryEnd(Record):
     """End of a canary by the guard."""
 
-    decision: GateDecision = Field(description="of the gate, which it began with")
+    decision: GateDecision = Field(description="decision of the gate that began it")
     advice: Advice = Field(description="promote, roll back: users fared worse, or expire")
     reason: str
 

@@ -13,10 +13,10 @@ class ArmStanding(Record):
     """One side of the A/B."""
 
     checkpoint: str | None
-    share: float = Field(description="of the sessions that it answers")
+    share: float = Field(description="share of sessions that it answers (0..1)")
     interactions: int
-    sessions: int = Field(description="settled: the guard counts them")
-    judged_sessions: int = Field(description="of those, the ones with an edit kept or reverted")
+    sessions: int = Field(description="settled sessions, which the guard counts")
+    judged_sessions: int = Field(description="settled sessions with an edit kept or reverted")
 
 
 class TestStanding(Record):
@@ -26,9 +26,13 @@ class TestStanding(Record):
 
     looks_done: int
     looks: int
-    next_look_sessions: int | None = Field(description="of each arm; None: all looks are done")
-    next_look_judged_sessions: int = Field(description="of each arm, which the last look waits for")
-    said: str = Field(description="by the last look; empty before the first")
+    next_look_sessions: int | None = Field(
+        description="settled sessions per arm at the next look; None: all looks are done"
+    )
+    next_look_judged_sessions: int = Field(
+        description="judged sessions per arm that the last look waits for"
+    )
+    said: str = Field(description="verdict of the last look; empty before the first")
     promoted_from: float
     """instant before which it is not promoted, in seconds since the epoch"""
     withdrawn_from: float

@@ -32,8 +32,12 @@ class Metadata(Record):
 
     name: str
     version: str = Field(description="0 where only a build would know it")
-    requires: tuple[str, ...] = Field(description="of the code, markers evaluated for this Python")
-    test_requires: tuple[str, ...] = Field(description="of extras, groups and files for tests")
+    requires: tuple[str, ...] = Field(
+        description="requirements of the code, markers evaluated for this Python"
+    )
+    test_requires: tuple[str, ...] = Field(
+        description="requirements of tests, from extras, groups and files"
+    )
     top_level: tuple[str, ...] = Field(description="import names, where stated")
     import_roots: tuple[str, ...] = Field(description="folders of packages, where stated")
     rules: Rules
