@@ -34,7 +34,7 @@ class AnsweringGuest:
 
     def kill(self) -> None: ...
 
-    def close(self) -> None:
+    async def end(self) -> None:
         os.close(self.information_pipe)
         self.socket.close()
         self._guest_end.close()
