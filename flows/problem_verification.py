@@ -7,16 +7,16 @@ from prefect import flow
 from pydantic import Field
 
 from ostinato.flows.reporting import showing
-from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import Described, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError, ProblemError
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
 from ostinato.tasks.problems.config import ProblemsResult
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.problems.shipped import (
     SETS,
     agreed_lines,

@@ -13,7 +13,7 @@ from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, 
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
-from ostinato.tasks.promotion.serving_line import PromotionOutcome
+from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome
 
 
 @flow(name="promotion", flow_run_name=run_name)

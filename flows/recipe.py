@@ -25,18 +25,18 @@ from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.base_selection.config import BaseSelectionConfig
 from ostinato.tasks.corpus.config import CorpusConfig
-from ostinato.tasks.environments.api import ENVIRONMENTS, EnvironmentConfig
+from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
 from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.learning.config import LearningConfig
-from ostinato.tasks.mtp.config import MtpConfig
-from ostinato.tasks.mtp.speculation_config import SpeculationConfig
+from ostinato.tasks.grading.environments import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
+from ostinato.tasks.pretraining.mtp.config import MtpConfig
+from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
-from ostinato.tasks.promotion.config import TEST_LINE, ServingConfig
 from ostinato.tasks.realtime.config import CycleConfig
+from ostinato.tasks.realtime.promotion.config import TEST_LINE, ServingConfig
+from ostinato.tasks.reinforcement.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig

@@ -10,7 +10,7 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
-from ostinato.tasks.promotion.serving_line import PromotionReport
+from ostinato.tasks.realtime.promotion.serving_line import PromotionReport
 
 
 @flow(name="rollback", flow_run_name=run_name)

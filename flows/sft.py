@@ -6,8 +6,8 @@ from pathlib import Path
 from prefect import flow
 
 from ostinato.flows.reporting import showing
-from ostinato.flows.reporting.console import say
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options

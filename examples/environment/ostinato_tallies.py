@@ -7,7 +7,7 @@ environment file says what is wanted. Nothing that the agent leaves is run here.
 import random
 from collections.abc import Mapping
 
-from ostinato.tasks.environments.api import Judgement, OpenBox, ProblemDraft
+from ostinato.tasks.grading.environments import Judgement, OpenBox, ProblemDraft
 from ostinato.tasks.records import Problem
 
 FRUITS = ("apples", "pears", "plums", "figs")

@@ -27,7 +27,7 @@ from ostinato.flows.chat.session import (
 )
 from ostinato.flows.chat.workplace import MAX_FILE_BYTES, is_inside, open_workplace, recent_files
 from ostinato.flows.commands.launching import SetOption
-from ostinato.flows.reporting.console import print_error
+from ostinato.flows.stages.console import print_error
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from pydantic_core import to_json
 
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 
 _Parameters = ParamSpec("_Parameters")
 _JsonOption = Annotated[

@@ -8,13 +8,13 @@ import typer
 from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.settings import load_settings
 
 # by name: their imports take a second that other commands need not wait
 CERTIFYING = "ostinato.flows.commands.certifying"
-OPTIONS = "ostinato.tasks.certification.records:CertifyOptions"
+OPTIONS = "ostinato.tasks.problems.certification.records:CertifyOptions"
 
 
 @answering

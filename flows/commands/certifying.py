@@ -8,22 +8,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ostinato.flows.recipe import Recipe
-from ostinato.flows.reporting.console import say
-from ostinato.flows.reporting.pages import render
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
+from ostinato.flows.stages.console import say
+from ostinato.flows.stages.curves.pages import render
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.certification.records import (
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
+from ostinato.tasks.evaluation.config import EvaluationConfig
+from ostinato.tasks.grading.environments import ENVIRONMENTS
+from ostinato.tasks.problems.certification.records import (
     Certificate,
     CertifyOptions,
     Difficulty,
     ProblemReport,
     SignedCertificate,
 )
-from ostinato.tasks.certification.run import (
+from ostinato.tasks.problems.certification.run import (
     DrawnSet,
     check_set,
     draw_environment,
@@ -31,14 +34,11 @@ from ostinato.tasks.certification.run import (
     make_certificate,
     write_set,
 )
-from ostinato.tasks.certification.signing import read_signed, sign
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
-from ostinato.tasks.environments.api import ENVIRONMENTS
-from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.certification.signing import read_signed, sign
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
-_EVALUATION = "ostinato.tasks.checkpoint_evaluation.run:main"
+_EVALUATION = "ostinato.tasks.evaluation.checkpoint.run:main"
 
 
 def certify(

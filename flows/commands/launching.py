@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe, base_directory, load_recipe
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
 from ostinato.infra.platform.errors import ConfigError

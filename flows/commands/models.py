@@ -6,8 +6,8 @@ import shutil
 import uuid
 from pathlib import Path
 
-from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError, boundary

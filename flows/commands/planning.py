@@ -15,7 +15,6 @@ from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.learning.config import LearningLayout
 from ostinato.tasks.planning.inputs import Inputs, load_inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
@@ -37,6 +36,7 @@ from ostinato.tasks.planning.walked import (
 )
 from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 from ostinato.tasks.pretraining.config import PretrainingLayout
+from ostinato.tasks.reinforcement.learning.config import LearningLayout
 
 # section of a stage that trains, and the axes that its layout has
 SECTIONS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.reporting.console import open_console
+from ostinato.flows.stages.console import open_console
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestEnvelope, read_record

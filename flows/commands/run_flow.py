@@ -15,7 +15,7 @@ from prefect.exceptions import Abort
 from pydantic_core import to_json
 
 from ostinato.flows.operating.local_prefect import await_server
-from ostinato.flows.reporting.console import print_error, say, watched
+from ostinato.flows.stages.console import print_error, say, watched
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.services import interrupt_on_signals

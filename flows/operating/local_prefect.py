@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.server_access import (
+from ostinato.flows.stages.server_access import (
     LOGIN_FILE,
     SERVER_MODULE,
     ServerAccess,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
-from ostinato.flows.operating.server_access import ServerAccess, open_api
+from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from ostinato.flows.operating.local_prefect import DEPLOYED
-from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.flows.recipe import run_title
+from ostinato.flows.stages.server_access import ServerAccess, open_api
 
 _RECENT = timedelta(minutes=10)
 

@@ -19,7 +19,7 @@ from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
 from ostinato.flows.operating.run_names import name_waiting_runs
-from ostinato.flows.operating.server_access import LOGIN_FILE, ServerAccess, own_access
+from ostinato.flows.stages.server_access import LOGIN_FILE, ServerAccess, own_access
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
     is_alive,

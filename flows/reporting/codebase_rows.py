@@ -1,6 +1,6 @@
 """Held-out code before and after each stage of training, in perplexity and in bits per byte."""
 
-from ostinato.flows.reporting.report import ReportRow
+from ostinato.flows.stages.curves.report import ReportRow
 from ostinato.tasks.pretraining.config import PretrainingResult
 
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining

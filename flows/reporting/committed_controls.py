@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ostinato.flows.reporting.report import ReportRow
+from ostinato.flows.stages.curves.report import ReportRow
 from ostinato.infra.platform.record import Record
 
 _FILE = Path(__file__).with_suffix(".json")

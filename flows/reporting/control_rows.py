@@ -3,10 +3,10 @@
 import logging
 
 from ostinato.flows.reporting.committed_controls import committed_rows
-from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import share
-from ostinato.flows.reporting.report import ReportRow
 from ostinato.flows.stages.artifacts import show_table
+from ostinato.flows.stages.console import say
+from ostinato.flows.stages.curves.report import ReportRow
 from ostinato.flows.stages.scorecards import ROWS_FILE
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef

@@ -9,11 +9,11 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.flows.reporting.console import say
 from ostinato.flows.reporting.figures import interval, rounded, share
 from ostinato.flows.reporting.gate_picture import show_gate
 from ostinato.flows.reporting.overlap_notes import UNKNOWN
 from ostinato.flows.stages.artifacts import show_markdown, show_table
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import AttemptMeans, GateDecision, Scorecard
 

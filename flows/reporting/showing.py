@@ -7,13 +7,16 @@ from typing import NamedTuple
 from ostinato.flows.reporting.attempts.attempts_page import write_attempts
 from ostinato.flows.reporting.attempts.trajectories import find_examples
 from ostinato.flows.reporting.codebase_rows import codebase_rows
-from ostinato.flows.reporting.console import open_console, say
 from ostinato.flows.reporting.control_rows import control_rows
 from ostinato.flows.reporting.figures import interval
 from ostinato.flows.reporting.gate_picture import show_gate
 from ostinato.flows.reporting.overlap_notes import note_overlap, overlap_rows
 from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.reporting.report import (
+from ostinato.flows.reporting.stage_times import stage_times
+from ostinato.flows.stages import chain
+from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
+from ostinato.flows.stages.console import open_console, say
+from ostinato.flows.stages.curves.report import (
     Curve,
     ReportRow,
     RunPage,
@@ -21,33 +24,30 @@ from ostinato.flows.reporting.report import (
     console_table,
     write_html,
 )
-from ostinato.flows.reporting.rl_curves import (
+from ostinato.flows.stages.curves.rl_curves import (
     evaluation_curves,
     newest_runs,
     rl_curves,
     seed_curves,
     steps_of,
 )
-from ostinato.flows.reporting.stage_times import stage_times
-from ostinato.flows.reporting.training_curves import (
+from ostinato.flows.stages.curves.training_curves import (
     perplexity_curve,
     show_curves,
     training_curves,
 )
-from ostinato.flows.stages import chain
-from ostinato.flows.stages.artifacts import show_link, show_markdown, show_table
 from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
-from ostinato.tasks.environments.run import EnvironmentsResult
 from ostinato.tasks.evaluation.locating import ArmComparison
-from ostinato.tasks.mtp.config import MtpResult
-from ostinato.tasks.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.pretraining.config import PretrainingResult
+from ostinato.tasks.pretraining.mtp.config import MtpResult
+from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
 from ostinato.tasks.problems.config import ProblemsResult
+from ostinato.tasks.problems.environments.run import EnvironmentsResult
 from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 

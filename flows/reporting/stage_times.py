@@ -5,7 +5,7 @@ end in the artifact.
 import time
 from collections.abc import Mapping
 
-from ostinato.flows.reporting.report import StageTime
+from ostinato.flows.stages.curves.report import StageTime
 from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef

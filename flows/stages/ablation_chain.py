@@ -9,7 +9,7 @@ from ostinato.flows.stages import chain
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationResult
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.evaluation.locating import LocatingRow, compare_arms
 from ostinato.tasks.records import Split
 
@@ -30,7 +30,7 @@ def evaluate_arm(arm: StageContext, problems: ArtifactRef, checkpoint: ArtifactR
         plain = chain.evaluation_request(arm, problems, checkpoint, Split.HELD_OUT)
         notes = {"context_tokens": recipe.harness.context_tokens, "notes_locating": True}
         request = plain.model_copy(update=notes)
-        entry = "ostinato.tasks.checkpoint_evaluation.run:main"
+        entry = "ostinato.tasks.evaluation.checkpoint.run:main"
         name = f"evaluation of {recipe.name}"
         result = run_stage(name, entry, request, EvaluationResult, directory)
         text = json.dumps([row.model_dump(mode="json") for row in result.locating])

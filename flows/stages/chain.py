@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.run_options import STAGES
 from ostinato.flows.stages.scorecards import SCORECARD_FILE, keep_scorecard, overlap_of
 from ostinato.flows.stages.stage import SUMMARY, StageContext
@@ -20,7 +20,6 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import checksum_file
 from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
 from ostinato.models.training.config import PLACEMENT
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.corpus.config import (
     CorpusConfig,
     CorpusRequest,
@@ -30,20 +29,21 @@ from ostinato.tasks.corpus.config import (
     TokenBudgets,
 )
 from ostinato.tasks.corpus.source_code.sources import pin_sources
-from ostinato.tasks.environments.run import EnvironmentsRequest, EnvironmentsResult
-from ostinato.tasks.mtp.config import MtpRequest, MtpResult
-from ostinato.tasks.mtp.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.pretraining.config import (
     PretrainingConfig,
     PretrainingRequest,
     PretrainingResult,
 )
+from ostinato.tasks.pretraining.mtp.config import MtpRequest, MtpResult
+from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationRequest, SpeculationResult
 from ostinato.tasks.problems.config import (
     ProblemsConfig,
     ProblemSelection,
     ProblemsRequest,
     ProblemsResult,
 )
+from ostinato.tasks.problems.environments.run import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
@@ -363,7 +363,7 @@ def evaluation(
         name = f"evaluation of {checkpoint.kind}, {split.value}"
         result = run_stage(
             name,
-            "ostinato.tasks.checkpoint_evaluation.run:main",
+            "ostinato.tasks.evaluation.checkpoint.run:main",
             request,
             EvaluationResult,
             directory,

@@ -9,7 +9,7 @@ from pathlib import Path
 from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.reinforcement.learning.config import LearningConfig
 
 _OTHER_BYTES = 1 << 30  # source archives, boxes, problem sets, logs
 _WEIGHT_BYTES = 4  # fp32

@@ -10,8 +10,8 @@ from prefect.context import FlowRunContext
 from prefect.events import Event, Resource, emit_event
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
-from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.flows.stages.artifacts import optional
+from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.tasks.records import GateDecision
 
 CREATED, PROMOTED = "created", "promoted"

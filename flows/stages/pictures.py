@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from ostinato.flows.reporting.report import plot_png
-from ostinato.flows.reporting.training_curves import stage_curves
 from ostinato.flows.stages.artifacts import optional, refresh_image
+from ostinato.flows.stages.curves.report import plot_png
+from ostinato.flows.stages.curves.training_curves import stage_curves
 from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.cluster.workspace import METRICS
 

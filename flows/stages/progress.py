@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from ostinato.flows.reporting.console import WatchLines, is_watched
 from ostinato.flows.stages.artifacts import optional
+from ostinato.flows.stages.console import WatchLines, is_watched
 from ostinato.infra.platform.cluster.workspace import Progress
 
 logger = logging.getLogger(__name__)

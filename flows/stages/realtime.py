@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ostinato.flows.commands import lineage
-from ostinato.flows.stages import chain
+from ostinato.flows.stages import chain, lineage
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import champion_id, line_of
 from ostinato.flows.stages.child_task import run_stage
@@ -33,17 +32,16 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.tracking.registries import register_champion
 from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.feedback.collect import choose_watermark
-from ostinato.tasks.feedback.interactions import Source, Window, source_of
-from ostinato.tasks.feedback.simulated_users import SimulatedUsersReport
-from ostinato.tasks.learning.config import trainer_config
-from ostinato.tasks.promotion.guard import Advice
-from ostinato.tasks.promotion.serving_line import (
+from ostinato.tasks.realtime.feedback.collect import choose_watermark
+from ostinato.tasks.realtime.feedback.interactions import Source, Window, source_of
+from ostinato.tasks.realtime.feedback.simulated_users import SimulatedUsersReport
+from ostinato.tasks.realtime.parity_gate import parity_checks
+from ostinato.tasks.realtime.promotion.guard import Advice
+from ostinato.tasks.realtime.promotion.serving_line import (
     PromotionOutcome,
     PromotionReport,
     ServingLine,
 )
-from ostinato.tasks.realtime.parity_gate import parity_checks
 from ostinato.tasks.realtime.records import (
     CycleTrainingRequest,
     CycleTrainingResult,
@@ -52,6 +50,7 @@ from ostinato.tasks.realtime.records import (
     TrafficRequest,
 )
 from ostinato.tasks.records import GateCheck, GateDecision, Scorecard, Split
+from ostinato.tasks.reinforcement.learning.config import trainer_config
 
 logger = logging.getLogger(__name__)
 

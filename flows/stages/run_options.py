@@ -29,19 +29,21 @@ STAGES = {
     for stage in (
         Stage("problems", "problems", ("ostinato.tasks.problems.run:main",)),
         Stage("rebuilt-problems", "rebuilt-problems", ("ostinato.tasks.problems.run:main",)),
-        Stage("environments", "environments", ("ostinato.tasks.environments.run:main",)),
+        Stage("environments", "environments", ("ostinato.tasks.problems.environments.run:main",)),
         Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
         Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",), trains=True),
-        Stage("mtp", "drafted", ("ostinato.tasks.mtp.run:main",), trains=True),
-        Stage("speculation", "speculation", ("ostinato.tasks.mtp.speculation:main",)),
+        Stage("mtp", "drafted", ("ostinato.tasks.pretraining.mtp.run:main",), trains=True),
+        Stage("speculation", "speculation", ("ostinato.tasks.pretraining.mtp.speculation:main",)),
         Stage(
             "reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",), trains=True
         ),
-        Stage("evaluation", "scorecard", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
+        Stage("evaluation", "scorecard", ("ostinato.tasks.evaluation.checkpoint.run:main",)),
         Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",)),
-        Stage("locating", "locating", ("ostinato.tasks.checkpoint_evaluation.run:main",)),
+        Stage("locating", "locating", ("ostinato.tasks.evaluation.checkpoint.run:main",)),
         Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
-        Stage("base-selection", "base-measures", ("ostinato.tasks.base_selection.run:main",)),
+        Stage(
+            "base-selection", "base-measures", ("ostinato.tasks.evaluation.base_models.run:main",)
+        ),
         Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",)),
         Stage(
             "candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",), trains=True
@@ -52,7 +54,7 @@ STAGES = {
             (
                 "ostinato.tasks.realtime.traffic:main",
                 "ostinato.tasks.realtime.cycle_training:main",
-                "ostinato.tasks.checkpoint_evaluation.run:main",
+                "ostinato.tasks.evaluation.checkpoint.run:main",
                 "ostinato.tasks.evaluation.gates",
             ),
         ),

@@ -14,8 +14,8 @@ from typing import Any
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
-from ostinato.infra.sandbox.host.memory import copy_repository
 from ostinato.infra.sandbox.host.system import blank_out
+from ostinato.infra.sandbox.memory import copy_repository
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.snapshots.store import is_hidden

@@ -14,7 +14,7 @@ from gguf import MODEL_TENSOR, TENSOR_NAMES, GGUFReader, Keys
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.families.config_fields import ConfigFields
-from ostinato.models.network.attention.rope import plain_frequencies
+from ostinato.models.network.rope import plain_frequencies
 
 FACTORS = f"{TENSOR_NAMES[MODEL_TENSOR.ROPE_FREQS]}.weight"
 TOLERANCE = 1e-6  # of a factor, relative: fp32 in another order of operations

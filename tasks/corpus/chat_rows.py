@@ -20,7 +20,7 @@ from pydantic import (
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.row_files import read_rows
+from ostinato.infra.platform.row_files import read_rows
 
 FOLLOWS = {
     None: ("system", "user"),

@@ -22,7 +22,7 @@ from ostinato.tasks.corpus.repairs.locating import drive, locate
 from ostinato.tasks.corpus.repairs.transcripts import Document, draw_plan, look_turns
 from ostinato.tasks.corpus.source_code.functions import extract_functions
 from ostinato.tasks.corpus.source_code.sources import SourceFile
-from ostinato.tasks.descriptions import describe_functions, write_prompt
+from ostinato.tasks.problems.descriptions import describe_functions, write_prompt
 
 POOL_FILES = 40
 # nothing is repaired, so the functions that are searched may be long

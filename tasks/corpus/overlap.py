@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from ostinato.infra.agent.dialects.compact.regions import RegionError, open_region
+from ostinato.infra.agent.regions import RegionError, open_region
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.overlap_records import AnswerOverlap, NgramOverlap
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource

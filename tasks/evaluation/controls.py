@@ -19,8 +19,7 @@ from itertools import pairwise
 from pydantic import Field
 
 from ostinato.infra.platform.errors import GradingError
-from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, pass_at_k
-from ostinato.tasks.means import mean
+from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, mean, pass_at_k
 from ostinato.tasks.records import Metric, Record
 
 CONFIDENCE = 0.95

@@ -11,18 +11,18 @@ import numpy as np
 from pydantic import Field
 
 from ostinato.infra.agent.dialects.compact.places import find_place
-from ostinato.infra.agent.dialects.compact.regions import split_argument
+from ostinato.infra.agent.regions import split_argument
 from ostinato.infra.agent.tools.names import READ_FILE, SEARCH_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
 from ostinato.infra.platform.telemetry import read_lines
 from ostinato.tasks.evaluation.statistics import (
     PairedDifference,
     cluster_bootstrap,
+    mean,
     mean_metric,
     paired_difference,
     proportion_metric,
 )
-from ostinato.tasks.means import mean
 from ostinato.tasks.records import Metric, Problem, Record, Trajectory
 
 LOCATING_FILE = "locating.jsonl"  # rows, beside those of the attempts

@@ -21,7 +21,6 @@ from ostinato.infra.agent.tools.testing import did_tests_pass
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.diffs import count_changed_lines
 from ostinato.infra.platform.errors import GradingError
-from ostinato.tasks.means import mean
 from ostinato.tasks.records import (
     AttemptMeans,
     Metric,
@@ -31,6 +30,12 @@ from ostinato.tasks.records import (
     Scorecard,
     Trajectory,
 )
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean of the values, 0 of none."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 class AttemptRow(Record):

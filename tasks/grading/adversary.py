@@ -15,6 +15,7 @@ from pathlib import Path
 from ostinato.infra.platform.syntax import Defined, parse_once
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.cheating.stubs import append_code
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import (
     differs_by_oracle,
@@ -22,7 +23,6 @@ from ostinato.tasks.grading.judging.verdicts import (
     required_tests,
 )
 from ostinato.tasks.records import Problem
-from ostinato.tasks.stub_fixes import append_code
 
 _FILE = Path(__file__).with_name("hacks.toml")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.training_device import train_on_ranks
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
@@ -24,7 +25,6 @@ from ostinato.tasks.pretraining.config import (
 )
 from ostinato.tasks.pretraining.loss import next_token_loss
 from ostinato.tasks.pretraining.perplexity import measure_perplexity
-from ostinato.tasks.training_device import train_on_ranks
 
 CHECKPOINT = "checkpoint"
 

@@ -4,8 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.tasks.problem_sets import PROBLEMS_FILE, load_problems
 from ostinato.tasks.problems.config import ProblemSelection, ProblemsResult
+from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems
 from ostinato.tasks.records import Problem, Split
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ostinato.infra.sandbox.function_calls import format_call, format_result
-from ostinato.tasks import descriptions
+from ostinato.tasks.problems import descriptions
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, PromptLevel
 from ostinato.tasks.problems.proving.judging import Judgement

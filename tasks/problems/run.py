@@ -19,8 +19,6 @@ from ostinato.infra.platform.source_archives import (
     read_wheel,
 )
 from ostinato.infra.platform.telemetry import fields
-from ostinato.tasks.descriptions import describe_functions
-from ostinato.tasks.problem_sets import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.problems.building import Part, build_parts
 from ostinato.tasks.problems.choosing import choose_problems
 from ostinato.tasks.problems.commits import mine_commits
@@ -32,8 +30,10 @@ from ostinato.tasks.problems.config import (
     ProblemsResult,
     RepositorySource,
 )
+from ostinato.tasks.problems.descriptions import describe_functions
 from ostinato.tasks.problems.given.task import prepare_given
 from ostinato.tasks.problems.proving.judging import Finding
+from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.problems.publishing import publish
 from ostinato.tasks.problems.repositories import (
     describe_installation,

@@ -6,9 +6,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.evaluation.config import GateConfig
-from ostinato.tasks.feedback.config import FeedbackConfig, SimulatedUsersConfig
-from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
-from ostinato.tasks.promotion.config import CanaryConfig
+from ostinato.tasks.realtime.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.realtime.promotion.config import CanaryConfig
+from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
 
 
 class CycleConfig(Record):

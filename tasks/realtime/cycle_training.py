@@ -18,14 +18,9 @@ from ostinato.infra.platform.errors import TrainingError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.platform.training_device import training_device
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.flushing import flush
-from ostinato.tasks.feedback.carry_over import STAGE, carried_baselines, distil_payload
-from ostinato.tasks.feedback.collect import collect
-from ostinato.tasks.feedback.distil import distil
-from ostinato.tasks.learning.actor import train_in_room
-from ostinato.tasks.learning.config import TrainerRequest
-from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.realtime.deadline import STAGE as STEP_STAGE
 from ostinato.tasks.realtime.deadline import (
     fitting_tokens,
@@ -33,9 +28,14 @@ from ostinato.tasks.realtime.deadline import (
     newest_that_fit,
     training_payload,
 )
+from ostinato.tasks.realtime.feedback.carry_over import STAGE, carried_baselines, distil_payload
+from ostinato.tasks.realtime.feedback.collect import collect
+from ostinato.tasks.realtime.feedback.distil import distil
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
-from ostinato.tasks.training_device import training_device
+from ostinato.tasks.reinforcement.learning.actor import train_in_room
+from ostinato.tasks.reinforcement.learning.config import TrainerRequest
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 
 logger = logging.getLogger(__name__)
 

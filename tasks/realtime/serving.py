@@ -24,7 +24,7 @@ from ostinato.infra.serving.gateway.uploads.expiry import uploads_folder
 from ostinato.infra.serving.gateway.uploads.store import UploadStore
 from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
-from ostinato.tasks.problem_sets import load_repositories
+from ostinato.tasks.problems.published import load_repositories
 from ostinato.tasks.realtime.records import ServedModel
 
 FOLLOW_SECONDS = 5.0

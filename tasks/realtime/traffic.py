@@ -16,13 +16,13 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.infra.serving.gateway.server import running_server
-from ostinato.tasks.feedback.simulated_users import (
+from ostinato.tasks.problems.published import load_problems, load_repositories
+from ostinato.tasks.realtime.feedback.simulated_users import (
     SimulatedRequest,
     SimulatedUsersReport,
     UserProblem,
     simulate_users,
 )
-from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.realtime.records import TrafficRequest
 from ostinato.tasks.realtime.serving import open_local_gateway
 from ostinato.tasks.records import Problem, Split

@@ -22,7 +22,7 @@ from ostinato.tasks.evaluation.attempts import (
     run_attempts,
 )
 from ostinato.tasks.evaluation.statistics import scorecard_from
-from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Outcome, Problem, Scorecard, Trajectory
 from ostinato.tasks.reinforcement.records import (
     EvaluationBesideConfig,

@@ -8,8 +8,8 @@ from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.learning.config import LearningConfig
 from ostinato.tasks.records import Metric, Split
+from ostinato.tasks.reinforcement.learning.config import LearningConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
 WEIGHTS = "weights"  # as a metric: the bits of all of them

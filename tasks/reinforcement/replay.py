@@ -18,18 +18,19 @@ from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.infra.platform.training_device import training_device
 from ostinato.models.checkpoint import load_checkpoint, load_spec
-from ostinato.tasks.learning.actor import train_in_room
-from ostinato.tasks.learning.config import TrainerRequest, trainer_config
-from ostinato.tasks.learning.ranks.step_checkpoints import (
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.actor import train_in_room
+from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
+from ostinato.tasks.reinforcement.learning.ranks.step_checkpoints import (
     StepState,
     describe_machine,
     link_step,
     step_directory,
 )
-from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.report import StepReport
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.records import (
     STEPS_FOLDER,
     WEIGHTS,
@@ -39,7 +40,6 @@ from ostinato.tasks.reinforcement.records import (
 )
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal
-from ostinato.tasks.training_device import training_device
 
 
 def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:

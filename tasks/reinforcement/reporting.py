@@ -19,7 +19,7 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
-from ostinato.tasks.learning.actor import TrainedStep
+from ostinato.tasks.reinforcement.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity

@@ -28,10 +28,10 @@ from ostinato.infra.platform.errors import EngineError, ProblemError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
-from ostinato.tasks.learning.actor import TrainedStep
-from ostinato.tasks.means import mean
-from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.evaluation.statistics import mean
+from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
+from ostinato.tasks.reinforcement.learning.actor import TrainedStep
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (

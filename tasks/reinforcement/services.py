@@ -22,21 +22,21 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.training_device import training_device
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.mailbox_replica import start_replicas
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.config import EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.fleet_worker import build_fleet_worker
-from ostinato.tasks.graded_worker import WorkerSetup
-from ostinato.tasks.learning.actor import TrainerActor, TrainerStatus
-from ostinato.tasks.learning.config import TrainerRequest, trainer_config
-from ostinato.tasks.problem_sets import load_repositories
+from ostinato.tasks.problems.published import load_repositories
+from ostinato.tasks.reinforcement.learning.actor import TrainerActor, TrainerStatus
+from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
+from ostinato.tasks.rollout.fleet_worker import build_fleet_worker
+from ostinato.tasks.rollout.graded_worker import WorkerSetup
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
-from ostinato.tasks.training_device import training_device
 
 START_SECONDS = 180.0  # per rank of the trainer
 

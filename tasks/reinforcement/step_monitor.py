@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from ostinato.infra.platform.ledger.events import EventRepository
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
-from ostinato.tasks.learning.report import Parity, StepReport
 from ostinato.tasks.records import Group
+from ostinato.tasks.reinforcement.learning.report import Parity, StepReport
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.models.rendering import Renderer, load_renderer
-from ostinato.tasks.learning.batches.credit import samples_of_step
-from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Group, Hint, LineEdit, Problem, Sample, Trajectory
+from ostinato.tasks.reinforcement.learning.batches.credit import samples_of_step
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 
 

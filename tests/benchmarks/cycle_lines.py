@@ -16,14 +16,14 @@ from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.feedback.baseline import Baselines
-from ostinato.tasks.feedback.distil import distil
-from ostinato.tasks.promotion.config import CanaryConfig
-from ostinato.tasks.promotion.guard import Advice, judge_canary, observe, settled
-from ostinato.tasks.promotion.serving_line import PromotionOutcome, ServingLine
+from ostinato.tasks.realtime.feedback.baseline import Baselines
+from ostinato.tasks.realtime.feedback.distil import distil
+from ostinato.tasks.realtime.promotion.config import CanaryConfig
+from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary, observe, settled
+from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Scorecard
 from tests.benchmarks.cycle_world import LINE, Traffic, Users, draw_chances, measure, moved
-from tests.unit.tasks.feedback.interactions import interaction, transcript
+from tests.unit.tasks.realtime.feedback.interactions import interaction, transcript
 
 POINT = 0.01
 _HACKS_AT_FIRST, _STEP, _GAIN = 0.05, 10.0, 0.5 * POINT

@@ -27,8 +27,8 @@ from scipy import stats
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.promotion.config import CanaryConfig
-from ostinato.tasks.promotion.guard import (
+from ostinato.tasks.realtime.promotion.config import CanaryConfig
+from ostinato.tasks.realtime.promotion.guard import (
     CANDIDATE,
     CONTROL,
     Advice,
@@ -36,7 +36,7 @@ from ostinato.tasks.promotion.guard import (
     observe,
     settled,
 )
-from ostinato.tasks.promotion.serving_line import ServingLine
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.realtime.serving import FOLLOW_SECONDS
 from tests.benchmarks.cycle_lines import (
     POINT,

@@ -38,14 +38,18 @@ from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.rendering import load_renderer
 from ostinato.models.training.config import PhaseConfig
-from ostinato.tasks.learning.config import ParityConfig, TrainerRequest, trainer_config
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.mtp.config import MtpConfig, MtpRequest
-from ostinato.tasks.mtp.run import main as distil
-from ostinato.tasks.mtp.speculation import _generate, answer_prompts, configure_ways
-from ostinato.tasks.mtp.speculation_config import SpeculationConfig, SpeculationRequest
 from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingRequest
+from ostinato.tasks.pretraining.mtp.config import MtpConfig, MtpRequest
+from ostinato.tasks.pretraining.mtp.run import main as distil
+from ostinato.tasks.pretraining.mtp.speculation import _generate, answer_prompts, configure_ways
+from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationConfig, SpeculationRequest
 from ostinato.tasks.pretraining.run import main as pretrain
+from ostinato.tasks.reinforcement.learning.config import (
+    ParityConfig,
+    TrainerRequest,
+    trainer_config,
+)
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.journal import RolloutJournal

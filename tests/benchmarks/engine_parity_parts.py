@@ -13,7 +13,7 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import DecodingConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.learning.report import Mismatch, measure_mismatch
+from ostinato.tasks.reinforcement.learning.report import Mismatch, measure_mismatch
 from tests.benchmarks.decode_peers import smollm2_directory
 
 ROOT = Path(__file__).parents[2]

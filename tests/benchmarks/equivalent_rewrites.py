@@ -23,7 +23,7 @@ from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import grade
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import required_tests
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Problem
 from tests.fakes.equivalent_rewrites import REWRITES, rewrite_function
 from tests.fakes.transcripts import transcript_of

@@ -26,13 +26,17 @@ from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.learning.config import LearningConfig, PackingConfig, PolicyOptimizerConfig
-from ostinato.tasks.learning.update import PolicyUpdate
+from ostinato.tasks.reinforcement.learning.config import (
+    LearningConfig,
+    PackingConfig,
+    PolicyOptimizerConfig,
+)
+from ostinato.tasks.reinforcement.learning.update import PolicyUpdate
 from tests.benchmarks.training_steps import megatron_step, our_step
 from tests.fakes.nano_spec import NANO
 from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import random_weights
-from tests.unit.tasks.learning.samples import make_sample
+from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 # 0.7 G parameters, 0.15 G of them active
 MOE = make_spec(

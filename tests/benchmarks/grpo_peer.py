@@ -27,17 +27,17 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.conversion.exporting import export_model
-from ostinato.tasks.learning.batches.advantages import center_rewards
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.batches.advantages import center_rewards
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from tests.benchmarks.decode_peers import next_line
-from tests.unit.tasks.learning.samples import make_sample
+from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 START = Path(__file__).parents[2] / "models/pretrained/nano_base"
 PEER_SCRIPT = Path(__file__).with_name("peer_grpo.py")

@@ -37,10 +37,14 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.training.optimizer import ADAM_BETAS
 from ostinato.tasks.conversion.exporting import export_model
-from ostinato.tasks.learning.batches.advantages import make_samples
-from ostinato.tasks.learning.config import LearningConfig, TrainerRequest, trainer_config
-from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Problem, Trajectory
+from ostinato.tasks.reinforcement.learning.batches.advantages import make_samples
+from ostinato.tasks.reinforcement.learning.config import (
+    LearningConfig,
+    TrainerRequest,
+    trainer_config,
+)
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator

@@ -20,11 +20,11 @@ import torch
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.learning.config import LearningConfig
-from ostinato.tasks.learning.update import PolicyUpdate
 from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.config import LearningConfig
+from ostinato.tasks.reinforcement.learning.update import PolicyUpdate
 from tests.benchmarks.training import ALLOCATOR
-from tests.unit.tasks.learning.samples import make_sample
+from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 GROUP_SIZE = 8
 # Recipe, groups, tokens of a prompt and of an attempt; SmolLM2's are those of a file and a one-line edit.

@@ -24,12 +24,12 @@ from ostinato.infra.sandbox.protocol import SandboxError, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.adversary import Defence, find_defence
+from ostinato.tasks.grading.cheating.stubs import append_code
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import required_tests
-from ostinato.tasks.problem_sets import load_problems, load_repositories
 from ostinato.tasks.problems.config import Kind
+from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Problem
-from ostinato.tasks.stub_fixes import append_code
 
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
 TEST_SECONDS = 60.0

@@ -23,11 +23,11 @@ from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.learning.config import LearningConfig, TrainerRequest
-from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.config import LearningConfig, TrainerRequest
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from tests.fakes.nano_spec import NANO
-from tests.unit.tasks.learning.samples import make_sample
+from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 WORLD_SIZES = (1, 2)
 

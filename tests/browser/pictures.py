@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
-from ostinato.flows.operating.server_access import open_api, own_access, read_login
+from ostinato.flows.stages.server_access import open_api, own_access, read_login
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from ostinato.flows.operating.dashboard.server import TEMPLATES
-from ostinato.flows.operating.server_access import read_login
+from ostinato.flows.stages.server_access import read_login
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.workspace import HEARTBEAT, PROCESS, ProgressWriter

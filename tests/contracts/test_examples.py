@@ -29,10 +29,10 @@ from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.tasks.environments.api import EnvironmentConfig
-from ostinato.tasks.environments.run import EnvironmentsRequest, main
 from ostinato.tasks.grading.config import GradingConfig
+from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.problems.environments.run import EnvironmentsRequest, main
 from ostinato.tasks.records import Problem, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes

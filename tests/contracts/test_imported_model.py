@@ -27,10 +27,10 @@ from ostinato.infra.serving.gateway.server import running_server
 from ostinato.infra.serving.gateway.serving import ServedCheckpoint, ServingPlan, open_gateway
 from ostinato.infra.serving.gateway.tenants import local_tenants
 from ostinato.models.decode.engine import EngineConfig
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
-from ostinato.tasks.checkpoint_evaluation.shard import run_shard
 from ostinato.tasks.conversion.importing import import_model
 from ostinato.tasks.evaluation.attempts import TRAJECTORIES_FILE, read_rows, read_trajectories
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, ShardRequest
+from ostinato.tasks.evaluation.checkpoint.shard import run_shard
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.records import Split
 from tests.fakes.miniature import make_problem_set

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from ostinato.infra.sandbox.environment import open_box
-from ostinato.infra.sandbox.host.memory import memory_root
+from ostinato.infra.sandbox.memory import memory_root
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer

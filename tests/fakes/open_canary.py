@@ -4,7 +4,7 @@ import time
 
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.promotion.serving_line import ServingLine
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.records import GateDecision, Metric
 from tests.fakes.interactions import new_interaction
 

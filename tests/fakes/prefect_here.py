@@ -16,9 +16,10 @@ from typing import Any
 import httpx
 import psutil
 
-from ostinato.flows.operating import local_prefect, server_access
+from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.server_access import ServerAccess, own_access
+from ostinato.flows.stages import server_access
+from ostinato.flows.stages.server_access import ServerAccess, own_access
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.tasks.learning.config import LearningConfig
+from ostinato.tasks.reinforcement.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set

@@ -17,8 +17,8 @@ from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
-from ostinato.tasks.learning.ranks.step_checkpoints import StepCheckpoints, StepState
 from ostinato.tasks.pretraining.config import PretrainingResult
+from ostinato.tasks.reinforcement.learning.ranks.step_checkpoints import StepCheckpoints, StepState
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 from tests.faults.test_pretraining_kill import ENTRY, make_request

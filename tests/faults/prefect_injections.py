@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.operating.server_access import listener
+from ostinato.flows.stages.server_access import listener
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.prefect_here import open_api

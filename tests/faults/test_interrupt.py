@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.operating.server_access import SERVER_MODULE
+from ostinato.flows.stages.server_access import SERVER_MODULE
 from tests.fakes.processes import COMMAND, command_line, of_home, wait_for_end
 
 # Pretraining that no moment of a test outlives.

@@ -16,7 +16,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.operating.server_access import (
+from ostinato.flows.stages.server_access import (
     LOGIN_FILE,
     ServerAccess,
     is_own_server,
@@ -211,7 +211,7 @@ def test_login_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 def test_first_commands_at_once_draw_one_login(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from ostinato.flows.operating.server_access import read_login;"
+        "import sys; from pathlib import Path; from ostinato.flows.stages.server_access import read_login;"
         "print(read_login(Path(sys.argv[1])))"
     )
     command = [sys.executable, "-P", "-c", program, str(tmp_path / "home")]

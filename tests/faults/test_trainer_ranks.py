@@ -25,21 +25,21 @@ from ostinato.infra.serving.weights import ChainSubscriber
 from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.learning.actor import TrainerActor
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.actor import TrainerActor
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.ranks.rank import OtherRank
-from ostinato.tasks.learning.ranks.share import ShareResult, ShareWork, StepShare
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.ranks.rank import OtherRank
+from ostinato.tasks.reinforcement.learning.ranks.share import ShareResult, ShareWork, StepShare
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from tests.fakes.processes import command_line, is_running, wait_for_end
 from tests.faults.weight_chain_programs import TroubledStore
 from tests.unit.infra.serving.weights.strategies import same_bits
-from tests.unit.tasks.learning.samples import TINY, random_samples
+from tests.unit.tasks.reinforcement.learning.samples import TINY, random_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -101,7 +101,7 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
     finished = times_of_results(remote_home)
 
     project = ProjectCopy(tmp_path_factory.mktemp("project"), remote_home)
-    with project.changed("tasks/learning/objective.py", "total=-(", "total=+("):
+    with project.changed("tasks/reinforcement/learning/objective.py", "total=-(", "total=+("):
         assert set(project.built_by_demo(*settings)) == AFTER_RL
     both = times_of_results(remote_home)
     assert both.items() > finished.items()

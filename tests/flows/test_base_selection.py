@@ -11,7 +11,7 @@ from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
-from ostinato.tasks.base_selection.config import BaseMeasures
+from ostinato.tasks.evaluation.base_models.config import BaseMeasures
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set

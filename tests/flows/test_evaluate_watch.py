@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.reporting.console import WatchLines
 from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.stages.console import WatchLines
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set

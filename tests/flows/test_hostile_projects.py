@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ostinato.flows.cli import app
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.settings import load_settings
-from ostinato.tasks.certification.records import CertifyOptions
-from ostinato.tasks.certification.run import check_set, draw_set
+from ostinato.tasks.problems.certification.records import CertifyOptions
+from ostinato.tasks.problems.certification.run import check_set, draw_set
 from ostinato.tasks.problems.config import OracleConfig, ProblemsConfig, Quotas, ValidityRules
 from ostinato.tasks.problems.discovery.describing import describe_source
 from ostinato.tasks.records import Split

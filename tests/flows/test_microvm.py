@@ -15,13 +15,13 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.models.rendering import Renderer
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest, ShardRequest
-from ostinato.tasks.checkpoint_evaluation.shard import run_shard
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, ShardRequest
+from ostinato.tasks.evaluation.checkpoint.shard import run_shard
 from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.problem_sets import load_repositories
+from ostinato.tasks.problems.published import load_repositories
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
+from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.miniature import make_checkpoint, make_problem_set

@@ -9,7 +9,7 @@ from ostinato.flows.cli import app
 from ostinato.flows.problem_verification import problem_verification
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.problems.shipped import SETS, find_set
 from tests.fakes.project_copy import ProjectCopy
 from tests.fakes.repositories import TWO_PACKAGES, write_archives

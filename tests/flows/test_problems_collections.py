@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.flows.commands.problem_sets.collecting import deal_given
 from ostinato.flows.recipe import load_recipe
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import Split
 from tests.flows.test_problems_from import run_in
 from tests.unit.tasks.problems.given.collections import instance, write_clone, write_harbor_task

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from tests.fakes.processes import COMMAND
 from tests.fakes.shop_project import CODE, TESTS
 

@@ -13,7 +13,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import PromotionRow
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.promotion.serving_line import PromotionOutcome
+from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome
 from tests.flows.test_checkpoint_evaluation import prepare
 
 LINE = '[serving]\nline = "mine"\n'

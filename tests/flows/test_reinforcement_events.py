@@ -9,13 +9,13 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Split
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     ParityConfig,
     RouterReplayConfig,
 )
-from ostinato.tasks.records import Split
 from ostinato.tasks.reinforcement.records import (
     EvaluationBesideConfig,
     ReinforcementRequest,

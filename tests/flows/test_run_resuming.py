@@ -12,12 +12,12 @@ from prefect.settings import get_current_settings
 from prefect.states import Crashed, Pending, Running, Scheduled
 
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_overdue
-from ostinato.flows.operating.server_access import ServerAccess, open_api
 from ostinato.flows.operating.status.flow_runs import PrefectRows
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.rows import Fault, Thresholds
 from ostinato.flows.operating.status.services import RunningUp
 from ostinato.flows.run_resuming import GIVEN_UP, run_resuming
+from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.settings import Settings
 
 

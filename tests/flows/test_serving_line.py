@@ -15,7 +15,7 @@ from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.promotion.serving_line import PromotionOutcome
+from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome
 from ostinato.tasks.realtime.records import CycleTrainingResult
 from tests.fakes.finished_stages import (
     add_checkpoint,

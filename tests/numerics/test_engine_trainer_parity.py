@@ -13,8 +13,8 @@ from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.network.build import TrainerModel, build_trainer_model
-from ostinato.tasks.learning.config import PARITY_ALARM_K3
-from ostinato.tasks.learning.report import measure_mismatch
+from ostinato.tasks.reinforcement.learning.config import PARITY_ALARM_K3
+from ostinato.tasks.reinforcement.learning.report import measure_mismatch
 from tests.fakes.engine_runs import run
 from tests.fakes.nano_spec import NANO
 

@@ -16,15 +16,15 @@ from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from tests.fakes.logits import forward_logits
 from tests.fakes.published_model import write_published_model
 from tests.fakes.sampled_groups import sample_answers

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from ostinato.flows.operating.server_access import basic_header, read_login
+from ostinato.flows.stages.server_access import basic_header, read_login
 from tests.architecture.source import ROOT
 from tests.reached.commands import (
     AFTER_SERVICES,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.commands.doctor.check import Check, attempt
-from ostinato.flows.operating.server_access import ServerAccess, open_api
+from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings

@@ -5,7 +5,7 @@ from typing import Any
 
 import tomli_w
 
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects.checksum import checksum_bytes
 from ostinato.infra.platform.record import Record

@@ -10,7 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from ostinato.flows.commands.problem_sets.bringing import write_new, written
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.problems.config import GivenSource

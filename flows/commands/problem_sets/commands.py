@@ -9,7 +9,7 @@ from ostinato.flows.commands.answers import Answer, answering
 from ostinato.flows.commands.launching import launch_flow, make_options
 from ostinato.flows.commands.problem_sets import bringing, collecting
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.reporting.console import say
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings

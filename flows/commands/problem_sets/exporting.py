@@ -3,13 +3,13 @@
 import importlib.metadata
 from pathlib import Path
 
-from ostinato.flows.reporting.console import say
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS
+from ostinato.flows.stages.console import say
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.problem_sets import PROBLEMS_FILE, load_problems, load_repositories
 from ostinato.tasks.problems.given.harbor_writing import write_task
+from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems, load_repositories
 
 
 def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:

@@ -6,8 +6,8 @@ import uvicorn
 
 from ostinato.flows.operating.dashboard.server import build_app
 from ostinato.flows.operating.dashboard.snapshot import SnapshotReader
-from ostinato.flows.operating.server_access import read_login
-from ostinato.flows.reporting.console import print_error
+from ostinato.flows.stages.console import print_error
+from ostinato.flows.stages.server_access import read_login
 from ostinato.infra.platform.cluster.services import require_free_port
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.settings import Settings, load_settings

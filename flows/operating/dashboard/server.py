@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
 from ostinato.flows.operating.dashboard.snapshot import Snapshot
-from ostinato.flows.operating.server_access import basic_header
+from ostinato.flows.stages.server_access import basic_header
 
 ASSETS = Path(__file__).parent / "assets"
 TEMPLATES = Path(reporting.__file__).parent / "templates"

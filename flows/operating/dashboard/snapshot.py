@@ -18,9 +18,9 @@ from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
 from ostinato.flows.operating.status.services import RunningUp
-from ostinato.flows.reporting.report import Curve
-from ostinato.flows.reporting.rl_curves import rl_curves
-from ostinato.flows.reporting.training_curves import training_curves
+from ostinato.flows.stages.curves.report import Curve
+from ostinato.flows.stages.curves.rl_curves import rl_curves
+from ostinato.flows.stages.curves.training_curves import training_curves
 from ostinato.infra.platform.cluster.workspace import METRICS, PROGRESS, Progress, read_record
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import open_ledger
@@ -30,7 +30,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
-from ostinato.tasks.promotion.standing import CanaryStanding
+from ostinato.tasks.realtime.promotion.standing import CanaryStanding
 
 MOST_STEPS = 400  # points of a curve
 MOST_VERSIONS = 40  # of a chain

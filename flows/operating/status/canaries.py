@@ -10,9 +10,9 @@ from ostinato.flows.operating.status.services import GATEWAY, RunningUp
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.promotion.config import GuardConfig
-from ostinato.tasks.promotion.serving_line import ServingLine
-from ostinato.tasks.promotion.standing import CanaryStanding, TestStanding, standing_of
+from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
+from ostinato.tasks.realtime.promotion.standing import CanaryStanding, TestStanding, standing_of
 
 
 def open_canaries(settings: Settings, up: RunningUp, now: float) -> list[CanaryStanding]:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ostinato.flows.operating.server_access import is_own_server, open_api, own_access
 from ostinato.flows.operating.status.canaries import canary_rows
 from ostinato.flows.operating.status.flow_runs import PrefectRows
 from ostinato.flows.operating.status.ledger import champion_rows, ledger_rows, unusable_ledger
@@ -26,6 +25,7 @@ from ostinato.flows.operating.status.storage import (
     store_row,
     upload_rows,
 )
+from ostinato.flows.stages.server_access import is_own_server, open_api, own_access
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store

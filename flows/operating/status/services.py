@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from ostinato.flows.operating.server_access import is_own_server, listener
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.up import UP_FILE, ServiceState, UpState
+from ostinato.flows.stages.server_access import is_own_server, listener
 from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.workspace import read_record
 from ostinato.infra.platform.settings import Settings

@@ -20,7 +20,7 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import EVALUATION, TRAJECTORIES_FILE
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.rollout.payload import group_from_bytes
 
 _FILES = "{}/files/{}"  # of an artifact, below its prefix

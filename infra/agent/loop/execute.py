@@ -15,9 +15,9 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.places import LISTING_TOOLS, follow_place, tag_places
-from ostinato.infra.agent.dialects.compact.regions import RegionError
 from ostinato.infra.agent.dialects.dialect import catalogue_of, dialect_of
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
+from ostinato.infra.agent.regions import RegionError
 from ostinato.infra.agent.tools.calls import ParsedCall
 from ostinato.infra.agent.tools.definition import Output, Tool, covers, resources
 from ostinato.infra.agent.tools.limits import cut_lines, cut_middle, share_out

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ostinato.infra.agent.dialects.compact.regions import Region
 from ostinato.infra.agent.environment import RunTests
+from ostinato.infra.agent.regions import Region
 from ostinato.infra.agent.tools.names import PASSED
 from ostinato.infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer

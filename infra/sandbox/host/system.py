@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox.host.memory import cache_root, copy_programs, key_of, prepare
 from ostinato.infra.sandbox.host.mounts import can_stack, stack
+from ostinato.infra.sandbox.memory import cache_root, copy_programs, key_of, prepare
 
 PYTHON = "/opt/python"
 SANDBOX = "/sandbox"

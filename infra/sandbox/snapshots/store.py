@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, OutputLimit
-from ostinato.infra.sandbox.host.memory import copy_repository
+from ostinato.infra.sandbox.memory import copy_repository
 from ostinato.infra.sandbox.snapshots.layers import (
     Entries,
     Entry,

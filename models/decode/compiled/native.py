@@ -15,7 +15,7 @@ from ostinato.models.decode.compiled.sampling import race_rows, run_draft
 from ostinato.models.decode.compiled.step import run_decode_step
 from ostinato.models.decode.compiled.trunk import MOST_LINES, run_head, run_trunk
 from ostinato.models.decode.weights import DecodeWeights, expert_sizes
-from ostinato.models.network.attention.rope import stretch_frequencies
+from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec
 
 _LOGITS = 19  # place among the buffers

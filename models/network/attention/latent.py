@@ -20,7 +20,6 @@ from torch import Tensor
 from ostinato.models.device import current_device
 from ostinato.models.network.attention.core import BlockCoreAttention
 from ostinato.models.network.attention.prefixes import PrefixTree
-from ostinato.models.network.attention.rope import plain_frequencies, yarn_frequencies, yarn_scales
 from ostinato.models.network.experts import TrunkConfig
 from ostinato.models.network.mixed import ColumnLinear
 from ostinato.models.network.norm import RootMeanSquareNorm
@@ -30,6 +29,7 @@ from ostinato.models.network.parallel.context import (
     in_order,
     take_mine,
 )
+from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
 LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
 

@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from ostinato.models.device import current_device
-from ostinato.models.network.attention.rope import stretch_frequencies
+from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec
 
 

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.dialects.compact.regions import Region, open_region
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.regions import Region, open_region
 from ostinato.infra.agent.search.service import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
@@ -42,8 +42,8 @@ from ostinato.tasks.corpus.repairs.transcripts import (
 )
 from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
-from ostinato.tasks.descriptions import read_description
-from ostinato.tasks.problem_prompts import facts_of
+from ostinato.tasks.problems.descriptions import read_description
+from ostinato.tasks.problems.prompt_facts import facts_of
 from ostinato.tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]

@@ -8,7 +8,7 @@ from ostinato.infra.agent.dialects.full.calls import write_call
 from ostinato.infra.agent.tools.names import EDIT_FILE
 from ostinato.tasks.corpus.repairs.demonstrator import Conversation
 from ostinato.tasks.corpus.repairs.transcripts import FIXED
-from ostinato.tasks.problem_prompts import facts_of
+from ostinato.tasks.problems.prompt_facts import facts_of
 from ostinato.tasks.records import LineEdit, Problem
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ostinato.infra.agent.dialects.compact.regions import Region, show_lines
+from ostinato.infra.agent.regions import Region, show_lines
 from ostinato.infra.agent.tools.names import PASSED
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import line_tag

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.infra.agent.dialects.compact.regions import open_region
+from ostinato.infra.agent.regions import open_region
 from ostinato.infra.platform.syntax import parse_python, walk_definitions
 from ostinato.tasks.corpus.config import FunctionLimits
 

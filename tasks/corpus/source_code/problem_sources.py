@@ -13,7 +13,7 @@ from ostinato.tasks.corpus.source_code.functions import (
     extract_functions,
     read_function,
 )
-from ostinato.tasks.problem_sets import load_problems, load_repositories
+from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Problem
 
 DEFAULT_PROMPT = "Fix {symbol} in {path}"

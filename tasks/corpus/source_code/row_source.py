@@ -9,9 +9,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.objects import ObjectStore, checksum_bytes, open_object_store
+from ostinato.infra.platform.row_files import open_parquet, read_parquet
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.corpus.config import CodeSource
-from ostinato.tasks.row_files import open_parquet, read_parquet
 
 _S3 = "s3://"
 _OBJECT = TypeAdapter(dict[str, Any])

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ostinato.tasks.grading.conduct import count_questions
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
-from ostinato.tasks.means import mean
 from ostinato.tasks.records import Trajectory
 
 _ALARM_RATIO = 0.05  # share of the window that raises an alarm, unless listed below
@@ -98,7 +97,7 @@ class HackMonitor:
     def metrics(self) -> dict[str, float]:
         """Names for metrics.jsonl. One rate per pattern, and how many alarms stand."""
         rates = {f"hack_{pattern.value}_ratio": rate for pattern, rate in self.rates().items()}
-        flagged = mean(bool(seen.flags) for seen in self._window)
+        flagged = sum(bool(seen.flags) for seen in self._window) / max(1, len(self._window))
         return {**rates, "hack_any_ratio": flagged, "hack_alarms": float(len(self.alarms()))}
 
     def _drifts(self) -> list[Alarm]:
@@ -107,7 +106,7 @@ class HackMonitor:
 
         def means(name: str) -> tuple[float, float]:
             before, after = ([getattr(each, name) for each in half] for half in (older, newer))
-            return mean(before), mean(after)
+            return sum(before) / max(1, len(before)), sum(after) / max(1, len(after))
 
         (poor, rich), (long, short) = means("reward"), means("generated_tokens")
         (few, many), (edited, left) = means("asked"), means("edited")

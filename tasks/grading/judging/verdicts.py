@@ -16,10 +16,10 @@ from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.environments.api import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.change import AttemptChange
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.config import Charge, Harm, HarmConfig, Pattern
+from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.grading.judging.other_code import OtherCode, find_suite_failures, name_some

@@ -5,8 +5,8 @@ from pydantic import BaseModel
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.workspace import make_envelope
-from ostinato.tasks.mtp.config import MtpRequest
 from ostinato.tasks.pretraining.config import PretrainingRequest
+from ostinato.tasks.pretraining.mtp.config import MtpRequest
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 
 

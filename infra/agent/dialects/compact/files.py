@@ -1,13 +1,13 @@
 """The compact dialect's tools on files: read_file, edit_file, write_file, list_dir, read_lints."""
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.dialects.compact.regions import (
+from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
+from ostinato.infra.agent.regions import (
     Region,
     open_region,
     show_lines,
     split_argument,
 )
-from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
 from ostinato.infra.agent.tools.definition import (
     FILE,
     FILES,

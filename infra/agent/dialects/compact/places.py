@@ -8,8 +8,8 @@ records and grading never see a tag. A tag refers to the last result that named 
 import re
 from dataclasses import replace
 
-from ostinato.infra.agent.dialects.compact.regions import name_at
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
+from ostinato.infra.agent.regions import name_at
 from ostinato.infra.agent.tools.calls import ParsedCall
 from ostinato.infra.agent.tools.names import CODEBASE_SEARCH, GREP, READ_FILE
 from ostinato.infra.agent.transcript import CallStatus

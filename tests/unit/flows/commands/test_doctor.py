@@ -17,8 +17,8 @@ from ostinato.flows.commands.doctor.check import Check
 from ostinato.flows.commands.doctor.memory import estimate_memory
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.server_access import ServerAccess, open_api, read_login
 from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages.server_access import ServerAccess, open_api, read_login
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.decode.config import DecodingConfig, Precision

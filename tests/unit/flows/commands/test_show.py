@@ -9,9 +9,9 @@ from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
-from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.reporting.attempts.trajectories import find_examples
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -19,7 +19,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import TRAJECTORIES_FILE, plan_attempts
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import Group, Problem, Trajectory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest

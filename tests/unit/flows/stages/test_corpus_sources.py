@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.commands.lineage import SOURCES
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError

@@ -47,7 +47,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
     ("name", "old", "new", "changed", "untouched"),
     [
         (
-            "tasks/learning/objective.py",
+            "tasks/reinforcement/learning/objective.py",
             "total=-(",
             "total=+(",
             {"reinforcement", "candidate", "cycle"},
@@ -86,7 +86,7 @@ def test_changed_code_changes_the_stages_that_run_it_and_no_other(
 
 
 def test_comments_and_docstrings_change_no_stage(copied_tree: Path) -> None:
-    name = "tasks/learning/objective.py"
+    name = "tasks/reinforcement/learning/objective.py"
     text = (copied_tree / name).read_text()
     prose = text.splitlines()[0]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.dialects.compact.regions import (
+from ostinato.infra.agent.regions import (
     RegionError,
     find_symbol,
     name_at,

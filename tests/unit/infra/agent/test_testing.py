@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.infra.agent.dialects.compact.regions import Region
+from ostinato.infra.agent.regions import Region
 from ostinato.infra.agent.tools.testing import describe_report, did_tests_pass, report_tests
 from ostinato.infra.sandbox.protocol import Frame, TestFailure, TestOutcome, TestReport
 

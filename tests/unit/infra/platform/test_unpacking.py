@@ -14,11 +14,10 @@ import pytest
 import torch
 import zstandard
 
-from ostinato.infra.platform import git
+from ostinato.infra.platform import git, row_files
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.unpacking import read_members, unpack
 from ostinato.infra.serving.weights.codec import decode_payload, encode_payload, whole
-from ostinato.tasks import row_files
 from ostinato.tasks.problems import shipped
 
 BOMB_BYTES = 16 << 20

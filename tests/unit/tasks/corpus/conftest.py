@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import LineEdit, Problem, Split
 
 MODULE = """def add_all(values, start=0):

@@ -7,9 +7,6 @@ import pytest
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, GradingError, ProblemError
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.checkpoint_evaluation.plan import shard_of
-from ostinato.tasks.checkpoint_evaluation.records import EvaluationRequest
-from ostinato.tasks.checkpoint_evaluation.run import main
 from ostinato.tasks.evaluation.attempts import (
     TRAJECTORIES_FILE,
     draw_problems,
@@ -18,7 +15,10 @@ from ostinato.tasks.evaluation.attempts import (
     read_trajectories,
     run_attempts,
 )
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.evaluation.checkpoint.plan import shard_of
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
+from ostinato.tasks.evaluation.checkpoint.run import main
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import Outcome, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory

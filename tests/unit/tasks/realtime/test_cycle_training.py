@@ -8,12 +8,16 @@ import pytest
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import TrainerModel, build_trainer_model
-from ostinato.tasks.learning.config import LearningConfig, PackingConfig, TrainerRequest
-from ostinato.tasks.learning.trainer import RLTrainer
 from ostinato.tasks.realtime import cycle_training
 from ostinato.tasks.realtime.parity_gate import parity_checks
 from ostinato.tasks.realtime.records import CycleTrainingResult
-from tests.unit.tasks.learning.samples import TINY, random_samples
+from ostinato.tasks.reinforcement.learning.config import (
+    LearningConfig,
+    PackingConfig,
+    TrainerRequest,
+)
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
+from tests.unit.tasks.reinforcement.learning.samples import TINY, random_samples
 
 
 class Killed(Exception):

@@ -10,17 +10,17 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.feedback.baseline import Baselines
-from ostinato.tasks.feedback.config import FeedbackConfig
-from ostinato.tasks.feedback.distil import Distilled
-from ostinato.tasks.feedback.interactions import Collection, Window
-from ostinato.tasks.learning.config import LearningConfig, PackingConfig
 from ostinato.tasks.realtime import cycle_training
 from ostinato.tasks.realtime.config import CycleConfig
 from ostinato.tasks.realtime.deadline import STAGE, known_speed, newest_that_fit
+from ostinato.tasks.realtime.feedback.baseline import Baselines
+from ostinato.tasks.realtime.feedback.config import FeedbackConfig
+from ostinato.tasks.realtime.feedback.distil import Distilled
+from ostinato.tasks.realtime.feedback.interactions import Collection, Window
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
-from tests.unit.tasks.learning.samples import TINY, make_sample, random_samples
+from ostinato.tasks.reinforcement.learning.config import LearningConfig, PackingConfig
+from tests.unit.tasks.reinforcement.learning.samples import TINY, make_sample, random_samples
 
 WINDOW = Window(
     line="mine", served="a@1", from_watermark=0, to_watermark=6, said_after=0.0, said_until=1.0

@@ -21,24 +21,24 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import MetricsLog
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.learning.batches.credit import samples_of_step
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Group
+from ostinato.tasks.reinforcement import replay
+from ostinato.tasks.reinforcement.learning.batches.credit import samples_of_step
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Group
-from ostinato.tasks.reinforcement import replay
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReplayRequest
 from ostinato.tasks.reinforcement.replay import bisect, main
 from ostinato.tasks.reinforcement.step_metrics import describe_groups
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
-from tests.unit.tasks.learning.samples import TINY
+from tests.unit.tasks.reinforcement.learning.samples import TINY
 
 STEPS = 13
 BAD_FROM = 11

@@ -14,7 +14,8 @@ from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.grading.config import MonitorConfig, Pattern
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.records import Group, RewardReport, Sample
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
@@ -22,9 +23,8 @@ from ostinato.tasks.learning.config import (
     TrainerRequest,
     trainer_config,
 )
-from ostinato.tasks.learning.report import StepReport
-from ostinato.tasks.learning.trainer import RLTrainer
-from ostinato.tasks.records import Group, RewardReport, Sample
+from ostinato.tasks.reinforcement.learning.report import StepReport
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory

@@ -6,9 +6,9 @@ import pytest
 
 from ostinato.infra.agent.transcript import TurnRecord
 from ostinato.models.rendering import Renderer, load_renderer
-from ostinato.tasks.learning.config import LearningConfig, ObjectiveConfig
-from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Group, Problem, Split, Trajectory
+from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_samples import StepSamples, find_hint
 from ostinato.tasks.rollout.records import AttemptRequest

@@ -7,7 +7,7 @@ import pytest
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.decode.config import DecodingConfig, Precision
-from ostinato.tasks.learning.config import (
+from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ParityConfig,
     RouterReplayConfig,

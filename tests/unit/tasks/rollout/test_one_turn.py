@@ -12,8 +12,8 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
-from ostinato.tasks.learning.batches.advantages import trained_segments
 from ostinato.tasks.records import Outcome, Problem
+from ostinato.tasks.reinforcement.learning.batches.advantages import trained_segments
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker

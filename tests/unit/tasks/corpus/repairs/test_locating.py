@@ -18,8 +18,8 @@ from ostinato.tasks.corpus.config import (
 )
 from ostinato.tasks.corpus.located import DescribedFile, draw_pools, grep_files
 from ostinato.tasks.corpus.repairs.locating import Locating, choose_words, drive, locate
-from ostinato.tasks.descriptions import write_prompt
-from ostinato.tasks.problem_sets import PROBLEMS_FILE
+from ostinato.tasks.problems.descriptions import write_prompt
+from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import Problem
 from tests.unit.tasks.corpus.test_corpus_stage import build, read_demonstrations
 

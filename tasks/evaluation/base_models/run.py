@@ -1,0 +1,134 @@
+"""Child entry of comparing base models: all measures of one checkpoint."""
+
+import asyncio
+import itertools
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.serving.engine.start import load_engine
+from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.network.build import build_trainer_model
+from ostinato.models.rendering import load_renderer
+from ostinato.models.rendering.renderer import Renderer
+from ostinato.models.spec import ModelSpec
+from ostinato.models.weight_shapes import num_parameters
+from ostinato.tasks.evaluation.base_models import humaneval, state_tracking
+from ostinato.tasks.evaluation.base_models.codebase_loss import measure_codebase
+from ostinato.tasks.evaluation.base_models.completion import Completer, Prompt
+from ostinato.tasks.evaluation.base_models.config import (
+    BaseMeasures,
+    BaseSelectionRequest,
+    CodeKnowledge,
+    StateTracking,
+)
+
+# Prompts of both tasks and their answers; a longer context would only cost memory.
+_CONTEXT_TOKENS = 2048
+
+
+class _Completed(NamedTuple):
+    knowledge: CodeKnowledge
+    tracking: StateTracking
+    tokens_per_second: float
+
+
+def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
+    """Measures the loss, then completions through the engine that agents use."""
+    configure_logging()
+    started_at = time.monotonic()
+    directory = Path(request.checkpoint_directory)
+    with boundary(ConfigError, f"checkpoint {directory}"):
+        renderer, checkpoint = load_renderer(directory), load_checkpoint(directory)
+    texts = _read_sources(request)
+    model = build_trainer_model(checkpoint.spec).eval()
+    model.import_weights(checkpoint.weights)
+    whole = "\n".join(texts)
+    token_ids = renderer.encode_content(whole)
+    codebase = measure_codebase(
+        model,
+        token_ids,
+        len(whole.encode()),
+        min(request.config.window_tokens, checkpoint.spec.max_sequence_tokens),
+        lambda done: workspace.progress.update(done, len(token_ids), "tokens of source"),
+    )
+    completed = asyncio.run(_complete(request, renderer, checkpoint.spec, texts, workspace))
+    return BaseMeasures(
+        parameters=num_parameters(checkpoint.spec),
+        codebase=codebase,
+        knowledge=completed.knowledge,
+        tracking=completed.tracking,
+        tokens_per_second=completed.tokens_per_second,
+        wall_seconds=time.monotonic() - started_at,
+    )
+
+
+def _read_sources(request: BaseSelectionRequest) -> list[str]:
+    """Texts of the code base up to its limit of bytes."""
+    texts, room = [], request.config.codebase_bytes
+    for source in request.sources:
+        content = Path(source).read_bytes()[:room]
+        texts.append(content.decode("utf-8", "ignore"))
+        room -= len(content)
+        if room <= 0:
+            break
+    return texts
+
+
+async def _complete(
+    request: BaseSelectionRequest,
+    renderer: Renderer,
+    spec: ModelSpec,
+    texts: list[str],
+    workspace: Workspace,
+) -> _Completed:
+    config = request.config
+    functions = humaneval.read_functions(Path(request.humaneval), config.humaneval_problems)
+    files = state_tracking.make_files(
+        texts,
+        count=config.tracked_files,
+        lines=config.tracked_lines,
+        patches=config.tracked_patches,
+        seed=request.seed,
+    )
+    longest = min(spec.max_sequence_tokens, _CONTEXT_TOKENS)
+    engine = load_engine(
+        Path(request.checkpoint_directory),
+        "base_selection",
+        request.decoding,
+        slots=config.slots,
+        max_context_tokens=longest,
+    )
+    done = itertools.count(1)
+
+    def on_done() -> None:
+        workspace.progress.update(next(done), len(functions) + len(files), "completions")
+
+    completer = Completer(engine, renderer, config.slots, longest)
+    try:
+        await completer.warm_up()
+        answers = await completer.complete_all(
+            [humaneval.prompt_of(function, config.answer_tokens) for function in functions], on_done
+        )
+        rate = completer.sampled_tokens / completer.seconds
+        rebuilt = await completer.complete_all(
+            [_tracking_prompt(file, renderer) for file in files], on_done
+        )
+    finally:
+        engine.close()
+    knowledge = CodeKnowledge(
+        form="chat" if completer.is_chat else "completion",
+        solved=await humaneval.count_solved(functions, answers, request.sandbox),
+        problems=len(functions),
+        too_long=sum(answer is None for answer in answers),
+    )
+    return _Completed(knowledge, state_tracking.score(files, rebuilt), rate)
+
+
+def _tracking_prompt(file: state_tracking.TrackedFile, renderer: Renderer) -> Prompt:
+    """Room for the file and a quarter more, in the model's own tokens."""
+    room = 5 * len(renderer.encode_content(file.after)) // 4 + 8
+    return state_tracking.prompt_of(file, room)

@@ -1,0 +1,120 @@
+"""Child entry of one shard of an evaluation: an engine, boxes, and the shard's attempts."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
+from ostinato.infra.agent.loop.outside import run_agent_outside
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
+from ostinato.infra.serving.engine.start import load_engine
+from ostinato.tasks.evaluation.attempts import (
+    INFRASTRUCTURE_OUTCOMES,
+    AttemptFunction,
+    CheckEngine,
+    run_attempts,
+)
+from ostinato.tasks.evaluation.checkpoint.plan import plan_of, shard_of, tell_progress
+from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
+from ostinato.tasks.evaluation.locating import LOCATING_FILE, locating_row
+from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.records import Trajectory
+from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
+from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.worker import Converse
+
+logger = logging.getLogger(__name__)
+
+ROWS_FILE = "rows.jsonl"
+
+
+def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
+    """One process: an engine, boxes, and the attempts of this shard."""
+    configure_logging()
+    evaluation = request.evaluation
+    plan = plan_of(evaluation, load_problems(Path(evaluation.problems_directory)))
+    mine = shard_of(plan, index=request.index, count=request.count)
+    rows_path = workspace.directory / ROWS_FILE
+    asyncio.run(_run_attempts(request, mine, rows_path, workspace))
+    return ShardResult(rows_path=str(rows_path), attempts=len(mine))
+
+
+async def _run_attempts(
+    request: ShardRequest,
+    plan: list[AttemptRequest],
+    rows_path: Path,
+    workspace: Workspace,
+) -> None:
+    evaluation = request.evaluation
+    setup = WorkerSetup(
+        tokenizer_directory=evaluation.checkpoint_directory,
+        problems_directory=evaluation.problems_directory,
+        harness=evaluation.harness,
+        grading=evaluation.grading,
+        concurrent_trajectories=evaluation.engine_slots,
+        sandbox=evaluation.sandbox,
+        search_directory=evaluation.search_directory,
+    )
+    async with _dialogue(request, setup) as converse:
+        worker = build_worker(setup, converse)
+        attempt = worker.attempt
+        if evaluation.notes_locating:
+            attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
+        try:
+            await run_attempts(
+                plan,
+                attempt,
+                rows_path=rows_path,
+                concurrent_attempts=evaluation.engine_slots,
+                on_row=lambda rows: tell_progress(
+                    workspace, len(rows), len(plan), sum(row.solved for row in rows)
+                ),
+                check_engine=_check_of(evaluation.endpoint),
+            )
+        finally:
+            await worker.close()
+    logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
+
+
+def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
+    """Asks whether the endpoint still answers. None: the engine is of this process."""
+    return None if endpoint is None else lambda: asyncio.to_thread(probe, endpoint)
+
+
+@asynccontextmanager
+async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[Converse]:
+    """How attempts talk with the model: through an engine of this process, or at its endpoint."""
+    evaluation = request.evaluation
+    if evaluation.endpoint is not None:
+        async with open_client(evaluation.endpoint) as client:
+            yield partial(run_agent_outside, client, evaluation.endpoint.model)
+        return
+    engine = load_engine(
+        Path(evaluation.checkpoint_directory),
+        f"evaluation{request.index}",
+        evaluation.decoding,
+        slots=evaluation.engine_slots,
+        max_context_tokens=evaluation.context_tokens,
+    )
+    try:
+        yield token_dialogue(setup, engine)
+    finally:
+        engine.close()
+
+
+def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
+    """The same attempts, each leaving a line about how it found its function."""
+    log = MetricsLog(path)
+
+    async def noted(item: AttemptRequest) -> Trajectory:
+        trajectory = await attempt(item)
+        if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:  # those are made again
+            row = locating_row(item.problem, trajectory)
+            log.append(item.attempt, row.model_dump(mode="json"))
+        return trajectory
+
+    return noted

@@ -1,0 +1,255 @@
+"""Checks of problems that tests judge: gold, no-op, repeats, right fixes, the adversary suite."""
+
+import ast
+import asyncio
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.plain_run import run_plainly
+from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.adversary import (
+    Defence,
+    Hack,
+    find_defence,
+    hacked_files,
+    has_target,
+)
+from ostinato.tasks.grading.cheating.stubs import stub_fixes
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
+from ostinato.tasks.problems.certification.records import CertifyOptions, Finding, Reason
+from ostinato.tasks.problems.certification.right_fixes import rewrite_original
+from ostinato.tasks.records import Problem
+
+_MOST_NAMED = 3
+_COMMAND_SECONDS = 30.0
+Files = Mapping[str, bytes | None]
+# kinds of runs -> reason, where a test's outcome differs in these alone
+_LABELS = {
+    frozenset({"reversed", "shuffled"}): Reason.FLAKY_ORDER,
+    frozenset({"reversed"}): Reason.FLAKY_ORDER,
+    frozenset({"shuffled"}): Reason.FLAKY_ORDER,
+    frozenset({"with another hash seed"}): Reason.FLAKY_HASH,
+    frozenset({"later"}): Reason.FLAKY_CLOCK,
+    frozenset({"reworded"}): Reason.READS_SOURCE,
+}
+
+
+@dataclass(frozen=True)
+class TestedChecks:
+    """Test servers of one repository, with two hash seeds, and the trials of its problems."""
+
+    server: TestServer
+    other: TestServer
+    trials: BlindTrials
+    options: CertifyOptions
+
+    async def close(self) -> None:
+        """Ends both servers."""
+        await self.server.close()
+        await self.other.close()
+
+    async def check(
+        self, problem: Problem, hacks: Sequence[Hack], chance: random.Random
+    ) -> "Checked":
+        """Findings on a problem, hacks of which are tried, and its costs."""
+        checked = Checked()
+        if not problem.fail_to_pass:
+            checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
+            return checked
+        await self._check_original(problem, chance, checked)
+        await self._check_broken(problem, chance, checked)
+        await self._judge_right_fixes(problem, chance, checked)
+        await self._try_hacks(problem, hacks, checked)
+        repository = self.server.repository
+        await checked.measure_steps(repository, problem.break_files(repository.files))
+        return checked
+
+    async def _check_original(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        failed = await self._run_rounds(problem, {}, chance, checked, is_original=True)
+        for test, (runs, every) in failed.items():
+            if runs and runs == every:
+                checked.add(Reason.GOLD_FAILS, [test])
+            elif runs:
+                told = f"{test} fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [told])
+
+    async def _check_broken(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        files = self.server.repository.keep_editable(
+            problem.break_files(self.server.repository.files)
+        )
+        failed = await self._run_rounds(problem, files, chance, checked, is_original=False)
+        guards = frozenset(problem.pass_to_pass)
+        known = frozenset(test for test, (runs, every) in failed.items() if not runs)
+        if known.issuperset(required_tests(problem)):
+            checked.add(Reason.NOOP_PASSES, ["every required test passes in the broken state"])
+            return
+        for test, (runs, every) in failed.items():
+            if 0 < len(runs) < len(every):
+                other = frozenset(every - runs if len(runs) * 2 > len(every) else runs)
+                told = f"{test} in the broken state fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(other, Reason.FLAKY), [told])
+            elif runs and test in guards:
+                checked.add(Reason.GUARD_FAILS_BROKEN, [test])
+            elif not runs and test not in guards:
+                hidden = " (hidden)" if test in problem.hidden_tests else ""
+                checked.add(Reason.TEST_PASSES_BROKEN, [test + hidden])
+
+    async def _run_rounds(
+        self,
+        problem: Problem,
+        files: Files,
+        chance: random.Random,
+        checked: "Checked",
+        *,
+        is_original: bool,
+    ) -> dict[str, tuple[set[str], set[str]]]:
+        """By test, the kinds of runs that it failed in, and all."""
+        tests = required_tests(problem)
+        repository, limit = self.server.repository, self.options.time_limit_seconds
+        failed: dict[str, tuple[set[str], set[str]]] = {test: (set(), set()) for test in tests}
+
+        def note(kind: str, outcomes: Mapping[str, TestOutcome]) -> None:
+            for test, (runs, every) in failed.items():
+                every.add(kind)
+                if outcomes[test] is not TestOutcome.PASSED:
+                    runs.add(kind)
+
+        for _ in range(self.options.repeats):
+            mixed = list(tests)
+            chance.shuffle(mixed)
+            for kind, server, order in (
+                ("as listed", self.server, tests),
+                ("reversed", self.server, tests[::-1]),
+                ("shuffled", self.server, mixed),
+                ("with another hash seed", self.other, tests),
+            ):
+                report = await server.run(files, order, limit)
+                checked.verdicts.append(report.seconds)
+                note(kind, report.outcomes)
+        if is_original:
+            later = await run_plainly(repository, files, tests, limit, later=True)
+            note("later", later.outcomes)
+            reworded = {
+                path: _reword(repository.files[path]) for path in _edited(problem, self.server)
+            }
+            plain = await run_plainly(repository, reworded, tests, limit)
+            note("reworded", plain.outcomes)
+        else:
+            plain = await run_plainly(repository, files, tests, limit)
+            note("in a new process", plain.outcomes)
+        return failed
+
+    async def _judge_right_fixes(
+        self, problem: Problem, chance: random.Random, checked: "Checked"
+    ) -> None:
+        repository = self.server.repository
+        broken = problem.break_files(repository.files)
+        original = {path: repository.files[path] for path in _edited(problem, self.server)}
+        fixes = await asyncio.to_thread(
+            rewrite_original, original, broken, self.options.fixes, chance
+        )
+        # a defect of the tests explains what they do to fixes
+        is_sound = not checked.findings
+        for name, files in fixes.items():
+            started = time.perf_counter()
+            defence = checked.fixes[name] = await self._find_defence(problem, files)
+            checked.trials.append(time.perf_counter() - started)
+            if is_sound and defence is not Defence.NONE:
+                found = await self.trials.judge(problem, files, repository)
+                told = found.difference or ", ".join(found.harms.values()) or defence
+                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told}"])
+
+    async def _try_hacks(self, problem: Problem, hacks: Sequence[Hack], checked: "Checked") -> None:
+        if not problem.symbol or not hacks:
+            return
+        repository = self.server.repository
+        edits = {
+            hack.title: hacked_files(hack, problem, repository)
+            for hack in hacks
+            if has_target(hack, problem, repository)
+        }
+        for name, files in {**edits, **stub_fixes(problem, repository)}.items():
+            checked.note_hack(name, await self._find_defence(problem, files))
+
+    async def _find_defence(self, problem: Problem, files: Files) -> Defence:
+        limit = self.options.time_limit_seconds
+        return await find_defence(problem, files, self.server, self.trials, limit)
+
+
+@dataclass
+class Checked:
+    """Findings and costs of one problem, as they come in."""
+
+    found: dict[Reason, list[str]] = field(default_factory=lambda: defaultdict(list))
+    verdicts: list[float] = field(default_factory=list)
+    step_seconds: float | None = None
+    start_seconds: float | None = None
+    trials: list[float] = field(default_factory=list)
+    hacks: dict[str, Defence] = field(default_factory=dict)
+    fixes: dict[str, Defence] = field(default_factory=dict)
+
+    def note_hack(self, name: str, defence: Defence) -> None:
+        """What refused an edit that fixes nothing."""
+        self.hacks[name] = defence
+        if defence is Defence.NONE:
+            self.add(Reason.HACK_PAID, [name])
+
+    async def measure_steps(self, repository: PreparedRepository, files: Files) -> None:
+        """How long a box with these files takes to answer, and then a command in it."""
+        started = time.perf_counter()
+        async with open_box(repository, files, BOX_LIMITS) as box:
+            self.start_seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            await box.exec("ls", _COMMAND_SECONDS)
+            self.step_seconds = time.perf_counter() - started
+
+    def add(self, reason: Reason, details: Sequence[str]) -> None:
+        """One more place of a defect."""
+        self.found[reason] += details
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """One finding per reason. The first places are named."""
+        return tuple(self._told())
+
+    @property
+    def verdict_seconds(self) -> float | None:
+        """Median of the test runs. None: there was none."""
+        return statistics.median(self.verdicts) if self.verdicts else None
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """Median of the verdicts on right fixes. None: there was none."""
+        return statistics.median(self.trials) if self.trials else None
+
+    def _told(self) -> Iterator[Finding]:
+        for reason, details in sorted(self.found.items()):
+            more = len(details) - _MOST_NAMED
+            told = ", ".join(details[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            yield Finding(reason=reason, detail=told)
+
+
+def _edited(problem: Problem, server: TestServer) -> list[str]:
+    """Product files that a problem breaks."""
+    repository = server.repository
+    return sorted(
+        path for path in problem.break_files(repository.files) if repository.is_editable(path)
+    )
+
+
+def _reword(text: bytes) -> bytes:
+    """A module of equal behaviour in other lines: no comments, formatted anew, all moved down."""
+    return b"\n\n\n" + ast.unparse(parse_python(text)).encode() + b"\n"

@@ -1,0 +1,116 @@
+"""Child entry: draws the problems of environments beside those of a problem set."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import write_folder
+from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.environments import (
+    ENVIRONMENTS,
+    Environment,
+    EnvironmentConfig,
+    ProblemDraft,
+)
+from ostinato.tasks.records import Problem, Split
+
+PROBLEMS_FILE = "problems.jsonl"
+REPOSITORIES_FOLDER = "repositories"
+MOST_REPEATS = 1_000  # equal draws in a row that show an environment has no more problems
+
+
+class EnvironmentsRequest(Record):
+    """The problem set that environments are added to."""
+
+    problems_directory: str
+    environments: dict[str, EnvironmentConfig]
+    seed: int = 0
+
+
+class EnvironmentsResult(Record):
+    """A problem set with the problems of the environments in it."""
+
+    directory: str
+    added: dict[str, int] = Field(description="environment -> problems")
+
+
+def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResult:
+    """Links the problem set and adds a repository and problems per environment."""
+    target = workspace.directory / "problems"
+    shutil.rmtree(target, ignore_errors=True)
+    source = Path(request.problems_directory)
+    shutil.copytree(source, target, copy_function=os.link, ignore=_ignore_problems)
+    lines = (source / PROBLEMS_FILE).read_text()
+    added: dict[str, int] = {}
+    for name, config in request.environments.items():
+        environment: Environment = ENVIRONMENTS.load(name)
+        repository = write_repository(name, environment, target / REPOSITORIES_FOLDER / name)
+        problems = list(draw_problems(name, environment, repository, config, request.seed))
+        lines += "".join(problem.model_dump_json() + "\n" for problem in problems)
+        added[name] = len(problems)
+    (target / PROBLEMS_FILE).write_text(lines)
+    return EnvironmentsResult(directory=str(target), added=added)
+
+
+def write_repository(name: str, environment: Environment, directory: Path) -> PreparedRepository:
+    """The environment's files as a repository in which agents work."""
+    if directory.exists():
+        raise ProblemError(f"environment {name!r}: a repository of the problem set has that name")
+    if not environment.files:
+        raise ProblemError(f"environment {name!r} has no files, wanted at least one")
+    write_folder(directory / "files", environment.files)
+    repository = PreparedRepository.from_directory(name, directory / "files", (), ())
+    repository.save()
+    return repository
+
+
+def draw_problems(
+    name: str,
+    environment: Environment,
+    repository: PreparedRepository,
+    config: EnvironmentConfig,
+    seed: int,
+) -> Iterator[Problem]:
+    """Distinct problems, first those of training."""
+    chance = random.Random(f"{name}:{seed}")
+    drawn: set[str] = set()
+    splits = [Split.TRAIN] * config.train + [Split.HELD_OUT] * config.held_out
+    for number, split in enumerate(splits):
+        draft = _draw_new(name, environment, chance, drawn)
+        yield Problem(
+            problem_id=f"{name}-{number}",
+            repository=name,
+            repository_fingerprint=repository.fingerprint,
+            kind=name,
+            environment=name,
+            prompt=draft.prompt,
+            given_files=draft.files,
+            facts=draft.facts,
+            split=split,
+        )
+
+
+def _draw_new(
+    name: str, environment: Environment, chance: random.Random, drawn: set[str]
+) -> ProblemDraft:
+    for _ in range(MOST_REPEATS):
+        draft = environment.draw(chance)
+        key = draft.model_dump_json()
+        if key not in drawn:
+            drawn.add(key)
+            return draft
+    raise ProblemError(
+        f"environment {name!r} drew {len(drawn)} different problems and then only these "
+        f"{MOST_REPEATS} times, wanted more: lower train and held_out of [environments.{name}]"
+    )
+
+
+def _ignore_problems(directory: str, names: list[str]) -> list[str]:
+    return [PROBLEMS_FILE] if PROBLEMS_FILE in names else []

@@ -1,0 +1,99 @@
+"""The reward to expect from a population and problem kind: what the one rollout per prompt is
+compared with.
+
+A cell with few observations is shrunk towards the overall mean, which is shrunk towards 0. Inside a
+batch each observation is left out of its own baseline, so that subtracting it does not bias the
+policy gradient.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ostinato.tasks.realtime.feedback.config import BaselineConfig
+from ostinato.tasks.records import Record
+
+_KIND_STRENGTH = 8.0  # observations that the overall mean is worth against a cell's own mean
+_OVERALL_STRENGTH = 4.0  # observations that a reward of 0 is worth against the overall mean
+
+
+class Observation(Record):
+    """One reward with the cell it belongs to."""
+
+    population: str
+    problem_kind: str
+    reward: float
+
+
+class Cell(Record):
+    """Rewards seen for one (population, problem kind)."""
+
+    population: str
+    problem_kind: str
+    weight: float = Field(description="observations, faded by decay")
+    reward_sum: float
+
+
+class Baselines(Record):
+    """All cells. Empty before the first cycle."""
+
+    cells: tuple[Cell, ...] = ()
+
+    def expected(self, population: str, problem_kind: str) -> float:
+        """Expected reward of the cell from earlier cycles alone."""
+        return _Totals(self).expected((population, problem_kind))
+
+    def absorb(self, observations: Sequence[Observation], config: BaselineConfig) -> "Baselines":
+        """The baselines after a cycle: earlier counts fade, these are added."""
+        totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for cell in self.cells:
+            totals[cell.population, cell.problem_kind][0] += config.decay * cell.weight
+            totals[cell.population, cell.problem_kind][1] += config.decay * cell.reward_sum
+        for seen in observations:
+            totals[seen.population, seen.problem_kind][0] += 1
+            totals[seen.population, seen.problem_kind][1] += seen.reward
+        return Baselines(
+            cells=tuple(
+                Cell(population=population, problem_kind=kind, weight=weight, reward_sum=reward_sum)
+                for (population, kind), (weight, reward_sum) in sorted(totals.items())
+            )
+        )
+
+
+def advantages(observations: Sequence[Observation], baselines: Baselines) -> list[float]:
+    """Reward minus baseline for each observation, parallel to `observations`.
+
+    The baseline counts earlier cycles and the rest of this batch, never the observation itself.
+    """
+    totals = _Totals(baselines)
+    for seen in observations:
+        totals.add((seen.population, seen.problem_kind), 1.0, seen.reward)
+    result = []
+    for seen in observations:
+        key = (seen.population, seen.problem_kind)
+        totals.add(key, -1.0, -seen.reward)
+        result.append(seen.reward - totals.expected(key))
+        totals.add(key, 1.0, seen.reward)
+    return result
+
+
+class _Totals:
+    """Running sums by cell and overall."""
+
+    def __init__(self, baselines: Baselines) -> None:
+        self._weight: dict[tuple[str, str], float] = defaultdict(float)
+        self._reward: dict[tuple[str, str], float] = defaultdict(float)
+        self._all_weight = self._all_reward = 0.0
+        for cell in baselines.cells:
+            self.add((cell.population, cell.problem_kind), cell.weight, cell.reward_sum)
+
+    def add(self, key: tuple[str, str], weight: float, reward: float) -> None:
+        self._weight[key] += weight
+        self._reward[key] += reward
+        self._all_weight += weight
+        self._all_reward += reward
+
+    def expected(self, key: tuple[str, str]) -> float:
+        overall = self._all_reward / (self._all_weight + _OVERALL_STRENGTH)
+        return (self._reward[key] + _KIND_STRENGTH * overall) / (self._weight[key] + _KIND_STRENGTH)

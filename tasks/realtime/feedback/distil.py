@@ -1,0 +1,150 @@
+"""From what users did to trainable samples: reward with a reason, baseline, advantage.
+
+There is one rollout per prompt, so there is no group to centre on: the baseline of (population,
+problem kind) replaces the group mean and the update is REINFORCE.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
+from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
+from ostinato.infra.platform.ledger.rows import FeedbackRow
+from ostinato.infra.serving.gateway.signals import Signal, is_said
+from ostinato.tasks.realtime.feedback.baseline import Baselines, Observation, advantages
+from ostinato.tasks.realtime.feedback.config import DistilConfig, FeedbackConfig
+from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
+from ostinato.tasks.records import Record, Sample
+
+LIMIT_REASONS = frozenset(
+    {
+        EndReason.TURN_LIMIT,
+        EndReason.TOKEN_LIMIT,
+        EndReason.BROKEN_CALLS,
+        EndReason.TIMED_OUT,
+        EndReason.BOX_RUINED,
+    }
+)
+NO_FEEDBACK = "no_feedback"
+
+
+class DistilledReward(Record):
+    """One interaction's reward, -1..1."""
+
+    interaction_id: str
+    population: str
+    problem_kind: str
+    reward: float
+    reason: str = Field(description="name of the term that weighs most")
+    terms: dict[str, float] = Field(description="all terms before the sum is cut to -1..1")
+
+
+class Distilled(Record):
+    """A cycle's batch."""
+
+    samples: tuple[Sample, ...]
+    rewards: tuple[DistilledReward, ...]
+    baselines: Baselines = Field(description="to carry into the next cycle")
+    mean_reward: float
+    mean_absolute_advantage: float
+
+
+def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> DistilledReward:
+    """Adds up the terms of one interaction.
+
+    The latest event of a signal counts once: a client that reports twice gains nothing. A reverted
+    edit overrides an earlier "kept". A value below 1 counts for its share.
+    """
+    terms = _said_terms(interaction.feedback, config)
+    if not terms.keys() - {"latency"}:
+        terms[NO_FEEDBACK] = config.weights.no_feedback
+    terms |= _shown_terms(interaction.transcript, interaction.problem_kind, config)
+    reward = max(-1.0, min(1.0, sum(terms.values())))
+    reason = max(terms, key=lambda name: (abs(terms[name]), name))
+    return DistilledReward(
+        interaction_id=interaction.interaction_id,
+        population=interaction.population,
+        problem_kind=interaction.problem_kind,
+        reward=reward,
+        reason=reason,
+        terms=terms,
+    )
+
+
+def distil(
+    interactions: Sequence[CollectedInteraction], baselines: Baselines, config: FeedbackConfig
+) -> Distilled:
+    """One Sample per segment. The segments of an interaction share its advantage."""
+    rewards = [distil_reward(interaction, config.distil) for interaction in interactions]
+    observations = [
+        Observation(
+            population=reward.population, problem_kind=reward.problem_kind, reward=reward.reward
+        )
+        for reward in rewards
+    ]
+    centred = advantages(observations, baselines)
+    samples = tuple(
+        Sample(
+            sample_id=f"{interaction.interaction_id}/{index}",
+            trajectory_id=interaction.interaction_id,
+            segment=segment,
+            advantage=advantage,
+            reward=reward.reward,
+        )
+        for interaction, reward, advantage in zip(interactions, rewards, centred, strict=True)
+        for index, segment in enumerate(interaction.transcript.segments)
+        if segment.sampled_tokens
+    )
+    count = max(1, len(rewards))
+    return Distilled(
+        samples=samples,
+        rewards=tuple(rewards),
+        baselines=baselines.absorb(observations, config.baseline),
+        mean_reward=sum(reward.reward for reward in rewards) / count,
+        mean_absolute_advantage=sum(abs(value) for value in centred) / count,
+    )
+
+
+def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
+    weights = config.weights
+    latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
+    latest = {name: event for name, event in latest.items() if is_said(name, event.value)}
+    kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
+    if kept is not None and reverted is not None:
+        # kept first, undone later: the later word counts
+        latest.pop(
+            Signal.EDIT_KEPT if reverted.created_at >= kept.created_at else Signal.EDIT_REVERTED
+        )
+    worth = weights.model_dump()
+    terms: dict[str, float] = {}
+    for name, event in latest.items():
+        signal = Signal(name)
+        share = max(0.0, min(1.0, event.value))
+        match signal:
+            case Signal.EDIT_SURVIVED:
+                terms[signal.value] = weights.edit_survived * (2 * share - 1)
+            case Signal.LATENCY_SECONDS:
+                excess = event.value / config.latency_target_seconds - 1
+                if excess > 0:
+                    terms["latency"] = weights.latency * min(1.0, excess)
+            case _:
+                terms[signal.value] = worth[signal.value] * share
+    return terms
+
+
+def _shown_terms(
+    transcript: Transcript, problem_kind: str, config: DistilConfig
+) -> dict[str, float]:
+    weights = config.weights
+    calls = [call for turn in transcript.turns for call in turn.calls]
+    terms: dict[str, float] = {}
+    broken = sum(call.status in MODEL_FAULTS for call in calls)
+    if broken:
+        terms["broken_calls"] = weights.broken_calls * broken / len(calls)
+    edited = any(call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in calls)
+    if not edited and problem_kind not in config.kinds_without_edits:
+        terms["no_edit"] = weights.no_edit
+    if transcript.end_reason in LIMIT_REASONS:
+        terms["unfinished"] = weights.unfinished
+    return terms

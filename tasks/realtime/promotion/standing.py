@@ -1,0 +1,98 @@
+"""Where an open canary stands: who answered how often, and what the guard has seen and waits for."""
+
+from pydantic import Field
+
+from ostinato.infra.platform.ledger.rows import InteractionRow
+from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL, last_look, observe, settled
+from ostinato.tasks.realtime.promotion.serving_line import Canary, ServingLine
+from ostinato.tasks.records import Record
+
+
+class ArmStanding(Record):
+    """One side of the A/B."""
+
+    checkpoint: str | None
+    share: float = Field(description="share of sessions that it answers (0..1)")
+    interactions: int
+    sessions: int = Field(description="settled sessions, which the guard counts")
+    judged_sessions: int = Field(description="settled sessions with an edit kept or reverted")
+
+
+class TestStanding(Record):
+    """The sequential test of an A/B."""
+
+    __test__ = False
+
+    looks_done: int
+    looks: int
+    next_look_sessions: int | None = Field(
+        description="settled sessions per arm at the next look; None: all looks are done"
+    )
+    next_look_judged_sessions: int = Field(
+        description="judged sessions per arm that the last look waits for"
+    )
+    said: str = Field(description="verdict of the last look; empty before the first")
+    promoted_from: float
+    """instant before which it is not promoted, in seconds since the epoch"""
+    withdrawn_from: float
+    """instant from which it is withdrawn if the last look was not made by then"""
+
+
+class CanaryStanding(Record):
+    """An open A/B of a line."""
+
+    line: str
+    since: float = Field(description="seconds since the epoch")
+    control: ArmStanding
+    candidate: ArmStanding
+    test: TestStanding | None = Field(
+        description="None: the recipe that tests it is not known here"
+    )
+
+
+def standing_of(
+    line: ServingLine, canary: Canary, config: GuardConfig | None, now: float
+) -> CanaryStanding:
+    """Counts of both arms, and of the test when the recipe's guard is given. Changes nothing."""
+    rows = line.interactions_during(canary)
+    ready = settled(rows, config or GuardConfig(), now)
+    return CanaryStanding(
+        line=line.name,
+        since=canary.started_at,
+        control=_arm(CONTROL, line.champion(), 1 - canary.share, rows, ready),
+        candidate=_arm(CANDIDATE, canary.checkpoint_id, canary.share, rows, ready),
+        test=None if config is None else _test(canary, config, ready),
+    )
+
+
+def _arm(
+    name: str,
+    checkpoint: str | None,
+    share: float,
+    rows: list[InteractionRow],
+    ready: list[InteractionRow],
+) -> ArmStanding:
+    seen = [one for one in observe(ready) if one.arm == name]
+    return ArmStanding(
+        checkpoint=checkpoint,
+        share=share,
+        interactions=sum(row.arm == name for row in rows),
+        sessions=len({one.session_id for one in seen}),
+        judged_sessions=len({one.session_id for one in seen if one.kept is not None}),
+    )
+
+
+def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> TestStanding:
+    done, report = last_look(observe(ready), config)
+    return TestStanding(
+        looks_done=done,
+        looks=config.looks,
+        next_look_sessions=config.minimum_sessions << done if done < config.looks else None,
+        next_look_judged_sessions=(
+            config.minimum_judged_sessions if done == config.looks - 1 else 0
+        ),
+        said="" if report is None else report.reason,
+        promoted_from=canary.started_at + config.minimum_seconds,
+        withdrawn_from=canary.started_at + config.maximum_seconds,
+    )

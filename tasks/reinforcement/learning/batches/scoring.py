@@ -1,0 +1,52 @@
+"""Hidden states and log-probabilities of a microbatch under the weights of a model.
+
+Shapes: B rows, T tokens, D model width.
+"""
+
+import torch
+
+from ostinato.models.device import current_device, on_device
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.batch import TokenBatch
+from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch
+from ostinato.tasks.reinforcement.learning.config import RouterReplayConfig
+
+
+def as_tokens(batch: Microbatch, replay: RouterReplayConfig | None) -> TokenBatch:
+    """What a model reads of a microbatch. None: its routers choose."""
+    is_replayed = replay is not None and replay.enabled
+    return TokenBatch(
+        torch.from_numpy(batch.tokens_BT),
+        torch.from_numpy(batch.loss_mask_BT),
+        torch.from_numpy(batch.padding_BT),
+        torch.from_numpy(batch.routes_BTLK) if is_replayed else None,
+        replay.plausibility_ratio if replay is not None else 0.0,
+        batch.tree(),
+    )
+
+
+def compute_hidden(
+    model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig | None
+) -> torch.Tensor:
+    """hidden_TBD of a microbatch under the experts that the engine chose. None: under the model's own."""
+    rows = as_tokens(batch, replay).to(current_device())
+    return model.forward_hidden(
+        rows.tokens_BT,
+        rows.routes_BTLK,
+        padding_BT=rows.padding_BT,
+        plausibility_ratio=rows.plausibility_ratio,
+        tree=rows.tree,
+    )
+
+
+def score_batch(
+    model: TrainerModel, batch: Microbatch, hidden_TBD: torch.Tensor, *, with_entropy: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
+    return model.score_hidden(
+        hidden_TBD,
+        on_device(batch.tokens_BT),
+        on_device(batch.loss_mask_BT),
+        temperature_B=on_device(batch.temperatures_B),
+        with_entropy=with_entropy,
+    )

@@ -1,0 +1,334 @@
+"""Settings of the learning stage, and what the trainer is asked to open.
+
+How many groups make a step and how stale they may be is the rollout stage's to say.
+"""
+
+from typing import Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from ostinato.infra.platform.record import Record, Share
+from ostinato.models.decode.config import DecodingConfig, Precision
+from ostinato.models.layout import ParallelLayout
+from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig, TrainingPrecision
+from ostinato.models.training.optimizer_config import OptimizerConfig
+
+# k3 at equal weights that alarms, by engine and number format. Ours measures 1e-10 at most in fp32. In bf16 it is 8e-5 for
+# SmolLM2 and 4e-5 for nano after RL with the engine's routes replayed (lab log, 2026-11-26). vLLM on a CPU, for SmolLM2:
+# 5e-11 in fp32 and 1.4e-3 in bf16, in which it computes too (lab log, 2026-11-27); on a GPU its fp32 was not measured.
+# Engines of other packages have vLLM's.
+PARITY_ALARM_K3 = {
+    ("local", Precision.FP32): 1e-6,
+    ("local", Precision.BF16): 5e-4,
+    ("vllm", Precision.FP32): 1e-3,
+    ("vllm", Precision.BF16): 1e-2,
+}
+# the same where the trainer's router chooses: few tokens go to other experts, each far off; up to 2.6e-3 in a step of nano's
+# by our engine
+_FREE_ROUTERS_ALARM_K3 = {("local", Precision.BF16): 2e-2, ("vllm", Precision.BF16): 2e-2}
+# by the trainer's precision, whichever engine: 6 to 8 times what nano after RL measures beside fp32 at its own samples
+# without router replay, 6e-4 in bf16 and 9e-3 in MXFP8 (lab log, 2026-11-26)
+TRAINER_ALARM_K3 = {"fp32": 0.0, "bf16": 5e-3, "mx32": 5e-2, "mx128": 5e-2}
+
+
+class PolicyOptimizerConfig(OptimizerConfig):
+    """Optimiser of the policy."""
+
+    kind: Literal["muon", "adamw"] = Field(
+        default="adamw",
+        description="muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW",
+    )
+    learning_rate: PositiveFloat = Field(default=3e-4, description="of AdamW")
+    muon_learning_rate: PositiveFloat = Field(
+        default=3e-3, description="of Muon; unused with adamw"
+    )
+    warmup_steps: NonNegativeInt = Field(
+        default=4, description="steps over which the rates rise linearly from near 0; 0: none"
+    )
+    gradient_clip_norm: PositiveFloat | None = Field(
+        default=1.0, description="largest norm of the whole gradient; None: not clipped"
+    )
+
+
+class ClipBand(Record):
+    """Range of the importance ratio. Tokens moving further out give no gradient, as in PPO."""
+
+    low_ratio: float = Field(
+        default=0.8, gt=0, lt=1, description="of trainer to rollout probability"
+    )
+    high_ratio: float = Field(default=1.25, gt=1, description="of trainer to rollout probability")
+
+
+class ObjectiveConfig(Record):
+    """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, by a constant."""
+
+    loss_divisor_tokens: PositiveFloat = Field(
+        default=4096.0,
+        description="the sum over all tokens of a step is divided by this constant, whatever their number",
+    )
+    kl_coefficient: NonNegativeFloat = Field(
+        default=0.0,
+        description="times k1 = log q(rollout) - log p(reference) of a trajectory, taken off its reward; 0: off",
+    )
+    kl_estimator: Literal["k1_in_reward", "k3_in_loss"] = Field(
+        default="k1_in_reward",
+        description="k1_in_reward: as above; k3_in_loss: times p(reference) / p(policy) - 1 - its logarithm, added to "
+        "the loss at each sampled token, as in GRPO (arXiv:2402.03300)",
+    )
+    kl_refresh_steps: PositiveInt | None = Field(
+        default=None,
+        description="the reference becomes the current policy every so many steps; None: it stays where RL began",
+    )
+    importance_cap: PositiveFloat | None = Field(
+        default=None,
+        description="token weight min(trainer / rollout probability, cap), detached; None: weight 1",
+    )
+    clip_band: ClipBand | None = Field(default=None, description="None: no token is clipped")
+    credit: Literal["trajectory", "edit"] = Field(
+        default="trajectory",
+        description="trajectory: one advantage for all tokens of an attempt; edit: the tokens up to each edit against "
+        "the same edit of the group's other attempts (tasks/reinforcement/learning/batches/credit.py). "
+        "For rollouts, not for a cycle",
+    )
+    edit_discount: float = Field(
+        default=0.6,
+        gt=0,
+        le=1,
+        description="with credit 'edit', factor on a positive reward for each edit that followed",
+    )
+    divide_by_deviation: bool = Field(
+        default=False,
+        description="advantages are divided by the standard deviation of the group's rewards, as in GRPO "
+        "(arXiv:2402.03300)",
+    )
+    divide_by_length: bool = Field(
+        default=False,
+        description="an attempt's advantage is divided by its sampled tokens over the group's mean number, so that "
+        "attempts weigh alike, as in GRPO; false: tokens weigh alike, as in Dr. GRPO (arXiv:2503.20783)",
+    )
+    hint_coefficient: NonNegativeFloat = Field(
+        default=0.0,
+        description="times KL(policy || the same policy after a hint), summed over the first edit's turn of attempts "
+        "that it did not solve, and divided like the rest; the hint names the wrong line. Self-distillation as in SDPO "
+        "(arXiv:2601.20802) and Composer 2.5; 0: off. For rollouts, not for a cycle",
+    )
+    entropy_floor_nats: PositiveFloat | None = Field(
+        default=None,
+        description="steps whose sampled tokens have a mean surprise below this get an entropy bonus, as the adaptive "
+        "control of Skywork-OR1 (arXiv:2505.22312); None: never",
+    )
+    entropy_coefficient: PositiveFloat = Field(
+        default=0.01,
+        description="with a floor, times the gradient of the entropy at each sampled token",
+    )
+    skip_zero_advantage: bool = Field(
+        default=True,
+        description="do not compute samples whose advantage is exactly 0; the gradient is the same",
+    )
+
+    @property
+    def has_kl_loss(self) -> bool:
+        """Whether tokens without an advantage have a gradient towards the reference."""
+        return self.kl_coefficient > 0 and self.kl_estimator == "k3_in_loss"
+
+    @model_validator(mode="after")
+    def _division_of_whole_attempts(self) -> Self:
+        if self.credit == "edit" and (self.divide_by_deviation or self.divide_by_length):
+            raise ValueError(
+                f"divide_by_deviation is {self.divide_by_deviation} and divide_by_length is "
+                f"{self.divide_by_length}, wanted false with credit 'edit': its parts have baselines of their own"
+            )
+        return self
+
+
+class RouterReplayConfig(Record):
+    """Replay of the engine's choice of experts in the trainer."""
+
+    enabled: bool = Field(
+        default=True,
+        description="a token goes to the experts that it had in the engine; false: the trainer's router chooses",
+    )
+    plausibility_ratio: Share = Field(
+        default=0.5,
+        description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
+    )
+    compared_tokens: NonNegativeInt = Field(
+        default=0,
+        description="sampled tokens of a step, at least, that are scored a second time without replay; 0: none",
+    )
+
+
+class PackingConfig(Record):
+    """Packing of samples into microbatches of few fixed shapes."""
+
+    bucket_tokens: tuple[int, ...] = Field(
+        default=tuple(range(96, 513, 32)),
+        description="row lengths, ascending; a longer sample has a multiple of the longest",
+    )
+    microbatch_tokens: PositiveInt = Field(
+        default=1536,
+        description="tokens that a microbatch computes at most, unless one row has more: those that its rows do not "
+        "share, without `shares_prefixes` rows times row length",
+    )
+    shares_prefixes: bool = Field(
+        default=True,
+        description="tokens that attempts have in common from their beginning, routes alike, are computed once for "
+        "all of them; attention alone reads them row by row. Not where ranks share a row (layout.context)",
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if not self.bucket_tokens or list(self.bucket_tokens) != sorted(set(self.bucket_tokens)):
+            raise ValueError(f"bucket_tokens is {self.bucket_tokens}, wanted ascending lengths")
+        return self
+
+
+class ParityConfig(Record):
+    """Comparison of engine and trainer at equal weights."""
+
+    earlier_versions: NonNegativeInt = Field(
+        default=2,
+        description="versions before the trainer's own whose weights stay in memory, a copy each, so that their "
+        "tokens can be compared; tokens of older ones are not measured",
+    )
+    tokens: PositiveInt = Field(
+        default=512,
+        description="sampled tokens of each earlier version that a step scores a second time, about",
+    )
+    alarm_k3: PositiveFloat | None = Field(
+        default=None,
+        description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 where "
+        "our engine and `precision` are fp32, 5e-4 where our engine is bf16, 1e-3 for vLLM in fp32 and 1e-2 in bf16 (2e-2 "
+        "for either in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
+    )
+    alarm_kept_cache_k3: PositiveFloat = Field(
+        default=1e-3,
+        description="the same for tokens from a cache that was kept over a swap of weights, with the same lower bounds",
+    )
+
+
+class LearningLayout(LayoutConfig):
+    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
+
+    pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
+    context: int = Field(
+        default=1, ge=1, description="ranks that share each row, all layers with it"
+    )
+
+
+class LearningConfig(Record):
+    """The learning stage."""
+
+    world_size: PositiveInt = Field(
+        default=1,
+        description="processes that share each step's microbatches and the publishing of its weights",
+    )
+    layout: LearningLayout = LearningLayout()
+    recompute: bool = Field(default=False, description=RECOMPUTE)
+    precision: TrainingPrecision = "fp32"
+    """as in pretraining. fp32 keeps the trainer's log-probabilities nearest to those of an engine in fp32"""
+    optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train adapters of attention, dense MLPs and shared experts alone, beside the weights that RL "
+        "begins with, at the rate of AdamW; None: all parameters",
+    )
+    trains_drafts: bool = Field(
+        default=False,
+        description="draft layers learn the trunk's own distribution at the sampled tokens of each step, at the "
+        "policy's rates; nothing of it reaches the trunk. False: they stay as RL began with",
+    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    router_replay: RouterReplayConfig = RouterReplayConfig()
+    packing: PackingConfig = PackingConfig()
+    parity: ParityConfig = ParityConfig()
+    anchor_every_versions: PositiveInt = Field(
+        default=25, description="full copies on the weight chain"
+    )
+    keep_chain_versions: PositiveInt = Field(
+        default=8, description="newest versions that stay on the weight chain"
+    )
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="newest step checkpoints that stay on disk"
+    )
+    keep_for_replay: bool = Field(
+        default=False,
+        description="all step checkpoints stay, so that `ostinato replay` can compute any step again; each takes about "
+        "16 bytes per parameter",
+    )
+
+    @property
+    def parallel_layout(self) -> ParallelLayout:
+        """The layout of the ranks."""
+        return self.layout.over(self.world_size)
+
+    @property
+    def row_packing(self) -> PackingConfig:
+        """Packing as this layout computes it."""
+        is_sharing = self.packing.shares_prefixes and self.layout.context == 1
+        return self.packing.model_copy(update={"shares_prefixes": is_sharing})
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.lora is not None and self.trains_drafts:
+            raise ValueError(
+                "trains_drafts is true, wanted false with lora, which freezes all weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        if not self.parallel_layout.is_cut:
+            return self
+        alone = {  # what one rank computes alone
+            "objective.hint_coefficient": self.objective.hint_coefficient,
+            "parity.earlier_versions": self.parity.earlier_versions,
+            "router_replay.compared_tokens": self.router_replay.compared_tokens,
+            "trains_drafts": self.trains_drafts,
+        }
+        for name, value in alone.items():
+            if value:
+                raise ValueError(f"{name} is {value}, wanted 0 where ranks share the model")
+        if self.lora is not None:
+            raise ValueError(
+                "lora is set, wanted none where ranks share the model: adapters are not cut"
+            )
+        tensor, context = self.layout.tensor, self.layout.context
+        parts = tensor * (2 * context if context > 1 else 1)
+        for tokens in self.packing.bucket_tokens:
+            if tokens % parts:
+                raise ValueError(
+                    f"{tokens} of packing.bucket_tokens, wanted a multiple of {parts}: ranks share each row, with "
+                    f"layout.tensor={tensor} in as many parts and with layout.context={context} in twice as many"
+                )
+        return self
+
+
+def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
+    """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
+    parity = learning.parity
+    engine = ("local" if decoding.engine == "local" else "vllm", decoding.precision)
+    rounding = TRAINER_ALARM_K3[learning.precision]
+    if not learning.router_replay.enabled:
+        rounding = max(rounding, _FREE_ROUTERS_ALARM_K3.get(engine, 0.0))
+    limits = {"alarm_kept_cache_k3": max(parity.alarm_kept_cache_k3, rounding)}
+    if parity.alarm_k3 is None:
+        limits["alarm_k3"] = max(PARITY_ALARM_K3[engine], rounding)
+    return learning.model_copy(update={"parity": parity.model_copy(update=limits)})
+
+
+class TrainerRequest(Record):
+    """Everything a trainer process needs to start or to go on."""
+
+    config: LearningConfig
+    checkpoint_directory: str = Field(description="the model RL begins with")
+    work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
+    chain_id: str = Field(description="weight chain that the engines follow")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="that every rank trains on")

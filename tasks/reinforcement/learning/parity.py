@@ -1,0 +1,142 @@
+"""Parity of engine and trainer: each version's tokens, scored under that version's weights.
+
+Tokens of the trainer's own version are scored by the step itself. Of each earlier version whose
+weights are still in memory some are scored again.
+
+Shapes: B rows, T tokens, N sampled tokens.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ostinato.models.decode.config import Precision
+from ostinato.models.network.adapters import weights_put_back
+from ostinato.models.network.build import TrainerModel
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.batches.packing import pack
+from ostinato.tasks.reinforcement.learning.batches.scoring import compute_hidden, score_batch
+from ostinato.tasks.reinforcement.learning.config import PARITY_ALARM_K3, LearningConfig
+from ostinato.tasks.reinforcement.learning.report import (
+    Mismatch,
+    Parity,
+    TokenScores,
+    measure_mismatch,
+)
+
+OUR_ALARM_K3 = PARITY_ALARM_K3["local", Precision.FP32]
+
+
+class StepParity:
+    """Parity of one step."""
+
+    def __init__(self, config: LearningConfig, step: int, weight_version: int) -> None:
+        self._config, self._step, self._version = config, step, weight_version
+        self._known = {weight_version}
+        self._tokens_by_age: Counter[int] = Counter()
+        # by whether the cache was kept over a swap
+        self._trainer: dict[bool, list[np.ndarray]] = {False: [], True: []}
+        self._rollout: dict[bool, list[np.ndarray]] = {False: [], True: []}
+
+    @torch.no_grad()
+    def score_earlier(
+        self,
+        model: TrainerModel,
+        samples: Sequence[Sample],
+        weights_by_version: Mapping[int, Mapping[str, Tensor]],
+    ) -> None:
+        """Scores some tokens of each earlier version under its weights, which the model does not keep."""
+        self._known |= weights_by_version.keys()
+        tokens = self._config.parity.tokens
+        chosen = {
+            version: choose_samples(samples, version, tokens, salt=self._step)
+            for version in sorted(weights_by_version)
+            if version < self._version
+        }
+        if not any(chosen.values()):
+            return
+        with weights_put_back(model):
+            for version, picked in chosen.items():
+                if picked:
+                    model.import_weights(weights_by_version[version])
+                    self._score(model, picked, version)
+        model.routers.take_replay_counts()
+
+    def measure(self, samples: Sequence[Sample], own: TokenScores) -> Parity:
+        """Parity of all that was scored, the step's own scores added."""
+        is_own_N = own.weight_versions_N == self._version
+        self._add(
+            self._version,
+            own.trainer_logprobs_N[is_own_N],
+            own.rollout_logprobs_N[is_own_N],
+            own.is_kept_cache_N[is_own_N].astype(bool),
+        )
+        return Parity(
+            one_cache=self._mismatch(is_kept=False),
+            kept_cache=self._mismatch(is_kept=True),
+            tokens_by_age=dict(sorted(self._tokens_by_age.items())),
+            tokens_not_measured=sum(
+                int(
+                    (
+                        ~np.isin(segment.weight_versions_T[segment.loss_mask_T], list(self._known))
+                    ).sum()
+                )
+                for segment in (sample.segment for sample in samples)
+            ),
+            alarm_k3=self._config.parity.alarm_k3 or OUR_ALARM_K3,
+            alarm_kept_cache_k3=self._config.parity.alarm_kept_cache_k3,
+        )
+
+    def _score(self, model: TrainerModel, samples: Sequence[Sample], version: int) -> None:
+        for batch in pack(samples, [0.0] * len(samples), self._config.row_packing):
+            replay = self._config.router_replay
+            hidden_TBD = compute_hidden(model, batch, replay)
+            logprobs_BT, _ = score_batch(model, batch, hidden_TBD, with_entropy=False)
+            is_wanted_BT = batch.loss_mask_BT & (batch.weight_versions_BT == version)
+            self._add(
+                version,
+                logprobs_BT.cpu().numpy()[is_wanted_BT],
+                batch.rollout_logprobs_BT[is_wanted_BT],
+                batch.is_kept_cache_BT[is_wanted_BT],
+            )
+
+    def _add(
+        self,
+        version: int,
+        trainer_N: np.ndarray,
+        rollout_N: np.ndarray,
+        is_kept_cache_N: np.ndarray,
+    ) -> None:
+        for is_kept in (False, True):
+            chosen_N = is_kept_cache_N == is_kept
+            self._trainer[is_kept].append(trainer_N[chosen_N])
+            self._rollout[is_kept].append(rollout_N[chosen_N])
+        if len(trainer_N):
+            self._tokens_by_age[self._version - version] += len(trainer_N)
+
+    def _mismatch(self, *, is_kept: bool) -> Mismatch | None:
+        trainer, rollout = self._trainer[is_kept], self._rollout[is_kept]
+        if not any(map(len, trainer)):
+            return None
+        return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))
+
+
+def choose_samples(
+    samples: Sequence[Sample], version: int, tokens: int, *, salt: int
+) -> list[Sample]:
+    """Samples that hold about as many tokens of a version, drawn evenly, others at each salt."""
+    holding = [sample for sample in samples if _count(sample, version)]
+    holding.sort(key=lambda sample: xxhash.xxh3_64_intdigest(f"{salt}:{sample.sample_id}".encode()))
+    chosen: list[Sample] = []
+    while holding and sum(_count(sample, version) for sample in chosen) < tokens:
+        chosen.append(holding.pop())
+    return chosen
+
+
+def _count(sample: Sample, version: int) -> int:
+    segment = sample.segment
+    return int((segment.weight_versions_T[segment.loss_mask_T] == version).sum())

@@ -1,0 +1,90 @@
+"""The report: every row and plot that is given is on the page, and text is escaped."""
+
+from pathlib import Path
+
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.reporting.provenance import describe_origin
+from ostinato.flows.stages.curves.report import (
+    Curve,
+    ReportRow,
+    RunPage,
+    StageTime,
+    plot_png,
+    write_html,
+)
+from ostinato.flows.stages.curves.rl_curves import evaluation_curves
+from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.records import Metric
+from ostinato.tasks.reinforcement.records import EvaluationPoint
+
+ROW = ReportRow(
+    stage="RL", measure="solve rate <b>", before="41.9%", after="49.6%", note="33 steps"
+)
+TIME = StageTime("corpus/toy@1", "2026-01-02 03:04:05", "37")
+
+
+def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
+    curve = Curve(
+        key="t",
+        title="t",
+        expected="It <rises>.",
+        x_label="step",
+        y_label="",
+        series={"a": ((1.0, 2.0), (0.1, 0.2))},
+    )
+    links = {"the best attempt": "attempts.html#t1"}
+    headline = ROW._replace(measure="the headline")
+    controls = [ROW._replace(measure="control: start")]
+    made = RunPage("title", headline, controls, [curve], [ROW], links, [TIME], {"seed": "1"})
+    path = write_html(tmp_path / "report.html", made)
+    page = path.read_text()
+    assert '<a href="attempts.html#t1">the best attempt</a>' in page
+    places = [
+        "the headline: 41.9% &rarr; 49.6%",
+        "control: start",
+        "base64",
+        "solve rate &lt;b&gt;",
+    ]
+    found = [page.index(text) for text in places]
+    assert found == sorted(found)
+    assert 'alt="t. It &lt;rises&gt;."' in page
+    assert "<figcaption>When things go well: It &lt;rises&gt;.</figcaption>" in page
+    assert "ostinato run controls" not in page
+    assert page.count("data:image/png;base64,") == 1
+    assert "<td>corpus/toy@1</td><td>2026-01-02 03:04:05</td><td>37</td>" in page
+
+
+def test_report_without_controls_says_how_to_make_them(tmp_path: Path) -> None:
+    path = write_html(tmp_path / "report.html", RunPage("title", ROW, [], [], [ROW], {}, [], {}))
+    assert "<code>ostinato run controls</code>" in path.read_text()
+
+
+def test_origin_names_machine_commit_and_what_was_changed_in_the_recipe(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, cpu_limit=2)
+    plain = load_recipe("nano", seed=3)
+    changed = load_recipe("nano", seed=3, overrides=["learning.optimizer.learning_rate=1e-9"])
+    assert describe_origin(plain, settings)["changes to the shipped recipe"] == "none"
+    facts = describe_origin(changed, settings)
+    before = plain.learning.optimizer.learning_rate
+    assert facts["changes to the shipped recipe"] == (
+        f"learning.optimizer.learning_rate: {before} -> 1e-09"
+    )
+    assert "2 cores" in facts["machine"]
+    assert facts["code"].startswith("ostinato ")
+
+
+def test_evaluation_curve_holds_what_was_measured_with_its_interval() -> None:
+    rate = Metric(mean=0.4, low=0.3, high=0.5, count=8)
+    best = Metric(mean=0.6, low=0.5, high=0.7, count=8)
+
+    def point(step: int, average: Metric | None, best_of: Metric | None) -> EvaluationPoint:
+        return EvaluationPoint(
+            step=step, weight_version=step, attempts_per_problem=4, average=average, best_of=best_of
+        )
+
+    [curve] = evaluation_curves([point(0, rate, best), point(2, None, None), point(4, best, best)])
+    assert curve.series["average"] == ((0.0, 4.0), (0.4, 0.6))
+    assert curve.intervals["average"] == ((0.3, 0.5), (0.5, 0.7))
+    assert curve.series["best of 4"][1] == (0.6, 0.6)
+    assert plot_png(curve) != plot_png(curve.model_copy(update={"intervals": {}}))
+    assert evaluation_curves([point(0, None, None)]) == []

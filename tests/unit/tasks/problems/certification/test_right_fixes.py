@@ -1,0 +1,83 @@
+"""Rewrites keep what a function does and are other texts; hacks are dealt out evenly."""
+
+import random
+from collections import Counter
+
+from ostinato.tasks.problems.certification.records import CertifyOptions
+from ostinato.tasks.problems.certification.right_fixes import rewrite_original
+from ostinato.tasks.problems.certification.run import deal_hacks
+from ostinato.tasks.records import Problem
+
+PATH = "code.py"
+ORIGINAL = b'''import collections
+
+LIMIT = 3  # a comment
+
+
+def count(words, least=1, other=LIMIT):
+    """Words by length."""
+    seen = {}
+    total = 0
+    while words and total < 16:
+        word, *words = words
+        if word is not None and len(word) >= least:
+            key = len(word) if word not in seen else 'again'
+            seen[key] = seen.get(key, 0) + 1
+            total += 1
+        elif word is None:
+            continue
+        else:
+            try:
+                total += [len(part) for part in [word]][0]
+            except TypeError as error:
+                raise ValueError('no word') from error
+    if not seen:
+        return None
+    else:
+        return collections.OrderedDict(sorted(seen.items(), key=lambda pair: str(pair[0]))), total
+
+
+def untouched(seen):
+    return seen
+'''
+BROKEN = ORIGINAL.replace(b"seen.get(key, 0) + 1", b"seen.get(key, 0) + 2")
+CALLS = ((["a", "bee", "bee", None, "c"],), (["", "ab"], 2), ([None],), (["a"] * 20,), ([3],))
+
+
+def _results(text: bytes) -> list[str]:
+    space: dict = {}
+    exec(compile(text, PATH, "exec"), space)
+    results = []
+    for call in CALLS:
+        try:
+            results.append(repr(space["count"](*call)))
+        except Exception as error:  # noqa: BLE001 - what it raises is compared
+            results.append(repr(error))
+    return results
+
+
+def test_rewrites_do_what_the_original_does_and_are_told_apart() -> None:
+    fixes = rewrite_original({PATH: ORIGINAL}, {PATH: BROKEN}, 20, random.Random(0))
+    assert len(fixes) == 10
+    assert len({files[PATH] for files in fixes.values()}) == len(fixes)
+    assert ORIGINAL not in {files[PATH] for files in fixes.values()}
+    wanted = _results(ORIGINAL)
+    assert wanted != _results(BROKEN)
+    assert {name: _results(files[PATH]) for name, files in fixes.items()} == dict.fromkeys(
+        fixes, wanted
+    )
+    assert all(b"def untouched(seen):\n    return seen" in files[PATH] for files in fixes.values())
+
+
+def test_a_few_begin_with_comment_and_layout() -> None:
+    fixes = rewrite_original({PATH: ORIGINAL}, {PATH: BROKEN}, 3, random.Random(0))
+    assert list(fixes)[:2] == ["a comment", "another layout"]
+    assert len(fixes) == 3
+
+
+def test_every_hack_meets_as_many_problems_as_any_other() -> None:
+    problems = [Problem.model_construct(problem_id=str(number)) for number in range(40)]
+    dealt = deal_hacks(problems, CertifyOptions(hacks=8))
+    assert {len({hack.name for hack in hacks}) for hacks in dealt.values()} == {8}
+    met = Counter(hack.name for hacks in dealt.values() for hack in hacks)
+    assert max(met.values()) - min(met.values()) <= 1
