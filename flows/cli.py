@@ -55,7 +55,6 @@ DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:describe"
 PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 RETENTION = "ostinato.flows.commands.retention:Retention"
-RUN_LAUNCHED = "ostinato.infra.platform.cluster.launch:run_launched"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
 SHOW_ATTEMPTS = "ostinato.flows.reporting.evaluation_report:show_attempts"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
@@ -492,7 +491,7 @@ def main() -> None:
         if launch is None:
             app()
         else:
-            load_entry(RUN_LAUNCHED)(launch, app)
+            load_entry("ostinato.infra.platform.cluster.launch:run_launched")(launch, app)
     except OstinatoError as error:
         print_error(error)
         sys.exit(2)
