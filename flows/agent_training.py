@@ -7,7 +7,7 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.reporting import showing
+from ostinato.flows.reporting.run_report import RunArtifacts, show_run
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.forms import Budget, ProblemSet, RecipeName, Seed
@@ -47,5 +47,5 @@ def agent_training(
             reinforced,
             lambda: realtime_cycle(recipe, seed, problems, reinforced, options=context.options),
         )
-    made = showing.MadeByRun(problems, pretrained, drafted, reinforced)
-    return str(showing.show_run(context, made, cycle))
+    made = RunArtifacts(problems, pretrained, drafted, reinforced)
+    return str(show_run(context, made, cycle))

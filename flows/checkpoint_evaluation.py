@@ -9,8 +9,7 @@ from prefect.states import Completed, Failed
 
 from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problems_for
-from ostinato.flows.reporting.evaluation_report import EvaluationReport, show_evaluation
-from ostinato.flows.reporting.overlap_notes import note_overlap
+from ostinato.flows.reporting.evaluations import EvaluationReport, note_overlap, show_evaluation
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named, has_trained
 from ostinato.flows.stages.events import tell_gate, tell_nothing_to_evaluate

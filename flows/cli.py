@@ -56,7 +56,7 @@ PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 RETENTION = "ostinato.flows.commands.retention:Retention"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
-SHOW_ATTEMPTS = "ostinato.flows.reporting.evaluation_report:show_attempts"
+SHOW_ATTEMPTS = "ostinato.flows.reporting.evaluations:show_attempts"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="RL run: nano-seed0, its id, or its folder")]
 

@@ -10,7 +10,7 @@ from prefect import flow
 from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.reporting.control_rows import read_rows, show_controls
+from ostinato.flows.reporting.evaluations import read_rows, show_controls
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RecipeName, Seed

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ostinato.flows.recipe import Recipe
+from ostinato.flows.reporting.pages import render
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.console import say
-from ostinato.flows.stages.curves.pages import render
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError

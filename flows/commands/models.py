@@ -6,7 +6,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from ostinato.flows.reporting.figures import interval
+from ostinato.flows.reporting.tables import interval
 from ostinato.flows.stages.console import say
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry

@@ -8,8 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from ostinato.flows.stages.artifacts import optional, refresh_image
-from ostinato.flows.stages.curves.report import plot_png
-from ostinato.flows.stages.curves.training_curves import stage_curves
+from ostinato.flows.stages.curves import plot_png, stage_curves
 from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.cluster.workspace import METRICS
 

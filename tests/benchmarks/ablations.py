@@ -29,7 +29,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ostinato.flows.reporting.control_rows import read_rows as read_attempts
+from ostinato.flows.reporting.evaluations import read_rows as read_attempts
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import STAGES, RunOptions
 from ostinato.flows.stages.stage import StageContext

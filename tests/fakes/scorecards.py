@@ -1,6 +1,6 @@
 """Scorecards of checkpoints that nobody measured."""
 
-from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.reporting.evaluations import UNKNOWN, EvaluationReport
 from ostinato.tasks.records import Metric, Scorecard
 
 
@@ -32,6 +32,6 @@ def report_of(*cards: Scorecard, in_training_text: tuple[str, ...] = ()) -> Eval
         recipe="mine",
         seed=0,
         scorecards=cards,
-        in_training_text=in_training_text,
+        in_training_text=in_training_text or (UNKNOWN,) * len(cards),
         decision=None,
     )

@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL
 from ostinato.flows.checkpoint_evaluation import SKIPPED, checkpoint_evaluation
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.operating.local_prefect import deployments
-from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.reporting.evaluations import EvaluationReport
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.flows.stages.stage import StageContext

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.reporting.evaluations import EvaluationReport
 from ostinato.flows.stages.console import WatchLines
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import open_context

@@ -11,7 +11,7 @@ from ostinato.flows.checkpoint_evaluation import checkpoint_evaluation
 from ostinato.flows.promotion import promotion
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
-from ostinato.flows.reporting.evaluation_report import EvaluationReport
+from ostinato.flows.reporting.evaluations import EvaluationReport
 from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.finished_stages import add_checkpoint, add_problems, add_scorecard, open_context

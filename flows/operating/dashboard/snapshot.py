@@ -18,9 +18,7 @@ from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
 from ostinato.flows.operating.status.services import RunningUp
-from ostinato.flows.stages.curves.report import Curve
-from ostinato.flows.stages.curves.rl_curves import rl_curves
-from ostinato.flows.stages.curves.training_curves import training_curves
+from ostinato.flows.stages.curves import Curve, rl_curves, training_curves
 from ostinato.infra.platform.cluster.workspace import METRICS, PROGRESS, Progress, read_record
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import open_ledger

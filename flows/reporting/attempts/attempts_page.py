@@ -12,7 +12,7 @@ from ostinato.flows.reporting.attempts.trajectories import (
     say_verdict,
     summarise,
 )
-from ostinato.flows.stages.curves.pages import render
+from ostinato.flows.reporting.pages import render
 from ostinato.infra.agent.transcript import Segment
 
 MOST_SHOWN = 100  # attempts whole on one page; of the others only a line each

@@ -1,6 +1,6 @@
 """Rows of the report on held-out code: base, continued pretraining, fine-tuning."""
 
-from ostinato.flows.reporting.codebase_rows import codebase_rows
+from ostinato.flows.reporting.run_report import codebase_rows
 from ostinato.tasks.pretraining.config import Perplexity, PhaseResult, PretrainingResult
 
 

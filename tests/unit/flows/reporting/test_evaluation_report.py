@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.flows.reporting.evaluation_report import (
+from ostinato.flows.reporting.evaluations import (
     attempt_rows,
     evaluation_as_markdown,
     show_attempts,
@@ -53,16 +53,6 @@ def test_means_of_attempts_stand_in_every_form_of_the_report() -> None:
 @pytest.mark.parametrize("solved", [True, False])
 def test_attempts_that_all_ended_alike_have_one_row(solved: bool) -> None:
     assert len(attempt_rows(report_of(card_of(solved, solved)))) == 1
-
-
-def test_a_scorecard_older_than_the_figures_is_read_and_shown_without_them() -> None:
-    names = {"attempt_means", "solved_attempt_means"}
-    older = Scorecard.model_validate(card_of(True).model_dump(exclude=names))
-    report, text = report_of(older), io.StringIO()
-    assert attempt_rows(report) == []
-    assert "lines changed" not in evaluation_as_markdown(report)
-    show_attempts(report.model_dump(mode="json"), Console(file=text))
-    assert text.getvalue() == ""
 
 
 def test_what_attempts_took_is_no_part_of_a_scorecards_name() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ostinato.flows.reporting import gate_picture
-from ostinato.flows.reporting.gate_picture import gate_png, show_gate
+from ostinato.flows.reporting import evaluations
+from ostinato.flows.reporting.evaluations import gate_png, show_gate
 from ostinato.tasks.records import Metric
 
 RATE = Metric(mean=0.4, low=0.3, high=0.5, count=8)
@@ -14,7 +14,7 @@ def test_picture_shows_means_with_intervals_and_says_what_was_decided(
 ) -> None:
     shown: list[tuple[bytes, str]] = []
     monkeypatch.setattr(
-        gate_picture, "show_image", lambda png, key, description: shown.append((png, description))
+        evaluations, "show_image", lambda png, key, description: shown.append((png, description))
     )
     rates = {"candidate": RATE, "champion": RATE}
     show_gate(rates, "Gate passed: no worse")

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.reporting.evaluation_report import (
+from ostinato.flows.reporting.evaluations import (
+    UNKNOWN,
     evaluation_as_markdown,
+    note_overlap,
+    overlap_rows,
 )
-from ostinato.flows.reporting.overlap_notes import UNKNOWN, note_overlap, overlap_rows
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.scorecards import (
     OVERLAP_FILE,
@@ -116,7 +118,7 @@ def test_it_is_a_file_beside_the_scorecard_rows_and_trajectories(
 
 def test_it_is_a_column_beside_each_scorecard_and_a_table_of_the_corpus() -> None:
     cards = tuple(make_scorecard(name, "p", 0.5) for name in ("first", "second"))
-    report = report_of(*cards, in_training_text=(NOTE,))
+    report = report_of(*cards, in_training_text=(NOTE, UNKNOWN))
     heads, _, first, second = [
         line.split(" | ")
         for line in evaluation_as_markdown(report).split("\n")

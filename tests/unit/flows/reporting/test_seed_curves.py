@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.stages.curves.rl_curves import newest_runs, seed_curves
+from ostinato.flows.stages.curves import newest_runs, seed_curves
 from ostinato.infra.platform.cluster.workspace import RequestEnvelope
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.reporting.stage_times import stage_times
+from ostinato.flows.reporting.run_report import stage_times
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext

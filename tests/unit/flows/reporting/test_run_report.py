@@ -1,18 +1,20 @@
 """The report: every row and plot that is given is on the page, and text is escaped."""
 
+import io
 from pathlib import Path
 
+from rich.console import Console
+
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.reporting.provenance import describe_origin
-from ostinato.flows.stages.curves.report import (
-    Curve,
-    ReportRow,
-    RunPage,
+from ostinato.flows.reporting.run_report import (
+    RunReport,
     StageTime,
-    plot_png,
-    write_html,
+    describe_origin,
+    print_report,
+    write_page,
 )
-from ostinato.flows.stages.curves.rl_curves import evaluation_curves
+from ostinato.flows.reporting.tables import ReportRow
+from ostinato.flows.stages.curves import Curve, evaluation_curves, plot_png
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Metric
 from ostinato.tasks.reinforcement.records import EvaluationPoint
@@ -23,7 +25,7 @@ ROW = ReportRow(
 TIME = StageTime("corpus/toy@1", "2026-01-02 03:04:05", "37")
 
 
-def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
+def test_page_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     curve = Curve(
         key="t",
         title="t",
@@ -35,8 +37,10 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     links = {"the best attempt": "attempts.html#t1"}
     headline = ROW._replace(measure="the headline")
     controls = [ROW._replace(measure="control: start")]
-    made = RunPage("title", headline, controls, [curve], [ROW], links, [TIME], {"seed": "1"})
-    path = write_html(tmp_path / "report.html", made)
+    cycle = ROW._replace(stage="cycle")
+    facts = {"seed": "1"}
+    made = RunReport("title", headline, controls, [curve], [ROW], [cycle], links, [TIME], facts)
+    path = write_page(tmp_path / "report.html", made)
     page = path.read_text()
     assert '<a href="attempts.html#t1">the best attempt</a>' in page
     places = [
@@ -51,12 +55,23 @@ def test_write_html_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     assert "<figcaption>When things go well: It &lt;rises&gt;.</figcaption>" in page
     assert "ostinato run controls" not in page
     assert page.count("data:image/png;base64,") == 1
+    assert "<td>cycle</td>" in page
     assert "<td>corpus/toy@1</td><td>2026-01-02 03:04:05</td><td>37</td>" in page
 
 
 def test_report_without_controls_says_how_to_make_them(tmp_path: Path) -> None:
-    path = write_html(tmp_path / "report.html", RunPage("title", ROW, [], [], [ROW], {}, [], {}))
+    report = RunReport("title", ROW, [], [], [ROW], [], {}, [], {})
+    path = write_page(tmp_path / "report.html", report)
     assert "<code>ostinato run controls</code>" in path.read_text()
+
+
+def test_console_and_prefect_have_the_rows_of_the_page_in_one_table(tmp_path: Path) -> None:
+    control, cycle = ROW._replace(measure="control: start"), ROW._replace(stage="cycle")
+    report = RunReport("title", ROW, [control], [], [ROW], [cycle], {}, [], {})
+    assert report.table == [one._asdict() for one in (ROW, control, cycle)]
+    text = io.StringIO()
+    print_report(report, tmp_path / "report.html", Console(file=text, width=200))
+    assert all(part in text.getvalue() for part in ("control: start", "cycle", "report.html"))
 
 
 def test_origin_names_machine_commit_and_what_was_changed_in_the_recipe(tmp_path: Path) -> None:

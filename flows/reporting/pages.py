@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else, by the templates beside this file."""
+"""Self-contained HTML pages, by the templates beside this file."""
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 

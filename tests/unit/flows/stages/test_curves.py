@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.stages.curves import training_curves
-from ostinato.flows.stages.curves.report import Curve, plot_png
-from ostinato.flows.stages.curves.training_curves import show_curves, stage_curves
+from ostinato.flows.stages import curves
+from ostinato.flows.stages.curves import Curve, plot_png, show_curves, stage_curves
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 REF = ArtifactRef(kind="reinforced", name="toy", version=1, fingerprint="f", object_prefix="p")
@@ -70,17 +69,6 @@ def test_rl_has_plots_with_intervals_staleness_and_sizes_of_the_chain(tmp_path: 
     }
 
 
-def test_points_of_a_run_that_began_with_earlier_code_are_drawn_without_the_band_they_lack(
-    tmp_path: Path,
-) -> None:
-    earlier = {
-        name: value for name, value in STEP.items() if not name.startswith("evaluation_best_of_")
-    }
-    found = curves_of(tmp_path, earlier, {**STEP, "evaluation_step": 2})["evaluation"]
-    assert found.intervals.keys() == {"average"}
-    assert plot_png(found)
-
-
 def test_steps_without_groups_have_no_band(tmp_path: Path) -> None:
     found = curves_of(tmp_path, STEP, {"solve_rate": 0.5})
     assert found["solve-rate"].intervals == {}
@@ -99,7 +87,7 @@ def test_pictures_are_described_and_one_that_fails_ends_nothing(
 ) -> None:
     shown: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        training_curves, "show_image", lambda _, key, description: shown.append((key, description))
+        curves, "show_image", lambda _, key, description: shown.append((key, description))
     )
     good = curves_of(tmp_path, {"loss": 2.0})["loss"]
     broken = good.model_copy(update={"series": {"loss": ((1.0,), (1.0, 2.0))}})

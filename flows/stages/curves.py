@@ -1,0 +1,352 @@
+"""Curves of stages, from their metrics and results. The report, the dashboard and the pictures in Prefect draw them."""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from ostinato.flows.stages.artifacts import optional, show_image
+from ostinato.flows.stages.run_options import STAGES
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    PUBLISHED,
+    REQUEST,
+    RequestEnvelope,
+    read_record,
+)
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.tasks.evaluation.statistics import wilson_interval
+from ostinato.tasks.pretraining.config import Perplexity
+from ostinato.tasks.reinforcement.records import EvaluationPoint
+
+Rows = Sequence[Mapping[str, Any]]
+_Numbers = tuple[float, ...]
+_CONFIDENCE = 0.95
+_MEASURED_EXPECTED = (
+    "Both lines rise, and the band of the last version lies above that of the first; bands that "
+    "overlap are no gain yet."
+)
+_LOSS_EXPECTED = (
+    "The line falls quickly and then slowly; a jump is the start of another phase, and a lasting climb is too "
+    "high a learning rate."
+)
+_PERPLEXITY_EXPECTED = (
+    "Lines fall and level off while code is read; a climb in the phase of transcripts is usual, an earlier one "
+    "is over-fitting or forgetting."
+)
+_DRAFT_EXPECTED = "All lines are far lower at the last step, where they are measured again, the first depth below the others."
+_DRAFT_METRIC = "kl_nats_"  # and the depth
+
+
+class Curve(Record):
+    """A plot of one or several series, and a sentence on how it looks when things go well."""
+
+    key: str = Field(description="last part of the key of its picture in Prefect")
+    title: str
+    expected: str = Field(description="sentence on how the plot looks when things go well")
+    x_label: str = "step"
+    y_label: str = ""
+    series: dict[str, tuple[_Numbers, tuple[float | None, ...]]] = Field(
+        description="steps and values; None: no finite number, as of a model that diverged"
+    )
+    intervals: dict[str, tuple[_Numbers, _Numbers]] = Field(
+        default={}, description="low and high of a series, drawn as a band"
+    )
+
+
+class Plot(NamedTuple):
+    """Metrics that share a plot."""
+
+    key: str
+    title: str
+    names: Sequence[str]
+    y_label: str
+    expected: str
+    unit: float = 1.0  # divisor of the values
+
+
+_RL_PLOTS = (
+    Plot(
+        "solve-rate",
+        "RL: solve rate and reward of sampled attempts",
+        ("solve_rate", "reward_mean"),
+        f"band: {_CONFIDENCE:.0%} over groups",
+        "Both lines rise over tens of steps; a reward that rises while the solve rate does not is earned by "
+        "something other than passing tests.",
+    ),
+    Plot(
+        "tokens",
+        "RL: tokens per attempt",
+        ("generated_tokens_mean",),
+        "",
+        "The line stays level or falls while the solve rate rises; a steady climb is rambling.",
+    ),
+    Plot(
+        "pacing",
+        "RL: tokens per attempt, of the latest sampled and the latest trained ones",
+        ("sampled_tokens_mean", "trained_tokens_mean"),
+        "",
+        "Both lines lie together; a trained one that stays below says that long attempts are left out, and the "
+        "policy learns to be short.",
+    ),
+    Plot(
+        "durations",
+        "RL: seconds per attempt, of the latest sampled and the latest trained ones",
+        ("sampled_seconds_mean", "trained_seconds_mean"),
+        "",
+        "Both lines lie together; a trained one that stays below says that slow attempts are left out.",
+    ),
+    Plot(
+        "staleness",
+        "RL: staleness in versions",
+        ("staleness_mean", "staleness_max"),
+        "",
+        "Both lines level off within a few steps; a climb says that attempts are sampled more slowly "
+        "than they are trained on.",
+    ),
+    Plot(
+        "entropy",
+        "RL: entropy, nats per token",
+        ("entropy_nats",),
+        "",
+        "The line falls slowly and stays above 0; a fall to 0 says that nothing new is tried any more.",
+    ),
+    Plot(
+        "weight-chain",
+        "RL: weight chain, stored size of each version",
+        ("published_bytes",),
+        "MB",
+        "The line stays level, with peaks where a version is stored whole; a steady climb says that each "
+        "step changes more of the weights.",
+        unit=1e6,
+    ),
+)
+
+
+def stage_curves(metrics: Path) -> list[Curve]:
+    """Plots of any stage, from its metrics so far."""
+    rows = read_metrics(metrics)
+    steps = [row for row in rows if "solve_rate" in row]
+    return measured_curves(steps) + rl_curves(steps) if steps else training_curves(rows)
+
+
+def rl_curves(rows: Rows) -> list[Curve]:
+    """The plots of RL whose metrics the rows have."""
+    return list(_plotted(_RL_PLOTS, rows))
+
+
+def training_curves(rows: Rows) -> list[Curve]:
+    """Loss, held-out perplexity and distance of draft layers, where rows have them."""
+    depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
+    perplexity = ("perplexity", "held-out perplexity", ("perplexity",), "perplexity")
+    plots = (
+        Plot("loss", "training loss", ("loss",), "nats per token", _LOSS_EXPECTED),
+        Plot(*perplexity, _PERPLEXITY_EXPECTED),
+        Plot("kl", "draft layers: KL to the main head", depths, "nats", _DRAFT_EXPECTED),
+    )
+    return list(_plotted(plots, rows))
+
+
+def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
+    """Held-out perplexity of each source through the phases."""
+    steps = tuple(float(item.step) for item in evaluations)
+    return Curve(
+        key="perplexity",
+        title="held-out perplexity",
+        expected=_PERPLEXITY_EXPECTED,
+        y_label="perplexity",
+        series={
+            name: (steps, tuple(item.by_source[name] for item in evaluations))
+            for name in evaluations[0].by_source
+        },
+    )
+
+
+def _plotted(plots: Sequence[Plot], rows: Rows) -> Iterator[Curve]:
+    for plot in plots:
+        found = {name: _series_of(rows, name, plot.unit) for name in plot.names}
+        series = {name: values for name, values in found.items() if values[0]}
+        if series:
+            yield Curve(
+                key=plot.key,
+                title=plot.title,
+                expected=plot.expected,
+                y_label=plot.y_label,
+                series=series,
+                intervals=_solve_rate_interval(rows) if "solve_rate" in series else {},
+            )
+
+
+def _series_of(
+    rows: Rows, name: str, unit: float = 1.0
+) -> tuple[_Numbers, tuple[float | None, ...]]:
+    """Steps and values of a metric in its unit, where rows have it. None: no finite number."""
+    having = [row for row in rows if name in row]
+    values = (float(row[name]) / unit for row in having)
+    steps = tuple(float(row["step"]) for row in having)
+    return steps, tuple(value if math.isfinite(value) else None for value in values)
+
+
+def _solve_rate_interval(
+    rows: Rows,
+) -> dict[str, tuple[_Numbers, _Numbers]]:
+    """The band of the sampled solve rate. Groups are the sample, as if the attempts of a group were all the
+    same, so it is never too narrow. Empty where a row does not count its groups.
+    """
+    having = [row for row in rows if "solve_rate" in row]
+    if not all(row.get("groups", 0) > 0 for row in having):
+        return {}
+    bounds = [
+        wilson_interval(float(row["solve_rate"]), float(row["groups"]), confidence=_CONFIDENCE)
+        for row in having
+    ]
+    return {"solve_rate": (tuple(low for low, _ in bounds), tuple(high for _, high in bounds))}
+
+
+def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
+    """Solve rates measured beside training, with intervals. Empty where nothing was measured."""
+    measured = [
+        (float(point.step), point.average, point.best_of)
+        for point in points
+        if point.average is not None and point.best_of is not None
+    ]
+    if not measured:
+        return []
+    steps, averages, bests = zip(*measured, strict=True)
+    named = {"average": averages, f"best of {points[0].attempts_per_problem}": bests}
+    first = averages[0]
+    return [
+        Curve(
+            key="evaluation",
+            title=f"RL: solve rate of each weight version, {first.count} problems, "
+            f"{first.confidence:.0%} intervals",
+            expected=_MEASURED_EXPECTED,
+            series={
+                name: (steps, tuple(one.mean for one in found)) for name, found in named.items()
+            },
+            intervals={
+                name: (tuple(one.low for one in found), tuple(one.high for one in found))
+                for name, found in named.items()
+            },
+        )
+    ]
+
+
+def measured_curves(rows: Rows) -> list[Curve]:
+    """Solve rates measured beside training so far, from the rows of a run under way."""
+    points = {row["evaluation_step"]: row for row in rows if "evaluation_step" in row}
+    if not points:
+        return []
+    steps = tuple(float(step) for step in points)
+
+    def values(name: str) -> _Numbers:
+        return tuple(float(row[name]) for row in points.values())
+
+    metrics = {"average": "evaluation_average", "best": "evaluation_best_of"}
+    return [
+        Curve(
+            key="evaluation",
+            title="RL: solve rate of each weight version so far",
+            expected=_MEASURED_EXPECTED,
+            series={label: (steps, values(name)) for label, name in metrics.items()},
+            intervals={
+                label: (values(f"{name}_low"), values(f"{name}_high"))
+                for label, name in metrics.items()
+            },
+        )
+    ]
+
+
+def seed_curves(runs: Mapping[int, Rows]) -> list[Curve]:
+    """The sampled solve rate of each seed in one plot, where there are several."""
+    if len(runs) < 2:
+        return []
+    named = {f"seed {seed}": rows for seed, rows in sorted(runs.items())}
+    return [
+        Curve(
+            key="seeds",
+            title="RL: solve rate of sampled attempts, newest run of each seed",
+            expected="All seeds rise to about the same height; one that stays flat says that the gain is luck.",
+            y_label=f"bands: {_CONFIDENCE:.0%} over groups",
+            series={name: _series_of(rows, "solve_rate") for name, rows in named.items()},
+            intervals={
+                name: band
+                for name, rows in named.items()
+                for band in _solve_rate_interval(rows).values()
+            },
+        )
+    ]
+
+
+def newest_runs(home: Path, recipe: str, like: Path) -> dict[int, list[dict[str, Any]]]:
+    """Steps of the newest finished RL run of each seed of a recipe in this home, of those with the settings of
+    the run in `like`.
+    """
+    stage, found, wanted = STAGES["reinforcement"].kind, {}, _settings_of(like)
+    done = (home / "runs").glob(f"{recipe}-seed*/{stage}-*/{PUBLISHED}")
+    for mark in sorted(done, key=lambda path: path.stat().st_mtime):
+        if _settings_of(mark.parent) != wanted:
+            continue
+        seed = mark.parents[1].name.removeprefix(f"{recipe}-seed")
+        if rows := steps_of(mark.with_name(METRICS)):
+            found[int(seed)] = rows
+    return found
+
+
+def _settings_of(run: Path) -> dict[str, Any] | None:
+    """Request of a run without names, places and seeds. None: the run has no request."""
+    envelope = read_record(run / REQUEST, RequestEnvelope)
+    return None if envelope is None else _without_seeds(envelope.request)
+
+
+def _without_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_seeds(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in ("seed", "run_id") and not name.endswith("_directory")
+    }
+
+
+def steps_of(metrics: Path) -> list[dict[str, Any]]:
+    """Rows of the steps of an RL run."""
+    return [row for row in read_metrics(metrics) if "solve_rate" in row]
+
+
+def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve]) -> None:
+    """A picture in Prefect of each plot of a finished stage, with how it looks when things go well."""
+    for curve in curves:
+        key = f"{stage}-{curve.key}"
+        with optional(key):
+            show_image(plot_png(curve), key=key, description=f"{curve.expected} ({ref})")
+
+
+def plot_png(curve: Curve) -> bytes:
+    """The curve as a PNG. Threads may draw at once: it uses nothing of pyplot, whose figures they would share."""
+    figure = Figure(figsize=(6.4, 3.4), dpi=110)
+    axes = figure.subplots()
+    for label, (x_values, y_values) in curve.series.items():
+        numbers = [math.nan if value is None else value for value in y_values]
+        axes.plot(x_values, numbers, label=label, linewidth=1.4)
+        if label in curve.intervals:
+            axes.fill_between(x_values, *curve.intervals[label], alpha=0.2)
+    axes.set_title(curve.title, fontsize=10)
+    axes.set_xlabel(curve.x_label)
+    axes.set_ylabel(curve.y_label)
+    axes.grid(alpha=0.3)
+    if len(curve.series) > 1:
+        axes.legend(fontsize=8)
+    return figure_png(figure)
+
+
+def figure_png(figure: Figure) -> bytes:
+    """A figure as a PNG."""
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
