@@ -41,6 +41,14 @@ def test_prepared_repository_holds_product_and_tests_only(tmp_path):
     assert PreparedRepository.load(tmp_path) == made
 
 
+def test_mark_of_byte_order_goes_from_product_code_alone(tmp_path):
+    files = dict(open_repository(WORDKIT).files)
+    marked = {path: b"\xef\xbb\xbf" + text for path, text in files.items() if path.endswith(".py")}
+    made = prepare_repository(WORDKIT, {**files, **marked}, tmp_path, strip_text=False)
+    for path, text in marked.items():
+        assert made.files[path] == (text if made.is_test(path) else files[path])
+
+
 def test_preparing_twice_gives_the_same_fingerprint(tmp_path):
     files = open_repository(WORDKIT).files
     first = prepare_repository(WORDKIT, files, tmp_path / "a", strip_text=True)
