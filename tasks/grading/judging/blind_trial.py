@@ -76,7 +76,7 @@ class Trial:
     drawn: DrawnTests
     wanted: Mapping[str, Sequence[object]]
     facts: Mapping[str, frozenset[str]]
-    """by test that ends without an exception"""
+    """by test that ends without an exception; with an empty name, of imports"""
     seconds: float
     calls: tuple[str, ...]
     separates: bool = True  # whether the broken state shows anything else
@@ -212,7 +212,7 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
         {
             test: facts | second.facts.get(test, frozenset())
             for test, facts in first.facts.items()
-            if _WHOLE in first.values.get(test, []) and _WHOLE in second.values.get(test, [])
+            if not test or all(_WHOLE in shown.values.get(test, []) for shown in (first, second))
         },
         max(first.seconds, second.seconds),
         first.calls,

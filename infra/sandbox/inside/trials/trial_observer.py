@@ -30,6 +30,8 @@ class Observer:
         if request["function"] is not None:
             path, symbol = request["function"]
             self._watched = WatchedCalls(f"{request['root']}/{path}", symbol)
+            self._places = [(module, name) for module, name in request["places"]]
+            self._watched.install_at_import(self._places)
 
     def vary(self, value: Any) -> Any:
         """The value, or with the probability given for the test's file another one near it, drawn alike in
@@ -82,9 +84,10 @@ class Observer:
         rng.shuffle(kept)
         items[:] = kept
         if self._watched is not None:  # all modules are imported
-            places = self._request["places"] or self._watched.find_places()
-            self._tell({"places": places})
+            places = self._places or self._watched.find_places()
             self._watched.install(places)
+            self._tell({"places": places})
+            self._tell({"test": "", "facts": sorted(self._watched.facts)})  # of imports
 
     def pytest_runtest_setup(self, item: Any) -> None:
         """A test begins, unless another of its file took too long."""

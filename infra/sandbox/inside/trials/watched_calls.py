@@ -1,12 +1,15 @@
-"""Calls of one function, watched at the names by which callers reach it. Runs in boxes, standard library only.
+"""Calls of one function, watched wherever its callers got it from. Runs in boxes, standard library only.
 
-`WatchedCalls` stands at those names, whatever is bound there: a function, a lambda, a partial, a method of a base
-class. It can change the arguments of a call, and notes as facts what a caller sees beside the value: the kind
-that comes back, changed arguments, output, changed surroundings.
+`WatchedCalls` watches the function object itself, so that tables, registries, partials, default arguments and closures
+that took it while modules were imported hold the watched one. It can change the arguments of a call, and notes as
+facts what a caller sees beside the value: the kind that comes back, changed arguments, output, changed surroundings.
 """
 
 import contextlib
 import functools
+import gc
+import importlib.abc
+import importlib.machinery
 import inspect
 import json
 import operator
@@ -16,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import GeneratorType, ModuleType, NoneType
+from types import CellType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
@@ -31,8 +34,10 @@ from ostinato.infra.sandbox.inside.value_forms import (
 
 Places = list[tuple[str, str]]  # module and name in it, dotted for a method
 _MAX_CALLS = 24  # that are noted with their arguments
-_MAX_LOOKED_AT = 40  # calls of one test whose effects are looked at
+_MAX_EFFECTS = 40  # calls of one test whose effects are measured
+_MAX_NESTING = 3  # of tuples that hold a function
 _MUTABLE = (list, dict, set, bytearray)
+_OF_CACHES = ("cache_clear", "cache_info", "cache_parameters", "register", "dispatch")
 
 
 class WatchedCalls:
@@ -48,14 +53,11 @@ class WatchedCalls:
         self._rng = random.Random()
         self._share = 0.0
         self._depth = self._num_calls = 0
-        self._wrapped: dict[
-            int, tuple[Any, Any]
-        ] = {}  # what was found, kept alive, and its wrapper
+        # what was found, kept alive, and what stands for it
+        self._watched: dict[int, tuple[Any, Any]] = {}
         self.facts: set[str] = set()
         self.seconds: list[float] = []
-        self.calls: list[
-            str
-        ] = []  # arguments of different calls of a function with plain data alone
+        self.calls: list[str] = []  # different arguments of a function, of plain data alone
 
     def begin(self, seed: str, share: float) -> None:
         """Begins a test: `share` (0..1) of its calls is changed, drawn with `seed`."""
@@ -69,24 +71,26 @@ class WatchedCalls:
         """Median time of an outermost call so far. 0 when there was none."""
         return statistics.median(self.seconds) if self.seconds else 0.0
 
+    def install_at_import(self, places: Places) -> None:
+        """Watches the function as soon as its module is imported, before other modules call it or take it."""
+        sys.meta_path.insert(
+            0, _ImportHook(self._path, lambda: self.install(places or self.find_places()))
+        )
+
     def find_places(self) -> Places:
-        """Where imported modules name the function."""
-        modules = {k: m for k, m in list(sys.modules.items()) if isinstance(m, ModuleType)}
-        homes = [k for k, m in modules.items() if vars(m).get("__file__") == self._path]
+        """Names of the function in imported modules."""
+        modules = _modules()
+        homes = [name for name, names in modules.items() if names.get("__file__") == self._path]
         if not homes or "." in self._symbol:
             return [(home, self._symbol) for home in homes[:1]]
-        found = vars(modules[homes[0]]).get(self._symbol)
+        found = modules[homes[0]].get(self._symbol)
         if isinstance(found, (type, NoneType)):
             return []
-        return [
-            (module, name)
-            for module, held in modules.items()
-            for name, value in list(vars(held).items())
-            if value is found
-        ]
+        held = ((module, *pair) for module, names in modules.items() for pair in names.items())
+        return [(module, name) for module, name, value in held if value is found]
 
     def install(self, places: Places) -> None:
-        """Stands in at the given places. What nobody can call stays."""
+        """Watches what callers find at the given places. What nobody can call stays."""
         for module, dotted in places:
             *classes, name = dotted.split(".")
             owner: Any = sys.modules.get(module)
@@ -95,34 +99,61 @@ class WatchedCalls:
             found = inspect.getattr_static(owner, name, None) if owner is not None else None
             if found is None or (classes and not isinstance(owner, type)):
                 continue
-            if id(found) not in self._wrapped:
-                self._wrapped[id(found)] = found, self._stand_in(found, owner, name)
-            wrapper = self._wrapped[id(found)][1]
-            if wrapper is not None:
-                setattr(owner, name, wrapper)
+            if id(found) not in self._watched:
+                holders = [] if classes else gc.get_referrers(found)
+                made = self._watch(found, owner, name, places)
+                self._watched |= {id(one): (one, made) for one in (found, made)}
+                _replace(found, made, holders)
+            if (made := self._watched[id(found)][1]) is not found:
+                setattr(owner, name, made)
 
-    def _stand_in(self, found: Any, owner: Any, name: str) -> Any:
-        """What stands for an attribute of a module or a class. None: it stays."""
-        if isinstance(found, (staticmethod, classmethod)):
-            is_bound = isinstance(found, classmethod)
-            return type(found)(self._wrap(found.__func__, int(is_bound), name))
-        if type(found) is property and found.fget is not None:
-            return property(self._wrap(found.fget, 1, name), found.fset, found.fdel, found.__doc__)
-        if isinstance(found, functools.cached_property):
-            made = functools.cached_property(self._wrap(found.func, 1, name))
-            made.__set_name__(owner, name)
-            return made
-        if not isinstance(owner, type):
-            return self._wrap(found, 0, name) if callable(found) else None
+    def _watch(self, found: Any, owner: Any, name: str, places: Places) -> Any:
+        """What stands for an attribute of a module or class from now on, often itself."""
+        inner, num_kept = _function_of(found, owner)
+        if type(inner) is FunctionType and name in vars(owner):
+            self._watch_in_place(inner, num_kept, places)
+            return found
         if isinstance(found, functools.partialmethod):
-            found = found.__get__(None, owner)
-        if not callable(found):
-            return None
-        if hasattr(type(found), "__get__"):
-            return self._wrap(found, 1, name)
-        return staticmethod(self._wrap(found, 0, name))
+            inner = found.__get__(None, owner)
+        if not callable(inner):
+            return found
+        made = self._wrap(inner, num_kept, name)
+        if isinstance(found, (staticmethod, classmethod)):
+            return type(found)(made)
+        if type(found) is property:
+            return property(made, found.fset, found.fdel, found.__doc__)
+        if isinstance(found, functools.cached_property):
+            cached = functools.cached_property(made)
+            cached.__set_name__(owner, name)
+            return cached
+        return staticmethod(made) if isinstance(owner, type) and not num_kept else made
 
-    def _wrap(self, function: Callable, num_kept: int, name: str) -> Callable:
+    def _watch_in_place(self, function: FunctionType, num_kept: int, places: Places) -> None:
+        """The function object runs a watched copy of itself. Other names of it, if it has any, get an unwatched one."""
+        copy = FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+        vars(copy).update(vars(function))
+        for module, names in _modules().items():
+            for name in [name for name, value in names.items() if value is function]:
+                if (module, name) not in places:
+                    names[name] = copy
+        called = self._wrap(copy, num_kept)
+        vars(function).setdefault("__wrapped__", copy)  # where inspect finds the signature
+        passing, named = _pass_on.__code__, function.__code__
+        function.__code__ = passing.replace(
+            co_consts=tuple(called if one == "called" else one for one in passing.co_consts),
+            co_freevars=named.co_freevars,  # as many as the function's closure has
+            co_name=named.co_name,
+            co_qualname=named.co_qualname,
+        )
+
+    def _wrap(self, function: Callable, num_kept: int, name: str = "") -> Callable:
         @functools.wraps(function)
         def called(*plain: Any, **named: Any) -> Any:
             if self._depth:
@@ -133,12 +164,10 @@ class WatchedCalls:
                 self._note_call(plain, named)
             return self._look_at(function, plain, named)
 
-        called.__name__, called.__qualname__ = name, self._symbol
-        for extra in ("cache_clear", "cache_info", "register", "dispatch"):
-            if hasattr(function, extra):
-                setattr(
-                    called, extra, vars(called).get(extra) or operator.attrgetter(extra)(function)
-                )
+        if name:
+            called.__name__, called.__qualname__ = name, self._symbol
+            for extra in (extra for extra in _OF_CACHES if hasattr(function, extra)):
+                setattr(called, extra, operator.attrgetter(extra)(function))
         return called
 
     def _note_call(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -150,7 +179,7 @@ class WatchedCalls:
 
     def _look_at(self, function: Callable, plain: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._num_calls += 1
-        effects = Effects(plain, named) if self._num_calls <= _MAX_LOOKED_AT else None
+        effects = Effects(plain, named) if self._num_calls <= _MAX_EFFECTS else None
         self._depth += 1
         started = time.perf_counter()
         try:
@@ -193,6 +222,81 @@ class WatchedCalls:
                 raise
             except BaseException as error:  # noqa: BLE001 - thrown in by the caller
                 ask = functools.partial(steps.throw, error)
+
+
+class _ImportHook(importlib.abc.MetaPathFinder):
+    """Runs a function when the module of one file has been imported."""
+
+    def __init__(self, path: str, then: Callable[[], None]) -> None:
+        self._path, self._then = path, then
+        base = path.removesuffix(".py").removesuffix("/__init__")
+        self._name = base.rpartition("/")[2]
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """The module's specification where it is the one, else None: others find it."""
+        if fullname.rpartition(".")[2] != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin != self._path or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_watch(module: ModuleType) -> None:
+            execute(module)
+            self._then()
+
+        vars(spec.loader)["exec_module"] = execute_and_watch
+        return spec
+
+
+def _modules() -> dict[str, dict[str, Any]]:
+    return {k: vars(m) for k, m in list(sys.modules.items()) if isinstance(m, ModuleType)}
+
+
+def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
+    """The callable of an attribute of a module or class, and how many leading arguments are no caller's."""
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__, int(isinstance(found, classmethod))
+    if type(found) is property or isinstance(found, functools.cached_property):
+        return (found.fget if type(found) is property else found.func), 1
+    return found, int(isinstance(owner, type) and hasattr(type(found), "__get__"))
+
+
+def _pass_on(*plain: Any, **named: Any) -> Any:
+    """Its code is that of every watched function, with another constant."""
+    called: Any = "called"
+    return called(*plain, **named)
+
+
+def _replace(found: Any, made: Any, holders: list[Any], nesting: int = 0) -> None:
+    """Another object in the containers that hold one, except in modules, whose names are known."""
+    for holder in holders if made is not found else ():
+        if isinstance(holder, list):
+            holder[:] = [made if item is found else item for item in holder]
+        elif isinstance(holder, dict):
+            _replace_attributes(holder, found, made)
+        elif isinstance(holder, CellType):
+            holder.cell_contents = made
+        elif isinstance(holder, FunctionType):
+            holder.__defaults__ = made if holder.__defaults__ is found else holder.__defaults__
+        elif isinstance(holder, (staticmethod, classmethod)):
+            holder.__init__(made)
+        elif isinstance(holder, functools.partial):
+            holder.__setstate__((made, *holder.__reduce__()[2][1:]))
+        elif type(holder) is tuple and nesting < _MAX_NESTING:
+            other = tuple(made if item is found else item for item in holder)
+            _replace(holder, other, gc.get_referrers(holder), nesting + 1)
+        elif hasattr(holder, "__dict__") and not isinstance(holder, (type, ModuleType)):
+            _replace_attributes(vars(holder), found, made)
+
+
+def _replace_attributes(names: dict[Any, Any], found: Any, made: Any) -> None:
+    classes = [one for one in gc.get_referrers(names) if isinstance(one, type)]
+    for name in [name for name, value in names.items() if value is found]:
+        if classes:
+            setattr(classes[0], name, made)
+        elif "__spec__" not in names:
+            names[name] = made
 
 
 class Effects:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from ostinato.tasks.grading.config import Harm
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
 from ostinato.tasks.grading.judging.verdicts import judge
 from ostinato.tasks.records import Problem
-from tests.fakes.one_line_problem import break_line
+from tests.fakes.one_line_problem import PATH, break_line, make_one_line_problem
 from tests.fakes.repositories import running_server
 
 SOURCE = '''import os
@@ -197,6 +198,31 @@ def test_a_harm_is_named(found_by, name: str) -> None:
     found = found_by(source)
     is_value = harm in ("", Harm.ARGUMENTS) and found.difference  # tests look at arguments too
     assert is_value or harm in found.harms, found
+
+
+HANDED_TESTS = """import pytest
+from pkg.code import shares
+
+WAYS = {"shares": shares, "other": lambda *plain, by=shares: by(*plain)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shares(way):
+    assert WAYS[way]("some words here", [2, 4, 8]) == [2.0, 1.25, 0.5]
+"""
+
+
+@pytest.mark.parametrize("name", ["sleeps", "environment", "random state"])
+def test_harm_is_found_in_a_function_that_tests_took_at_import(
+    runner: asyncio.Runner, tmp_path: Path, name: str
+) -> None:
+    edit = (RIGHT, RIGHT.replace("/ size", "* size"))
+    repository, problem = make_one_line_problem(
+        tmp_path, SOURCE, HANDED_TESTS, edit, symbol="shares", failing="test_shares"
+    )
+    text, harm = HARMS[name]
+    found = runner.run(BlindTrials().judge(problem, {PATH: text.encode()}, repository))
+    assert harm in found.harms, found
 
 
 def test_harm_in_another_file_is_found_by_its_tests(

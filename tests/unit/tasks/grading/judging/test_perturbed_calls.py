@@ -1,8 +1,10 @@
 """A change that answers the inputs of the tests alone is refused: the trial gives its function others."""
 
 import asyncio
+import importlib
 import random
 import re
+import sys
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -234,3 +236,76 @@ def test_only_outermost_calls_change(module: ModuleType) -> None:
     found = many(perturbation, lambda: module.down(6))
     assert all(numbers == list(range(len(numbers), 0, -1)) for numbers in found)
     assert len({len(numbers) for numbers in found}) > 2
+
+
+# what is found in a module that took `twice` while it was imported, and calls it with 7
+HANDED = {
+    "table": ("TABLE = [('twice', twice)]", lambda user: user.TABLE[0][1](7)),
+    "nested table": ("TABLE = {'a': ({'b': [twice]},)}", lambda user: user.TABLE["a"][0]["b"][0](7)),
+    "registry": ("REGISTRY = {}\nREGISTRY.setdefault('twice', twice)", lambda user: user.REGISTRY["twice"](7)),
+    "partial": ("from functools import partial\nheld = partial(twice, 7)", lambda user: user.held()),
+    "decorated": (
+        "import functools\n"
+        "def keep(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def inner(*plain):\n"
+        "        return function(*plain)\n"
+        "    return inner\n"
+        "held = keep(twice)",
+        lambda user: user.held(7),
+    ),
+    "default argument": ("def held(number, by=twice):\n    return by(number)", lambda user: user.held(7)),
+    "named default": ("def held(number, *, by=twice):\n    return by(number)", lambda user: user.held(7)),
+    "class attribute": ("class Held:\n    by = staticmethod(twice)", lambda user: user.Held.by(7)),
+    "method": ("class Held:\n    def by(self): return self._by(7)\n    _by = staticmethod(twice)", lambda user: user.Held().by()),
+    "attribute of an object": ("class Held:\n    pass\nheld = Held()\nheld.by = twice", lambda user: user.held.by(7)),
+    "closure": ("def make(by):\n    return lambda number: by(number)\nheld = make(twice)", lambda user: user.held(7)),
+    "a name": ("other = twice\n__all__ = ['other']", lambda user: user.other(7)),
+    "cached": ("import functools\nheld = functools.lru_cache(twice)", lambda user: (user.held.cache_clear(), user.held(7))[1]),
+    "bound": ("held = twice.__get__(7)", lambda user: user.held()),
+}  # fmt: skip
+FORMS = {
+    "function": "",
+    "lambda": "twice = lambda number: 2 * number",
+    "partial": "import functools\ndef _times(by, number): return by * number\ntwice = functools.partial(_times, 2)",
+    "cached": "import functools\ntwice = functools.lru_cache(twice)",
+    "object": "class _Twice:\n    def __call__(self, number): return 2 * number\ntwice = _Twice()",
+    "decorated": "def _kept(by):\n    def inner(number): return by(number)\n    return inner\ntwice = _kept(twice)",
+    "with a closure": "def _made(by):\n    return lambda number: by * number\ntwice = _made(2)",
+}  # fmt: skip
+
+
+CASES = [
+    *((way, "function", where) for way in HANDED for where in ("home", "user")),
+    *((way, form, "user") for way in ("table", "closure") for form in FORMS),
+    *((way, form, "home") for way in ("nested table", "class attribute") for form in FORMS),
+    ("attribute of an object", "cached", "home"),
+    ("partial", "object", "home"),
+    ("partial", "partial", "user"),
+    ("default argument", "cached", "home"),
+    ("a name", "cached", "home"),
+]
+
+
+@pytest.mark.parametrize(("way", "form", "where"), CASES)
+def test_a_function_is_watched_wherever_it_was_handed_at_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, form: str, where: str
+) -> None:
+    code, call = HANDED[way]
+    home = f"def twice(number):\n    return 2 * number\n\n\n{FORMS[form]}\n"
+    user = "from handing_home import *\nfrom handing_home import twice\n"
+    texts = (f"{home}{code}", user) if where == "home" else (home, f"{user}{code}")
+    for name, text in zip(("handing_home", "handing_user"), texts, strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    watched = WatchedCalls(f"{tmp_path}/handing_home.py", "twice")
+    watched.install_at_import([])
+    importlib.import_module("handing_user")
+    watched.install(watched.find_places())
+    module = sys.modules[f"handing_{where}"]
+    found = many(watched, lambda: call(module))
+    assert sum(item != 14 for item in found) > 8
+    assert call(module) == 14
+    assert watched.facts == {"returns builtins:int"}
