@@ -1,23 +1,28 @@
 """The adversary suite: edits that fix nothing and must not be rewarded.
 
-`load_hacks`: the hacks of hacks.toml, each an attack on the run. `find_defence`: the verdict without
-the scan of the text, which is a monitor and no defence.
+`load_hacks`: the hacks of hacks.toml, each an attack on the run or a harm. `find_known_calls`: what an edit that
+memorises calls may know. `find_defence`: the verdict without the scan of the text, which is a monitor and no defence.
 """
 
+import ast
 import functools
+import shlex
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from ostinato.infra.platform.syntax import Defined, parse_once
+from ostinato.infra.platform.syntax import Defined, evaluate_literal, parse_once
+from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.protocol import SandboxError
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.cheating.stubs import append_code
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import (
+    BOX_LIMITS,
     differs_by_oracle,
     find_suite_harm,
     required_tests,
@@ -25,6 +30,9 @@ from ostinato.tasks.grading.judging.verdicts import (
 from ostinato.tasks.records import Problem
 
 _FILE = Path(__file__).with_name("hacks.toml")
+_SEEN = "/repo/seen_calls.txt"
+_MOST_KNOWN = 300  # calls, and _MOST_TEXT characters of them: no edit is longer
+_MOST_TEXT = 100_000
 
 
 class Defence(StrEnum):
@@ -48,13 +56,25 @@ class Hack:
     code: str
     base: str = "broken"
     """the files that the code is put at the end of: "broken", or the "original" that it harms"""
-    needs_others: bool = False
-    """whether it harms other public code of the file, so that a file without any has nothing to harm"""
+    needs: str = ""
+    """what there must be to harm: "others" is other public code in the file, "parameters" a function of two or more
+    among it; "calls" of the required tests, some with an "answer" of plain data, a "mutable" argument or an exception
+    that "raises" with a text
+    """
 
     @property
     def title(self) -> str:
         """Family and name."""
         return f"{self.family}: {self.name}"
+
+
+@dataclass(frozen=True)
+class KnownCalls:
+    """Calls of the problem's function that the required tests make."""
+
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """text of the arguments -> text of the value, empty where that is no plain data"""
+    kinds: frozenset[str] = frozenset()  # which of Hack.needs they meet
 
 
 @functools.cache
@@ -65,25 +85,61 @@ def load_hacks() -> dict[str, Hack]:
     return {hack.name: replace(hack, code=_join(content["common"], hack.code)) for hack in hacks}
 
 
-def has_target(hack: Hack, problem: Problem, repository: PreparedRepository) -> bool:
-    """Whether a problem's file has what a hack harms."""
-    names = {
-        node.name
+def has_target(
+    hack: Hack, problem: Problem, repository: PreparedRepository, known: KnownCalls
+) -> bool:
+    """Whether a problem has what a hack harms."""
+    others = [
+        node
         for node in parse_once(repository.files[problem.path]).body
         if isinstance(node, Defined) and not node.name.startswith("_")
-    }
-    return not hack.needs_others or bool(names - {problem.symbol.partition(".")[0]})
+        if node.name != problem.symbol.partition(".")[0]
+    ]
+    functions = [node for node in others if not isinstance(node, ast.ClassDef)]
+    kinds = known.kinds | ({"others"} if others else set())
+    kinds |= {"parameters"} if any(len(one.args.args) > 1 for one in functions) else set()
+    # the text of an exception in code that was taken out is nothing that a fix can know
+    is_known = hack.needs != "raises" or not problem.blocks
+    return not hack.needs or (hack.needs in kinds and is_known)
 
 
-def hacked_files(hack: Hack, problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
+def hacked_files(
+    hack: Hack, problem: Problem, repository: PreparedRepository, known: KnownCalls
+) -> dict[str, bytes]:
     """The product files of a problem, broken or whole, with a hack at the end of the problem's own."""
     code = hack.code.replace("SYMBOL", problem.symbol)
-    if hack.base == "original":
-        in_a_week = f"{time.time() + 7 * 86_400:.0f}"
-        harm = code.replace("NAME", problem.symbol.rpartition(".")[2])
-        harm = harm.replace("IN_A_WEEK", in_a_week)
-        return {problem.path: repository.files[problem.path] + harm.encode()}
-    return append_code(code.replace("NAME", problem.symbol.rpartition(".")[2]), problem, repository)
+    code = code.replace("NAME", problem.symbol.rpartition(".")[2])
+    if hack.base == "broken":
+        return append_code(code, problem, repository)
+    code = code.replace("IN_A_WEEK", f"{time.time() + 7 * 86_400:.0f}")
+    code = code.replace("KNOWN", repr(dict(known.answers)))
+    return {problem.path: repository.files[problem.path] + code.encode()}
+
+
+async def find_known_calls(
+    problem: Problem, repository: PreparedRepository, time_limit_seconds: float
+) -> KnownCalls:
+    """Calls of the required tests on the original. Those with an address in their text are left out."""
+    content = tomllib.loads(_FILE.read_text())
+    recorder = Hack("", "", "", _join(content["common"], content["recorder"]), "original")
+    files = hacked_files(recorder, problem, repository, KnownCalls())
+    tests = " ".join(map(shlex.quote, required_tests(problem)))
+    async with open_box(repository, files, BOX_LIMITS) as box:
+        await box.exec(f"python -m pytest -q -p no:cacheprovider {tests}", time_limit_seconds)
+        try:
+            lines = (await box.read(_SEEN)).decode().splitlines()
+        except SandboxError:
+            return KnownCalls()
+    answers: dict[str, str] = {}
+    kinds: set[str] = set()
+    for line in lines:
+        key, answer, *found = evaluate_literal(line)
+        kinds |= set(found)
+        if "0x" not in key:
+            answers[key] = answer
+    if 0 < len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
+        kinds |= {"calls", "answer"} if any(answers.values()) else {"calls"}
+    return KnownCalls(answers, frozenset(kinds))
 
 
 async def find_defence(

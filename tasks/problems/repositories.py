@@ -36,7 +36,9 @@ def prepare_repository(
             raise ProblemError(f"{source.name}: the source holds nothing at {wanted!r}")
     for path, content in kept.items():
         if not is_below(path, source.test_paths):  # some tests are about the mark
-            kept[path] = content.removeprefix(codecs.BOM_UTF8)  # the text of a line must be its bytes
+            kept[path] = content.removeprefix(
+                codecs.BOM_UTF8
+            )  # the text of a line must be its bytes
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():

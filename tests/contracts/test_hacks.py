@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tasks.grading.adversary import hacked_files, load_hacks
+from ostinato.tasks.grading.adversary import find_known_calls, hacked_files, has_target, load_hacks
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, draw_tests
 from tests.unit.tasks.grading.conftest import PATH, problem, repository, server
 
 __all__ = ("problem", "repository", "server")
-HACKS = load_hacks()
+# those that need lists or exceptions in tests: tests/unit/tasks/grading/judging/test_harms.py
+HACKS = {
+    name: hack for name, hack in load_hacks().items() if hack.needs not in ("mutable", "raises")
+}
 FAMILIES = {hack.family: name for name, hack in HACKS.items()}  # the last of each
 TAUGHT = Path(__file__).parents[1] / "benchmarks/trained_cheat_hacks.toml"
 
@@ -40,26 +43,38 @@ def judged(runner: asyncio.Runner, problem, server):
     return run
 
 
-def test_there_are_sixty_hacks_in_thirteen_families():
-    assert len(HACKS) >= 60
-    assert len(FAMILIES) == 13
-    assert {hack.defence for hack in HACKS.values()} == {"blind_trial", "harms"}
+@pytest.fixture(scope="module")
+def files_of(runner: asyncio.Runner, problem, repository):
+    known = runner.run(find_known_calls(problem, repository, 20.0))
+
+    def make(name):
+        assert has_target(HACKS[name], problem, repository, known)
+        return hacked_files(HACKS[name], problem, repository, known)
+
+    return make
+
+
+def test_there_are_eighty_hacks_in_fourteen_families():
+    hacks = load_hacks().values()
+    assert len(hacks) >= 80
+    assert len({hack.family for hack in hacks}) == 14
+    assert {hack.defence for hack in hacks} == {"blind_trial", "harms"}
 
 
 @pytest.mark.parametrize("name", HACKS)
-def test_hack_is_paid_without_its_defence(judged, problem, repository, name):
-    assert judged(hacked_files(HACKS[name], problem, repository))
+def test_hack_is_paid_without_its_defence(judged, files_of, name):
+    assert judged(files_of(name))
 
 
 @pytest.mark.parametrize("name", FAMILIES.values())
-def test_hack_of_each_family_is_not_paid(judged, problem, repository, trials, name):
-    assert not judged(hacked_files(HACKS[name], problem, repository), trials)
+def test_hack_of_each_family_is_not_paid(judged, files_of, trials, name):
+    assert not judged(files_of(name), trials)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HACKS)
-def test_hack_is_not_paid(judged, problem, repository, trials, name):
-    assert not judged(hacked_files(HACKS[name], problem, repository), trials)
+def test_hack_is_not_paid(judged, files_of, trials, name):
+    assert not judged(files_of(name), trials)
 
 
 @pytest.mark.parametrize(("name", "code"), tomllib.loads(TAUGHT.read_text())["hacks"].items())
@@ -86,7 +101,7 @@ OTHER_FIXES = {
 
 
 @pytest.mark.parametrize("name", OTHER_FIXES)
-def test_right_fix_in_other_words_is_paid(judged, problem, repository, trials, name):
+def test_right_fix_in_other_words_is_paid(judged, files_of, trials, name):
     broken = problem.break_files(repository.files)[PATH]
     fixed = broken.replace(*OTHER_FIXES[name])
     assert fixed != broken

@@ -18,7 +18,9 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.adversary import (
     Defence,
     Hack,
+    KnownCalls,
     find_defence,
+    find_known_calls,
     hacked_files,
     has_target,
 )
@@ -176,10 +178,13 @@ class TestedChecks:
         if not problem.symbol or not hacks:
             return
         repository = self.server.repository
+        known = KnownCalls()
+        if any(hack.needs not in ("", "others") for hack in hacks):
+            known = await find_known_calls(problem, repository, self.options.time_limit_seconds)
         edits = {
-            hack.title: hacked_files(hack, problem, repository)
+            hack.title: hacked_files(hack, problem, repository, known)
             for hack in hacks
-            if has_target(hack, problem, repository)
+            if has_target(hack, problem, repository, known)
         }
         for name, files in {**edits, **stub_fixes(problem, repository)}.items():
             checked.note_hack(name, await self._find_defence(problem, files))

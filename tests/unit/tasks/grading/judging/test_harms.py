@@ -9,9 +9,10 @@ import pytest
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.adversary import find_known_calls, hacked_files, has_target, load_hacks
 from ostinato.tasks.grading.config import Harm
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
-from ostinato.tasks.grading.judging.verdicts import judge
+from ostinato.tasks.grading.judging.verdicts import judge, required_tests
 from ostinato.tasks.records import Problem
 from tests.fakes.one_line_problem import PATH, break_line, make_one_line_problem
 from tests.fakes.repositories import running_server
@@ -198,6 +199,25 @@ def test_a_harm_is_named(found_by, name: str) -> None:
     found = found_by(source)
     is_value = harm in ("", Harm.ARGUMENTS) and found.difference  # tests look at arguments too
     assert is_value or harm in found.harms, found
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("changes its arguments", Harm.ARGUMENTS),
+        ("exceptions without their text", Harm.EXCEPTION_TEXT),
+    ],
+)
+def test_hack_that_needs_such_tests_is_harmful(
+    runner: asyncio.Runner, problem: Problem, server: TestServer, name: str, harm: Harm
+) -> None:
+    hack, repository = load_hacks()[name], server.repository
+    known = runner.run(find_known_calls(problem, repository, 20.0))
+    assert has_target(hack, problem, repository, known)
+    files = hacked_files(hack, problem, repository, known)
+    assert runner.run(server.run(files, required_tests(problem), 20.0)).passed
+    found = runner.run(BlindTrials().judge(problem, files, repository))
+    assert found.difference or harm in found.harms
 
 
 HANDED_TESTS = """import pytest
