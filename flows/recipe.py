@@ -25,7 +25,8 @@ from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.corpus.config import CorpusConfig
+from ostinato.models.training.config import DEMONSTRATIONS
+from ostinato.tasks.corpus.config import SHARDS, CorpusConfig
 from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
 from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
@@ -153,6 +154,18 @@ class Recipe(Record):
                 raise ValueError(
                     f"{name}={tokens}, wanted at most model.max_sequence_tokens={longest}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _blends_name_what_the_corpus_makes(self) -> "Recipe":
+        known = (*SHARDS, DEMONSTRATIONS)
+        for section in ("pretraining", "mtp"):
+            for phase in getattr(self, section).phases:
+                if unknown := sorted(phase.blend.keys() - {*known}):
+                    raise ValueError(
+                        f"{section} phase {phase.name!r}: blend names {unknown[0]!r}, wanted one of "
+                        f"{', '.join(known)}"
+                    )
         return self
 
     @model_validator(mode="after")

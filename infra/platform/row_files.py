@@ -1,15 +1,16 @@
 """Rows of a user's file: parquet (with pyarrow installed), JSON lines, or a JSON list."""
 
 import importlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
 
 MAX_PARQUET_BYTES = 4 << 30  # of a whole file unpacked
+_MAX_LIST_BYTES = 1 << 30  # of a JSON list, which is read as a whole
 _BATCH_ROWS = 64  # unpacked at once
 
 
@@ -28,19 +29,11 @@ def read_rows(
         yield from enumerate(read_parquet(path, str(path), columns), 1)
     elif path.suffix == ".jsonl":
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, _parse(line, f"{path}, row {number}")
+            for number, line in bounded_lines(lines, str(path)):
+                yield number, parse_json(f"{path}, row {number}", line)
     else:
-        value = _parse(path.read_bytes(), str(path))
+        value = parse_json(str(path), read_bounded(path, _MAX_LIST_BYTES))
         yield from enumerate(value if isinstance(value, list) else [value], 1)
-
-
-def _parse(text: bytes, place: str) -> Any:
-    try:
-        return json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from None
 
 
 @contextmanager
@@ -67,6 +60,7 @@ def read_parquet(
     """Rows, unpacked a few at a time."""
     num_bytes = 0
     with open_parquet(file, place) as opened:
+        _refuse_large_groups(opened.metadata, place)
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
             num_bytes += batch.nbytes
             if num_bytes > MAX_PARQUET_BYTES:
@@ -74,3 +68,13 @@ def read_parquet(
                     f"{place} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
                 )
             yield from batch.to_pylist()
+
+
+def _refuse_large_groups(metadata: Any, place: str) -> None:
+    """ConfigError where the footer names a group of rows that is larger than a whole file may be."""
+    for number in range(metadata.num_row_groups):
+        num_bytes = metadata.row_group(number).total_byte_size
+        if num_bytes > MAX_PARQUET_BYTES:
+            raise ConfigError(
+                f"{place}: row group {number} has {num_bytes} bytes, wanted at most {MAX_PARQUET_BYTES}"
+            )

@@ -6,6 +6,7 @@ part of an artifact's identity.
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -120,12 +121,19 @@ def named_secret(variable: str) -> str:
 def check_home(home: Path) -> None:
     """ConfigError when the home is not a folder, or cannot be made or written to."""
     place = next(path for path in (home, *home.parents) if path.exists() or path.is_symlink())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        why = "cannot be written" if place.is_dir() else "is no folder"
-        raise ConfigError(
-            f"{PREFIX}HOME is {str(home)!r}: {place} {why}; wanted a folder of this user, for example "
-            f"{PREFIX}HOME=~/.ostinato"
-        )
+    why = "is no folder"
+    if place.is_dir():
+        try:
+            with TemporaryFile(
+                dir=place
+            ):  # permissions alone tell root nothing of a read-only place
+                return
+        except OSError as error:
+            why = f"cannot be written ({error.strerror})"
+    raise ConfigError(
+        f"{PREFIX}HOME is {str(home)!r}: {place} {why}; wanted a folder of this user, for example "
+        f"{PREFIX}HOME=~/.ostinato"
+    )
 
 
 def load_settings() -> Settings:

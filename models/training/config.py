@@ -50,6 +50,11 @@ class PhaseConfig(Record):
                 f"phase {self.name!r}: microbatch_tokens={self.microbatch_tokens} must divide "
                 f"global_batch_tokens={self.global_batch_tokens}"
             )
+        if DEMONSTRATIONS in self.blend and self.microbatch_tokens < TRANSCRIPT_ROW_MULTIPLE:
+            raise ValueError(
+                f"phase {self.name!r}: microbatch_tokens={self.microbatch_tokens}, wanted at least "
+                f"{TRANSCRIPT_ROW_MULTIPLE} with {DEMONSTRATIONS!r} in the blend: no transcript would fit"
+            )
         if self.num_steps == 0:
             raise ValueError(
                 f"phase {self.name!r}: tokens={self.tokens}, wanted at least "

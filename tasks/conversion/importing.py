@@ -25,7 +25,7 @@ from ostinato.tasks.conversion.sources import (
     check_side_file,
     open_source,
 )
-from ostinato.tasks.conversion.templates import settle_template
+from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, settle_template
 
 
 def import_model(
@@ -164,6 +164,11 @@ def _check_template(source: PublishedModel) -> None:
     template = find_template(source.files)
     if template is None:
         return
+    if len(template) > MAX_TEMPLATE_BYTES:
+        raise ConfigError(
+            f"{source.place}: the chat template has {len(template)} characters, wanted at most "
+            f"{MAX_TEMPLATE_BYTES}"
+        )
     try:
         template_environment().parse(template)
     except RecursionError:

@@ -4,7 +4,6 @@ Headers are read when a source is opened, tensors when they are asked for.
 """
 
 import importlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.infra.platform.bounded_files import MAX_FILE_BYTES, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
@@ -34,8 +34,10 @@ SIDE_FILES = (
 )
 TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
-_MOST_JSON_BYTES = 256 << 20
-_MOST_BYTES, _MOST_RATIO = 256 << 20, 20  # what an archive may unpack to; weights hardly shrink
+_MOST_BYTES, _MOST_RATIO = (
+    MAX_FILE_BYTES,
+    20,
+)  # what an archive may unpack to; weights hardly shrink
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _open(path: Path, place: str) -> PublishedModel:
         raise ConfigError(str(error)) from None
     headers, fetch = read_as_bf16(tensors, block)
     files = {
-        name: (path / name).read_bytes()
+        name: read_bounded(path / name)
         for name in (*SIDE_FILES, TOKENIZER)
         if (path / name).is_file()
     }
@@ -153,32 +155,20 @@ def _weight_files(directory: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no file {path}, wanted a model directory that holds it")
-    num_bytes = path.stat().st_size
-    if num_bytes > _MOST_JSON_BYTES:
-        raise ConfigError(f"{path} has {num_bytes} bytes, wanted at most {_MOST_JSON_BYTES}")
-    return _parse_json(str(path), path.read_bytes())
+    return _parse_object(str(path), read_bounded(path))
 
 
-def _parse_json(name: str, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content, parse_constant=_refuse_number)
-    except RecursionError:
-        raise ConfigError(f"{name} is nested too deep, wanted a model's file") from None
-    except ValueError as error:
-        raise ConfigError(f"{name} is not JSON: {error}") from None
+def _parse_object(name: str, content: bytes) -> dict[str, Any]:
+    value = parse_json(name, content, finite=True)
     if not isinstance(value, dict):
         raise ConfigError(f"{name} holds a {type(value).__name__}, wanted an object")
     return value
 
 
-def _refuse_number(text: str) -> float:
-    raise ValueError(f"it holds {text}, wanted finite numbers")
-
-
 def check_side_file(place: str, name: str, content: bytes) -> None:
     """ConfigError for a small file that cannot be what its name says."""
     if name.endswith(".json"):
-        _parse_json(f"{place}/{name}", content)
+        _parse_object(f"{place}/{name}", content)
         return
     try:
         content.decode()

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
+from ostinato.infra.platform.bounded_files import read_bounded
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering.chat_template import (
     CHOSEN,
@@ -30,6 +31,7 @@ from ostinato.models.rendering.special_tokens import (
 )
 from ostinato.models.rendering.template_environment import template_environment
 
+MAX_TEMPLATE_BYTES = 1 << 20
 BODY = Path(__file__).with_name("chat.jinja")
 CHATML, PLAIN = "chatml", "plain"
 _FORMS = {
@@ -107,7 +109,7 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
                 f"--chat-template {name!r} is no file, wanted one or {' or '.join(_FORMS)}"
             )
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_bounded(path, MAX_TEMPLATE_BYTES).decode()
             template_environment().parse(text)
         except UnicodeDecodeError as error:
             raise ConfigError(f"--chat-template {name} is not UTF-8: {error}") from None

@@ -4,7 +4,6 @@ A file is JSON lines or parquet (with pyarrow installed). A row has `messages` a
 declared, `tools`. Fields that are null count as absent.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from ostinato.infra.platform.bounded_files import parse_json
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.row_files import read_rows
@@ -45,9 +45,11 @@ def _also_written(empty: str, wanted: str) -> BeforeValidator:
     """Also accepts a field as JSON text. An empty text is read as `empty`."""
 
     def parse(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
         try:
-            return json.loads(value or empty) if isinstance(value, str) else value
-        except (ValueError, RecursionError) as error:
+            return parse_json("it", value or empty, ValueError)
+        except ValueError as error:
             raise ValueError(f"no JSON ({error}), wanted {wanted}") from None
 
     return BeforeValidator(parse)

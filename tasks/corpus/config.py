@@ -13,6 +13,7 @@ from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own
+SHARDS = ("code", "library", "repair", "repair_general")  # that are trained on
 DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluation or users
 
 

@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from ostinato.infra.platform.bounded_files import bounded_lines, parse_json
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.objects import ObjectStore, checksum_bytes, open_object_store
 from ostinato.infra.platform.row_files import open_parquet, read_parquet
@@ -117,7 +118,7 @@ def _read_table(source: CodeSource, file: IO[bytes], name: str) -> Iterator[Code
 
 
 def _read_lines(source: CodeSource, file: IO[bytes], name: str) -> Iterator[CodeRow]:
-    for number, line in enumerate(file, start=1):
+    for number, line in bounded_lines(file, name):
         yield _make_row(source, line, f"{name}:{number}")
 
 
@@ -128,7 +129,7 @@ def _make_row(source: CodeSource, row: bytes | dict[str, Any], place: str) -> Co
         "licence": source.licence_column,
     }
     try:
-        values = row if isinstance(row, dict) else _OBJECT.validate_json(row)
+        values = row if isinstance(row, dict) else _OBJECT.validate_python(parse_json(place, row))
         return CodeRow.model_validate(
             {field: values[column] for field, column in names.items() if column in values}
         )

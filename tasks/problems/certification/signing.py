@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import ValidationError
 
+from ostinato.infra.platform.bounded_files import parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.problems.certification.records import Certificate, SignedCertificate
 
@@ -32,7 +33,9 @@ def sign(certificate: Certificate, home: Path) -> SignedCertificate:
 def read_signed(path: Path, public_key: str | None = None) -> SignedCertificate:
     """A certificate whose signature holds. ConfigError otherwise. `public_key`: whose it must be."""
     try:
-        signed = SignedCertificate.model_validate_json(path.read_bytes())
+        content = read_bounded(path)
+        parse_json(str(path), content)
+        signed = SignedCertificate.model_validate_json(content)
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.public_key))
         key.verify(bytes.fromhex(signed.signature), _canonical(signed.certificate))
     except InvalidSignature:
@@ -64,7 +67,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
         with contextlib.suppress(FileExistsError):  # the first of several wins
             os.link(partial, path)
         partial.unlink()
-    content = path.read_bytes()
+    content = read_bounded(path)
     if len(content) != 32 or path.stat().st_mode & 0o077:
         mode = path.stat().st_mode & 0o777
         raise ConfigError(

@@ -6,12 +6,13 @@ Other settings are left behind: plug-ins, coverage, warnings and selections do n
 import configparser
 import posixpath
 import shlex
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
+from ostinato.infra.platform.bounded_files import parse_toml
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.inside.sources import NAMES, RULES_FILE
 
@@ -64,16 +65,16 @@ def _read(files: Mapping[str, bytes], name: str, section: str) -> dict[str, Any]
     """Settings of one file. None where pytest would look at the next: what does not parse holds none."""
     if name not in files:
         return None
-    text, is_own = files[name].decode(errors="replace"), "pytest." in name
+    is_own = "pytest." in name
     try:
         if name.endswith(".toml"):
-            table = tomllib.loads(text).get(section)
+            table = parse_toml(name, files[name]).get(section)
             table = (table or {}).get("pytest") if section == "tool" else table
             table = (table or {}).get("ini_options", table)
             return {} if table is None and is_own else table
         parser = configparser.ConfigParser(interpolation=None, strict=False)
-        parser.read_string(text)
-    except (configparser.Error, tomllib.TOMLDecodeError):
+        parser.read_string(files[name].decode(errors="replace"))
+    except (configparser.Error, ConfigError):
         return None
     if section in parser:
         return dict(parser[section])

@@ -3,7 +3,6 @@
 import configparser
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from email.message import Message
 from email.parser import BytesParser
@@ -14,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
+from ostinato.infra.platform.bounded_files import parse_toml
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.problems.discovery.collection import Rules, read_rules
@@ -113,10 +113,7 @@ def _requires_txt(files: Mapping[str, bytes]) -> list[str]:
 
 
 def _toml(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(files.get(name, b"").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ProblemError(f"{name} does not parse: {error}") from error
+    return parse_toml(name, files.get(name, b""), ProblemError)
 
 
 def _ini(files: Mapping[str, bytes], name: str) -> configparser.ConfigParser:

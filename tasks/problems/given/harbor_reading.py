@@ -7,13 +7,13 @@ files of pytest, and its solution is a patch. Every other one is refused with th
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
+from ostinato.infra.platform.bounded_files import parse_toml, read_bounded
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import read_folder
 from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, Layout
@@ -76,10 +76,7 @@ def read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, b
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    try:
-        config = tomllib.loads(_read_text(directory / _CONFIG))
-    except tomllib.TOMLDecodeError as error:
-        raise ProblemError(f"its {_CONFIG} is no TOML: {error}") from None
+    config = parse_toml(f"its {_CONFIG}", _read_text(directory / _CONFIG).encode(), ProblemError)
     place = config.get("environment", {})
     for wrong, what in (
         (config.get("steps"), "it has several steps"),
@@ -139,7 +136,7 @@ def _copied(folder: Path, rest: str, place: PurePosixPath) -> dict[str, bytes]:
             found = {destination / name: text for name, text in _read_folder(path).items()}
         else:
             is_folder = target.endswith("/") or target == "." or len(sources) > 1
-            found = {destination / path.name if is_folder else destination: path.read_bytes()}
+            found = {destination / path.name if is_folder else destination: _read_file(path)}
         for name, content in found.items():
             inside = PurePosixPath(*[part for part in name.parts if part != "."])
             if not inside.is_relative_to(place):
@@ -217,4 +214,8 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 def _read_text(path: Path) -> str:
     if not path.is_file() or path.is_symlink():
         return ""
-    return path.read_text(errors="replace")
+    return _read_file(path).decode(errors="replace")
+
+
+def _read_file(path: Path) -> bytes:
+    return read_bounded(path, MAX_FILE_BYTES, ProblemError)

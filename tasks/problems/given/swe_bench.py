@@ -5,13 +5,13 @@ PASS_TO_PASS (lists, or JSON of lists). Its environment is what the project's me
 SWE-bench are not used, so an instance that needs an old interpreter or compiled code is refused by its proof.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
+from ostinato.infra.platform.bounded_files import parse_json
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import read_tree
 from ostinato.infra.platform.record import Record
@@ -40,7 +40,9 @@ class Instance(Record):
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _load(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value
+        return (
+            parse_json("the list of tests", value, ValueError) if isinstance(value, str) else value
+        )
 
 
 def is_instances(path: Path) -> bool:
@@ -58,7 +60,7 @@ def read_instances(path: Path) -> list[Instance]:
         wanted = {name: lowered[name] for name in Instance.model_fields if name in lowered}
         try:
             found.append(Instance.model_validate(wanted))
-        except (ValidationError, json.JSONDecodeError) as error:
+        except ValidationError as error:
             raise ConfigError(f"{path}, row {number}, {row[_MARK]}: {error}") from None
     return found
 

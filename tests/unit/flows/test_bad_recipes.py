@@ -47,6 +47,16 @@ FIRST_PHASE = f"pretraining.phases=[{{{PHASE}}}]"
             "harness.context_tokens=10000000, wanted at most model.max_sequence",
         ),
         (FIRST_PHASE, "sequence_tokens=1024.* model.max_sequence_tok"),
+        (
+            FIRST_PHASE.replace("code=", "coed=").replace("1024", "512"),
+            "pretraining phase 'all': blend names 'coed', wanted one of code, library, repair",
+        ),
+        (
+            "pretraining.phases=[{name='all',tokens=4096,sequence_tokens=32,microbatch_tokens=32,"
+            "global_batch_tokens=64,blend={demonstrations=[1.0,1.0]}}]",
+            "microbatch_tokens=32, wanted at least 64 with 'demonstrations'",
+        ),
+        ("learning.packing.microbatch_tokens=0", "microbatch_tokens = 0"),
     ],
 )
 def test_a_bad_value_is_named(override: str, says: str) -> None:

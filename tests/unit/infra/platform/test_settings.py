@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.settings import PREFIX, load_settings
+from ostinato.infra.platform.settings import PREFIX, check_home, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,10 @@ def test_wrong_value_names_variable_and_value(
 
     with pytest.raises(ConfigError, match=f"OSTINATO_{name} is '{value}'"):
         load_settings()
+
+
+def test_home_on_a_place_that_even_root_cannot_write_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"OSTINATO_HOME is '/proc/x': /proc cannot be written \("
+    ):
+        check_home(Path("/proc/x"))

@@ -38,7 +38,7 @@ def test_a_gguf_that_says_more_than_it_holds_is_refused(kind: str, tmp_path: Pat
 def test_json_that_is_too_deep_or_has_no_number_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with (
-        pytest.raises(ConfigError, match=r"config\.json is (nested too deep|not JSON)"),
+        pytest.raises(ConfigError, match=r"config\.json is (nested 100000 levels deep|not JSON)"),
         open_source(str(tmp_path), tmp_path, tmp_path),
     ):
         pass

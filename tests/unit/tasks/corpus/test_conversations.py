@@ -81,7 +81,7 @@ def test_wrong_turn_is_named(messages: list, says: str, tmp_path: Path) -> None:
         ("told.jsonl", b"{", "row 1 is not JSON"),
         ("told.jsonl", b"[1]", "row 1: no field messages"),
         ("told.jsonl", b'{"messages": "caf\xe9"}', "row 1 is not JSON: 'utf-8' codec can't decode"),
-        ("told.jsonl", b"[" * 100_000, "row 1 is not JSON"),
+        ("told.jsonl", b"[" * 100_000, "row 1 is nested 100000 levels deep"),
         ("told.csv", b"a", "ends in '.csv', wanted .jsonl or .parquet"),
     ],
 )

@@ -96,7 +96,7 @@ def test_nothing_stated_takes_the_name_of_the_folder() -> None:
 
 
 def test_a_file_that_does_not_parse_is_named() -> None:
-    with pytest.raises(ProblemError, match=r"pyproject\.toml does not parse"):
+    with pytest.raises(ProblemError, match=r"pyproject\.toml is not TOML"):
         read_metadata({"pyproject.toml": b"[project"}, "folder")
 
 

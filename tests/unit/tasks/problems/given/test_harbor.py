@@ -73,7 +73,7 @@ CONFIG = 'schema_version = "1.4"\n'
 @pytest.mark.parametrize(
     ("path", "text", "told"),
     [
-        ("task.toml", "a b", "no TOML"),
+        ("task.toml", "a b", "is not TOML"),
         ("task.toml", CONFIG + '[[steps]]\nname = "one"\n', "several steps"),
         ("task.toml", CONFIG + '[environment]\ndocker_image = "x"\n', "is an image"),
         ("task.toml", CONFIG + '[environment]\nos = "windows"\n', "another system"),
