@@ -13,10 +13,10 @@ from pydantic import (
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.record import Record as FrozenRecord
+from ostinato.infra.platform.record import Record
 
 
-class Record(FrozenRecord):
+class StageRecord(Record):
     """Base of what stages hand to one another."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -34,7 +34,7 @@ class Split(StrEnum):
     USER = "user"  # what simulated users bring to the gateway
 
 
-class LineEdit(Record):
+class LineEdit(StageRecord):
     """One changed line. The problem is broken with it and whole without."""
 
     path: str
@@ -43,7 +43,7 @@ class LineEdit(Record):
     broken_text: str
 
 
-class BlockEdit(Record):
+class BlockEdit(StageRecord):
     """Consecutive lines replaced by others, usually by fewer."""
 
     path: str
@@ -52,14 +52,14 @@ class BlockEdit(Record):
     broken_lines: tuple[str, ...]
 
 
-class OracleCall(Record):
+class OracleCall(StageRecord):
     """One call with the original's result. Both in the form of infra/sandbox/function_calls.py."""
 
     arguments: str
     result: str
 
 
-class FunctionOracle(Record):
+class FunctionOracle(StageRecord):
     """Input-output behaviour of a function."""
 
     path: str
@@ -68,7 +68,7 @@ class FunctionOracle(Record):
     held_out: tuple[OracleCall, ...] = Field(description="derived; never shown")
 
 
-class Problem(Record):
+class Problem(StageRecord):
     """One proven RL problem: the prepared repository with `edits` and `blocks` applied."""
 
     problem_id: str
@@ -160,7 +160,7 @@ class Outcome(StrEnum):
     STALE = "stale"
 
 
-class Verdict(Record):
+class Verdict(StageRecord):
     """Outcome of the graded tests on the final state of the repository."""
 
     problem_id: str
@@ -179,7 +179,7 @@ class Verdict(Record):
     """what a change spoils though the tests pass -> where"""
 
 
-class RewardReport(Record):
+class RewardReport(StageRecord):
     """The reward with each term shown: a measured value times a signed weight.
 
     `total` is the sum of `terms` in the order they stand in.
@@ -211,7 +211,7 @@ class RewardReport(Record):
         return self
 
 
-class Branch(Record):
+class Branch(StageRecord):
     """Point of an attempt that others of its group continue from, or that it continued from."""
 
     turns: int = Field(description="answers before it; all of an attempt's: nothing branched off")
@@ -228,7 +228,7 @@ class Branch(Record):
         }
 
 
-class Trajectory(Record):
+class Trajectory(StageRecord):
     """One whole attempt at a problem, graded."""
 
     trajectory_id: str
@@ -260,7 +260,7 @@ class Trajectory(Record):
         return self.branch is not None and self.branch.turns >= len(self.transcript.turns)
 
 
-class Group(Record):
+class Group(StageRecord):
     """The attempts at one problem whose rewards are centred on one another."""
 
     group_id: str
@@ -268,7 +268,7 @@ class Group(Record):
     trajectories: tuple[Trajectory, ...]
 
 
-class Hint(Record):
+class Hint(StageRecord):
     """Context of one turn as the same policy reads it after a hint."""
 
     turn_start: int = Field(description="first token of the turn in the sample's segment")
@@ -276,7 +276,7 @@ class Hint(Record):
     context_tokens: tuple[int, ...] = Field(description="all before the turn, the hint in it")
 
 
-class Sample(Record):
+class Sample(StageRecord):
     """One trainable sequence with its advantage."""
 
     sample_id: str
@@ -289,7 +289,7 @@ class Sample(Record):
     hint: Hint | None = Field(default=None, description="where the objective distils one")
 
 
-class Metric(Record):
+class Metric(StageRecord):
     """A mean with its interval over problems."""
 
     mean: float
@@ -299,7 +299,7 @@ class Metric(Record):
     count: int
 
 
-class ProblemScore(Record):
+class ProblemScore(StageRecord):
     """All attempts of one checkpoint at one problem."""
 
     problem_id: str
@@ -311,7 +311,7 @@ class ProblemScore(Record):
     broken_calls: int
 
 
-class AttemptMeans(Record):
+class AttemptMeans(StageRecord):
     """Means over attempts. None: no attempt has the figure."""
 
     attempts: int
@@ -327,7 +327,7 @@ class AttemptMeans(Record):
     reference_lines: float | None = Field(description="the same of what undoes the problem's edits")
 
 
-class Scorecard(Record):
+class Scorecard(StageRecord):
     """A checkpoint on a suite."""
 
     scorecard_id: str
@@ -352,7 +352,7 @@ class Scorecard(Record):
     problems: tuple[ProblemScore, ...]
 
 
-class GateCheck(Record):
+class GateCheck(StageRecord):
     """One rule of a gate with the number seen and the number wanted."""
 
     name: str
@@ -362,7 +362,7 @@ class GateCheck(Record):
     detail: str
 
 
-class GateDecision(Record):
+class GateDecision(StageRecord):
     """Decision on a candidate, with its reason."""
 
     gate_id: str

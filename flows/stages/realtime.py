@@ -45,8 +45,8 @@ from ostinato.tasks.realtime.promotion.serving_line import (
 from ostinato.tasks.realtime.records import (
     CycleTrainingRequest,
     CycleTrainingResult,
+    DeployedModel,
     ServedCandidate,
-    ServedModel,
     TrafficRequest,
 )
 from ostinato.tasks.records import GateCheck, GateDecision, Scorecard, Split
@@ -198,7 +198,7 @@ def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
     return context.artifacts.get(champion_id(context.ledger, name or line_of(context.recipe)))
 
 
-def served_model(context: StageContext, line: str | None = None) -> ServedModel:
+def served_model(context: StageContext, line: str | None = None) -> DeployedModel:
     """The champion of a line as the gateway wants it, with the repositories of the problems it was
     trained on, and the line's canary. Asked again and again, it is also what ends a canary.
     """
@@ -263,8 +263,8 @@ def first_cycle(
 
 def _as_served(
     context: StageContext, served: ArtifactRef, problems: ArtifactRef, line: str | None = None
-) -> ServedModel:
-    return ServedModel(
+) -> DeployedModel:
+    return DeployedModel(
         line=serving_line(context, line).name,
         checkpoint_directory=str(context.directory_of(served)),
         checkpoint_id=str(served),

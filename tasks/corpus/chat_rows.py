@@ -122,14 +122,14 @@ class Declared(BaseModel):
     name: str = Field(min_length=1)
 
 
-class Tool(BaseModel):
+class ChatTool(BaseModel):
     """A declared function."""
 
     type: Literal["function"]
     function: Declared
 
 
-class Conversation(_Row):
+class ChatConversation(_Row):
     """Messages in order. The last is an answer."""
 
     place: str
@@ -140,7 +140,7 @@ class Conversation(_Row):
     ] = ()
 
     @model_validator(mode="after")
-    def _in_turn(self) -> "Conversation":
+    def _in_turn(self) -> "ChatConversation":
         before = None
         for index, message in enumerate(self.messages):
             if message.role not in FOLLOWS[before]:
@@ -154,7 +154,7 @@ class Conversation(_Row):
         return self
 
     @model_validator(mode="after")
-    def _calls_answered(self) -> "Conversation":
+    def _calls_answered(self) -> "ChatConversation":
         """Each call has its result, and each result its call. Calls written as text have no ids."""
         open_ids: list[str | None] = []
         for index, message in enumerate(self.messages):
@@ -181,11 +181,11 @@ class Conversation(_Row):
         return self
 
     @model_validator(mode="after")
-    def _declared(self) -> "Conversation":
+    def _declared(self) -> "ChatConversation":
         names = []
         for index, tool in enumerate(self.tools):
             try:
-                names.append(Tool.model_validate(tool).function.name)
+                names.append(ChatTool.model_validate(tool).function.name)
             except ValidationError as error:
                 raise ValueError(f"tools.{index}.{_describe(error)}") from None
         for index, message in enumerate(self.messages):
@@ -228,7 +228,7 @@ class Conversation(_Row):
         ]
 
 
-def read_conversations(path: Path) -> list[Conversation]:
+def read_conversations(path: Path) -> list[ChatConversation]:
     """All of a file. ConfigError names row, field, value seen and value wanted."""
     found = list(_read(path))
     if not found:
@@ -236,7 +236,7 @@ def read_conversations(path: Path) -> list[Conversation]:
     return found
 
 
-def _read(path: Path) -> Iterator[Conversation]:
+def _read(path: Path) -> Iterator[ChatConversation]:
     for number, row in read_rows(path, (".jsonl", ".parquet")):
         place = f"{path}, row {number}"
         if not isinstance(row, dict) or "messages" not in row:
@@ -249,7 +249,7 @@ def _read(path: Path) -> Iterator[Conversation]:
             )
         fields = {"place": place, "messages": row["messages"], "tools": row.get("tools")}
         try:
-            yield Conversation.model_validate(fields)
+            yield ChatConversation.model_validate(fields)
         except ValidationError as error:
             raise ConfigError(f"{place}: {_describe(error)}") from None
 

@@ -16,12 +16,12 @@ from ostinato.infra.serving.gateway.schemas import FunctionCall, ToolCall, ToolD
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from ostinato.models.rendering.whole_conversations import render_whole
-from ostinato.tasks.corpus.chat_rows import Call, Conversation, Message
+from ostinato.tasks.corpus.chat_rows import Call, ChatConversation, Message
 from ostinato.tasks.corpus.repairs.transcripts import Document
 
 
 def make_documents(
-    conversations: Sequence[Conversation], renderer: Renderer, harness: HarnessConfig
+    conversations: Sequence[ChatConversation], renderer: Renderer, harness: HarnessConfig
 ) -> list[Document]:
     """Token ids and loss masks: tokens of answers and the token that ends each are learned. ConfigError for
     a conversation that the model's template refuses or rewrites.
@@ -31,7 +31,7 @@ def make_documents(
     return [_make_document(item, renderer, form) for item in conversations]
 
 
-def _make_document(conversation: Conversation, renderer: Renderer, form: ToolForm) -> Document:
+def _make_document(conversation: ChatConversation, renderer: Renderer, form: ToolForm) -> Document:
     try:
         if isinstance(renderer, TemplateRenderer) and _is_shown(conversation, renderer):
             return _write_whole(conversation, renderer)
@@ -43,7 +43,7 @@ def _make_document(conversation: Conversation, renderer: Renderer, form: ToolFor
         raise ConfigError(f"{conversation.place}: {detail['error']['message']}") from None
 
 
-def _is_shown(conversation: Conversation, renderer: TemplateRenderer) -> bool:
+def _is_shown(conversation: ChatConversation, renderer: TemplateRenderer) -> bool:
     """Whether the template shows all that the conversation holds."""
     calls = any(message.tool_calls for message in conversation.messages)
     results = any(message.role == "tool" for message in conversation.messages)
@@ -51,7 +51,7 @@ def _is_shown(conversation: Conversation, renderer: TemplateRenderer) -> bool:
     return states and (renderer.shows_results or not results)
 
 
-def _write_whole(conversation: Conversation, renderer: TemplateRenderer) -> Document:
+def _write_whole(conversation: ChatConversation, renderer: TemplateRenderer) -> Document:
     parts = render_whole(renderer, conversation.as_messages(), conversation.tools)
     document = Document([], [])
     for token_ids, answer in parts:
@@ -61,7 +61,7 @@ def _write_whole(conversation: Conversation, renderer: TemplateRenderer) -> Docu
     return document
 
 
-def _grow(conversation: Conversation, renderer: Renderer, form: ToolForm) -> Document:
+def _grow(conversation: ChatConversation, renderer: Renderer, form: ToolForm) -> Document:
     messages = conversation.in_call_order
     system = messages.pop(0).content if messages[0].role == "system" else None
     tools = [ToolDefinition.model_validate(tool) for tool in conversation.tools]

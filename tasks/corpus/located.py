@@ -40,7 +40,7 @@ class DescribedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class FilePool:
     """Files of one source that are searched together."""
 
     name: str
@@ -57,7 +57,7 @@ class Locator:
     search: SearchService
 
     def write(
-        self, file: DescribedFile, symbol: str, pool: Pool, rng: random.Random
+        self, file: DescribedFile, symbol: str, pool: FilePool, rng: random.Random
     ) -> Document | None:
         """The document of one function. None when the demonstrator does not find it."""
         sentence = file.sentences[symbol]
@@ -129,21 +129,21 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     return documents
 
 
-def draw_pools(files: Sequence[DescribedFile], number: int, rng: random.Random) -> list[Pool]:
+def draw_pools(files: Sequence[DescribedFile], number: int, rng: random.Random) -> list[FilePool]:
     """All files once, in pools of POOL_FILES files of one source, shuffled."""
-    pools: list[Pool] = []
+    pools: list[FilePool] = []
     for source in sorted({file.source for file in files}):
         mine = [file for file in files if file.source == source]
         mine = rng.sample(mine, len(mine))
         pools += [
-            Pool(f"{source}/{number}/{start}", mine[start : start + POOL_FILES])
+            FilePool(f"{source}/{number}/{start}", mine[start : start + POOL_FILES])
             for start in range(0, len(mine), POOL_FILES)
         ]
     rng.shuffle(pools)
     return pools
 
 
-def _shuffled(pool: Pool, rng: random.Random) -> Iterator[tuple[DescribedFile, str]]:
+def _shuffled(pool: FilePool, rng: random.Random) -> Iterator[tuple[DescribedFile, str]]:
     described = [(file, symbol) for file in pool.files for symbol in file.sentences]
     yield from rng.sample(described, len(described))
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, mean, pass_at_k
-from ostinato.tasks.records import Metric, Record
+from ostinato.tasks.records import Metric, StageRecord
 
 CONFIDENCE = 0.95
 
@@ -28,7 +28,7 @@ CONFIDENCE = 0.95
 Policy = Callable[[Sequence[AttemptRow], int], tuple[float, float]]
 
 
-class Control(Record):
+class Control(StageRecord):
     """One policy on the problems, and the trained checkpoint against it."""
 
     name: str
@@ -48,7 +48,7 @@ class Control(Record):
     )
 
 
-class ControlReport(Record):
+class ControlReport(StageRecord):
     """A trained checkpoint beside its controls."""
 
     trained: Control

@@ -23,13 +23,13 @@ from ostinato.tasks.evaluation.statistics import (
     paired_difference,
     proportion_metric,
 )
-from ostinato.tasks.records import Metric, Problem, Record, Trajectory
+from ostinato.tasks.records import Metric, Problem, StageRecord, Trajectory
 
 LOCATING_FILE = "locating.jsonl"  # rows, beside those of the attempts
 RATES = ("solved", "shown", "located")
 
 
-class LocatingRow(Record):
+class LocatingRow(StageRecord):
     """One attempt. Counts end before the answer that located the function, if any did."""
 
     problem_id: str
@@ -44,7 +44,7 @@ class LocatingRow(Record):
     read_tokens: int = Field(description="of the tools' results")
 
 
-class ArmFigures(Record):
+class ArmFigures(StageRecord):
     """One arm over all its problems."""
 
     solved: Metric = Field(description="of attempts; interval over problems")
@@ -57,7 +57,7 @@ class ArmFigures(Record):
     read_tokens: Metric
 
 
-class ArmComparison(Record):
+class ArmComparison(StageRecord):
     """Two arms on the same problems. Differences are with minus without."""
 
     arms: dict[str, ArmFigures]

@@ -26,8 +26,8 @@ from ostinato.tasks.records import (
     Metric,
     Problem,
     ProblemScore,
-    Record,
     Scorecard,
+    StageRecord,
     Trajectory,
 )
 
@@ -38,7 +38,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-class AttemptRow(Record):
+class AttemptRow(StageRecord):
     """Figures of one attempt."""
 
     problem_id: str

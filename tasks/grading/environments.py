@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.sandbox.protocol import Sandbox
-from ostinato.tasks.records import Problem, Record
+from ostinato.tasks.records import Problem, StageRecord
 
 ENVIRONMENTS = PluginGroup("ostinato.environments", "environment", {})
 OpenBox = Callable[[], AbstractAsyncContextManager[Sandbox]]
 """Opens a fresh sandbox that holds the files an attempt left, for code that has to run."""
 
 
-class ProblemDraft(Record):
+class ProblemDraft(StageRecord):
     """One problem as an environment draws it."""
 
     prompt: str = Field(description="request to the agent")
@@ -28,7 +28,7 @@ class ProblemDraft(Record):
     facts: dict[str, str] = Field(default={}, description="for the judge, never shown")
 
 
-class Judgement(Record):
+class Judgement(StageRecord):
     """Verdict of an environment on what an attempt left."""
 
     passed: bool

@@ -24,8 +24,8 @@ from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline, measure_baseline
 from ostinato.tasks.problems.proving.judging import (
-    Finding,
-    Judgement,
+    ProofOutcome,
+    ProofResult,
     RepositoryUnderTest,
     judge_candidate,
 )
@@ -49,10 +49,10 @@ logger = logging.getLogger(__name__)
 _HASH_SEEDS = (0, 1)  # of the two boxes of a repository
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 _AT_ONCE = 2  # repositories, so that none waits for the last run of another
-_TESTED = frozenset({Finding.PROVEN, Finding.STUB_PASSES})
+_TESTED = frozenset({ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES})
 _oracles = TypeAdapter(list[FunctionOracle])
-OnJudged = Callable[[str, Finding], None]
-Proven = tuple[Candidate, Judgement]
+OnJudged = Callable[[str, ProofOutcome], None]
+Proven = tuple[Candidate, ProofResult]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class BuiltPart:
     baseline: Baseline
     proven: list[Proven] = field(default_factory=list)
     splits: dict[str, Split] = field(default_factory=dict)
-    findings: Counter[tuple[Kind, Finding]] = field(default_factory=Counter)
+    findings: Counter[tuple[Kind, ProofOutcome]] = field(default_factory=Counter)
     oracles: dict[tuple[str, str], FunctionOracle] = field(default_factory=dict)
 
 
@@ -133,8 +133,8 @@ class RepositoryProver:
             replace_text(self._baseline_file, baseline.model_dump_json())
         self._built = BuiltPart(self.part, baseline)
 
-    async def judge(self, candidate: Candidate) -> Judgement:
-        """Judgement of a candidate, from the journal when it is known."""
+    async def judge(self, candidate: Candidate) -> ProofResult:
+        """ProofResult of a candidate, from the journal when it is known."""
         judgement = self._known.get(candidate.candidate_id)
         if judgement is None:
             async with self._slots:
@@ -145,10 +145,10 @@ class RepositoryProver:
         self._on_judged(self.part.repository.name, judgement.finding)
         return judgement
 
-    async def _judge(self, candidate: Candidate, baseline: Baseline) -> Judgement:
+    async def _judge(self, candidate: Candidate, baseline: Baseline) -> ProofResult:
         # in a thread: reading every file must not hold up the runs of others
         if await asyncio.to_thread(self._leaks.leaks, candidate):
-            return Judgement(candidate_id=candidate.candidate_id, finding=Finding.LEAKED)
+            return ProofResult(candidate_id=candidate.candidate_id, finding=ProofOutcome.LEAKED)
         server, second = self._servers
         under_test = RepositoryUnderTest(
             baseline, server, second, self._config.rules, self._stub_trials
@@ -308,7 +308,7 @@ async def prove_enough(
     provers: Mapping[str, RepositoryProver],
     candidates: Sequence[Candidate],
     wanted: int,
-    counted: frozenset[Finding] = frozenset({Finding.PROVEN}),
+    counted: frozenset[ProofOutcome] = frozenset({ProofOutcome.PROVEN}),
 ) -> list[Proven]:
     """The first `wanted` candidates, in order, whose finding counts."""
     proven: list[Proven] = []
@@ -325,8 +325,8 @@ async def prove_enough(
     return proven
 
 
-def read_journal(journal: Path) -> dict[str, Judgement]:
+def read_journal(journal: Path) -> dict[str, ProofResult]:
     """Judgements of an earlier, killed run by candidate."""
     rows = ({k: v for k, v in row.items() if k != "step"} for row in read_lines(journal))
-    found = map(Judgement.model_validate, rows)
+    found = map(ProofResult.model_validate, rows)
     return {judgement.candidate_id: judgement for judgement in found}

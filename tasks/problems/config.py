@@ -63,7 +63,7 @@ def refuse_runner(name: str, package_paths: Iterable[str]) -> str:
     return ""
 
 
-class Source(Record):
+class ProjectSource(Record):
     """Fields that packages and git repositories share."""
 
     name: str = Field(description="of the repository; for a package also its name on the index")
@@ -90,7 +90,7 @@ class Source(Record):
         return self
 
 
-class RepositorySource(Source, SourceArchive):
+class RepositorySource(ProjectSource, SourceArchive):
     """A package of the index at one version."""
 
     mutated_paths: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class RepositorySource(Source, SourceArchive):
     quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
 
 
-class GitSource(Source):
+class GitSource(ProjectSource):
     """A git repository on this machine, or a bare one, whose commits become problems."""
 
     path: str = Field(description="directory that git can read")
@@ -114,7 +114,7 @@ class GitSource(Source):
     0: none"""
 
 
-class GivenSource(Source, SourceArchive):
+class GivenSource(ProjectSource, SourceArchive):
     """One task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
 
     version: str = Field(description="of the archive: its checksum, shortened")

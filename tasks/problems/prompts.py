@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.function_calls import format_call, format_result
 from ostinato.tasks.problems import descriptions
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, PromptLevel
-from ostinato.tasks.problems.proving.judging import Judgement
+from ostinato.tasks.problems.proving.judging import ProofResult
 from ostinato.tasks.records import FunctionOracle
 
 TERSE_CHARACTERS = 390
@@ -89,7 +89,7 @@ _VAGUE: dict[Kind, tuple[str, ...]] = {
 def write_prompt(
     level: PromptLevel,
     candidate: Candidate,
-    judgement: Judgement,
+    judgement: ProofResult,
     oracle: FunctionOracle | None,
     docstring: str,
     seed: int,
@@ -173,7 +173,7 @@ def leaves_two_readings(candidate: Candidate, level: PromptLevel, symbols: Itera
     )
 
 
-def _symptom(judgement: Judgement) -> str:
+def _symptom(judgement: ProofResult) -> str:
     message = _ADDRESS.sub("0x...", " ".join(judgement.error_message.split()))
     message = message[:_MESSAGE_CHARACTERS]
     if judgement.error_type in ("", "AssertionError") and not message:

@@ -12,7 +12,7 @@ from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompt
 from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
-from ostinato.tasks.problems.proving.judging import Finding, Judgement
+from ostinato.tasks.problems.proving.judging import ProofOutcome, ProofResult
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.selection import Sources
@@ -61,7 +61,7 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
         candidate.candidate_id
         for built in parts
         for candidate, judgement in built.proven
-        if judgement.finding is Finding.STUB_PASSES
+        if judgement.finding is ProofOutcome.STUB_PASSES
     }
     made.dropped["duplicate_of_evaluation"] = len(twins)
     made.dropped["asks_for_hash"] = len(hashes)
@@ -82,7 +82,7 @@ def _find_repeated(problems: Sequence[Problem], parts: Sequence[BuiltPart]) -> f
 
 def make_problem(
     candidate: Candidate,
-    judgement: Judgement,
+    judgement: ProofResult,
     built: BuiltPart,
     config: ProblemsConfig,
     symbols: Collection[str] = (),

@@ -10,14 +10,14 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below, write_folder
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.config import GivenSource, RepositorySource, Source
+from ostinato.tasks.problems.config import GivenSource, ProjectSource, RepositorySource
 
 MAX_FILE_BYTES = 4 << 20  # of a source; larger ones are data that no test of a function needs
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 
 def prepare_repository(
-    source: Source,
+    source: ProjectSource,
     files: Mapping[str, bytes],
     directory: Path,
     *,
@@ -66,7 +66,7 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
     return moved
 
 
-def describe_installation(source: Source) -> dict[str, bytes]:
+def describe_installation(source: ProjectSource) -> dict[str, bytes]:
     """Metadata as an installation leaves it, for code that asks for its own version."""
     version = source.version if isinstance(source, RepositorySource) else "0"
     name = source.distribution if isinstance(source, GivenSource) else source.name
@@ -96,7 +96,7 @@ def strip_source(text: bytes) -> bytes:
         return text
 
 
-def _is_wanted(path: str, source: Source) -> bool:
+def _is_wanted(path: str, source: ProjectSource) -> bool:
     pure = PurePosixPath(path)
     if "__pycache__" in pure.parts or pure.suffix in (".pyc", ".pyi", ".so", ".orig", ".rej"):
         return False

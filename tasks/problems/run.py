@@ -32,7 +32,7 @@ from ostinato.tasks.problems.config import (
 )
 from ostinato.tasks.problems.descriptions import describe_functions
 from ostinato.tasks.problems.given.task import prepare_given
-from ostinato.tasks.problems.proving.judging import Finding
+from ostinato.tasks.problems.proving.judging import ProofOutcome
 from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.problems.publishing import publish
 from ostinato.tasks.problems.repositories import (
@@ -189,8 +189,8 @@ class _Progress:
         self._num_proven = 0
         self._num_judged = 0
 
-    def judged(self, repository: str, finding: Finding) -> None:
+    def judged(self, repository: str, finding: ProofOutcome) -> None:
         self._num_judged += 1
-        self._num_proven += finding is Finding.PROVEN
+        self._num_proven += finding is ProofOutcome.PROVEN
         message = f"{self._num_proven} proven of {self._num_judged} tried; {repository}"
         self._writer.update(min(self._num_proven, self._wanted - 1), self._wanted, message)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind
-from ostinato.tasks.problems.proving.judging import Finding
+from ostinato.tasks.problems.proving.judging import ProofOutcome
 from ostinato.tasks.problems.publishing import ProblemSet
 from ostinato.tasks.records import Problem, Split
 
@@ -15,7 +15,7 @@ Row = dict[str, str | int | float]
 def summarise(made: ProblemSet, parts: Sequence[BuiltPart], left_out: Mapping[str, str]) -> dict:
     """Figures of a set, for its artifact and its card."""
     problems = made.problems
-    findings = Counter[Finding]()
+    findings = Counter[ProofOutcome]()
     for built in parts:
         for (_, finding), count in built.findings.items():
             findings[finding] += count
@@ -23,7 +23,7 @@ def summarise(made: ProblemSet, parts: Sequence[BuiltPart], left_out: Mapping[st
     return {
         "num_problems": len(problems),
         "num_candidates": tried,
-        "yield_ratio": findings[Finding.PROVEN] / tried if tried else 0.0,
+        "yield_ratio": findings[ProofOutcome.PROVEN] / tried if tried else 0.0,
         "findings": findings,
         "dropped": made.dropped,
         "left_out": left_out,
@@ -50,8 +50,8 @@ def yield_table(parts: Sequence[BuiltPart], problems: Sequence[Problem]) -> list
     for built in parts:
         name = built.part.repository.name
         for kind in Kind:
-            counts = {f: built.findings[kind, f] for f in Finding if built.findings[kind, f]}
-            tried, proven = sum(counts.values()), counts.pop(Finding.PROVEN, 0)
+            counts = {f: built.findings[kind, f] for f in ProofOutcome if built.findings[kind, f]}
+            tried, proven = sum(counts.values()), counts.pop(ProofOutcome.PROVEN, 0)
             if tried:
                 rows.append(
                     {

@@ -19,7 +19,7 @@ class ServedCandidate(Record):
     share: float
 
 
-class ServedModel(Record):
+class DeployedModel(Record):
     """A checkpoint as the gateway serves it, with the repositories agents work in."""
 
     line: str = Field(description="serving line that interactions are recorded under")
@@ -41,7 +41,7 @@ class ServedModel(Record):
 class TrafficRequest(Record):
     """Simulated users of one cycle and what serves them."""
 
-    served: ServedModel
+    served: DeployedModel
     users: SimulatedUsersConfig
     cycle_number: int = Field(ge=0, description="each cycle's users bring other problems")
 

@@ -25,13 +25,13 @@ from ostinato.infra.serving.gateway.uploads.store import UploadStore
 from ostinato.models.decode.config import configure_engine
 from ostinato.models.decode.engine import CachePolicy
 from ostinato.tasks.problems.published import load_repositories
-from ostinato.tasks.realtime.records import ServedModel
+from ostinato.tasks.realtime.records import DeployedModel
 
 FOLLOW_SECONDS = 5.0
 PEOPLE_TENANT = "local"
 
 
-def plan_of(served: ServedModel) -> ServingPlan:
+def plan_of(served: DeployedModel) -> ServingPlan:
     """The champion, and the candidate of an open canary."""
     control = ServedCheckpoint(
         served.checkpoint_id, Path(served.checkpoint_directory), served.weight_version
@@ -45,7 +45,7 @@ def plan_of(served: ServedModel) -> ServingPlan:
 
 @asynccontextmanager
 async def open_local_gateway(
-    served: ServedModel,
+    served: DeployedModel,
     settings: Settings,
     tenant_name: str,
     issued_keys: IssuedKeys | None = None,
@@ -77,7 +77,7 @@ async def open_local_gateway(
         yield gateway, tenant
 
 
-async def serve_people(newest: Callable[[], ServedModel], settings: Settings) -> None:
+async def serve_people(newest: Callable[[], DeployedModel], settings: Settings) -> None:
     """Serves what `newest` names on the gateway's port and follows it, until cancelled."""
     keys = IssuedKeys(settings.home)
     async with open_local_gateway(newest(), settings, PEOPLE_TENANT, keys) as (gateway, _):

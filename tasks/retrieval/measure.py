@@ -14,16 +14,16 @@ from ostinato.infra.agent.search.segment import Segment
 from ostinato.models.search_encoder.code_words import CodeText, split_words
 from ostinato.models.search_encoder.embedder import Embedder
 from ostinato.tasks.retrieval.config import PairsConfig, RankingScores
-from ostinato.tasks.retrieval.pairs import Function
+from ostinato.tasks.retrieval.pairs import IndexedFunction
 
 UNMEASURED_DENSE_WEIGHT = 0.5
 DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
-Scorer = Callable[["Pool"], np.ndarray]
+Scorer = Callable[["CandidatePool"], np.ndarray]
 """A pool -> scores [queries, codes], higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CandidatePool:
     """Chunks of a package and the questions asked of them."""
 
     name: str
@@ -35,11 +35,11 @@ class Pool:
 
 def make_pool(
     name: str,
-    functions: Sequence[Function],
+    functions: Sequence[IndexedFunction],
     config: PairsConfig,
     most_queries: int,
     generator: np.random.Generator,
-) -> Pool:
+) -> CandidatePool:
     """All functions of a package, and docstring questions about at most `most_queries` of them.
 
     A docstring that several functions share names none of them and is not asked.
@@ -56,7 +56,7 @@ def make_pool(
     ]
     chosen = sorted(generator.permutation(len(asked))[:most_queries])
     answers = tuple(asked[index] for index in chosen)
-    return Pool(
+    return CandidatePool(
         name,
         tuple(item.code for item in whole),
         tuple(whole[index].summary for index in answers),
@@ -71,7 +71,7 @@ def index_codes(codes: Sequence[CodeText]) -> Segment:
     return Segment([Chunk("", 1, 1, "", "")] * len(codes), features)
 
 
-def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
+def score_lexically(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
     """BM25 as it serves. With BODY_ONLY it is plain BM25."""
     segment = index_codes(pool.codes)
     return np.stack(
@@ -82,7 +82,7 @@ def score_lexically(pool: Pool, rules: Sequence[FieldRule] = BY_FIELD) -> np.nda
     )
 
 
-def ranks_of(pool: Pool, scores: np.ndarray) -> np.ndarray:
+def ranks_of(pool: CandidatePool, scores: np.ndarray) -> np.ndarray:
     """Rank of each answer, 1 for the first. Chunks with the same score count half."""
     answers = scores[np.arange(len(pool.answers)), list(pool.answers)][:, None]
     above = (scores > answers).sum(axis=1)
@@ -101,7 +101,7 @@ def summarise_ranks(ranks: np.ndarray) -> RankingScores:
     )
 
 
-def score_densely(embedder: Embedder, pool: Pool) -> np.ndarray:
+def score_densely(embedder: Embedder, pool: CandidatePool) -> np.ndarray:
     """Dot products of question and code vectors."""
     vocabulary = embedder.vocabulary
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def fuse_rows(lexical: np.ndarray, dense: np.ndarray, weight: float) -> np.ndarr
     return np.stack([fuse_standardised(words, products, weight) for words, products in rows])
 
 
-def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
+def pick_dense_weight(embedder: Embedder, pools: Sequence[CandidatePool]) -> float:
     """The weight of the vectors beside BM25 that ranks these pools best."""
     if not pools:
         return UNMEASURED_DENSE_WEIGHT
@@ -129,7 +129,9 @@ def pick_dense_weight(embedder: Embedder, pools: Sequence[Pool]) -> float:
     return max(DENSE_WEIGHTS, key=reciprocal)
 
 
-def measure(pools: Sequence[Pool], scorer: Scorer) -> tuple[RankingScores, dict[str, float]]:
+def measure(
+    pools: Sequence[CandidatePool], scorer: Scorer
+) -> tuple[RankingScores, dict[str, float]]:
     """Scores over the questions of all pools, and the MRR of each pool."""
     ranks = {pool.name: ranks_of(pool, scorer(pool)) for pool in pools}
     by_pool = {name: float((1 / found).mean()) for name, found in ranks.items() if len(found)}
@@ -137,7 +139,7 @@ def measure(pools: Sequence[Pool], scorer: Scorer) -> tuple[RankingScores, dict[
 
 
 def measure_systems(
-    embedder: Embedder, pools: Sequence[Pool], dense_weight: float
+    embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, tuple[RankingScores, dict[str, float]]]:
     """Figures of every system. Empty without pools."""
     scorers = make_scorers(embedder, pools, dense_weight) if pools else {}
@@ -145,7 +147,7 @@ def measure_systems(
 
 
 def make_scorers(
-    embedder: Embedder, pools: Sequence[Pool], dense_weight: float
+    embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, Scorer]:
     """The systems that are compared, each scored once per pool."""
     plain = {pool.name: score_lexically(pool, BODY_ONLY) for pool in pools}
@@ -159,6 +161,6 @@ def make_scorers(
     }
 
 
-def reciprocal_ranks(pools: Sequence[Pool], scorer: Scorer) -> np.ndarray:
+def reciprocal_ranks(pools: Sequence[CandidatePool], scorer: Scorer) -> np.ndarray:
     """One value per question, in the order of pools and questions: systems compare by pairs."""
     return np.concatenate([1 / ranks_of(pool, scorer(pool)) for pool in pools])

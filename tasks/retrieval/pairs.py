@@ -30,7 +30,7 @@ _SKIPPED = frozenset((*_TESTS, *_COPIES, "__pycache__"))
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class IndexedFunction:
     """One function or method as written."""
 
     package: str
@@ -52,7 +52,7 @@ class Pair:
     code: CodeText
 
 
-def read_package(package: Package, archives: Path) -> list[Function]:
+def read_package(package: Package, archives: Path) -> list[IndexedFunction]:
     """Every function of a package, in the order of paths and lines. `archives` is the cache."""
     name = name_of(package)
     return [
@@ -105,7 +105,7 @@ def _read(data: bytes) -> str | None:
     return text if len(text) <= LARGEST_FILE_CHARACTERS else None
 
 
-def functions_of(package: str, path: str, text: str) -> list[Function]:
+def functions_of(package: str, path: str, text: str) -> list[IndexedFunction]:
     """The functions of one file. Empty when it is not Python of this version."""
     try:
         tree = parse_python(text)
@@ -125,7 +125,7 @@ def _function(
     name: str,
     node: ast.FunctionDef | ast.AsyncFunctionDef,
     lines: list[str],
-) -> Function:
+) -> IndexedFunction:
     first, last = node.lineno - 1, node.end_lineno or node.lineno
     kept = lines[first:last]
     docstring = ast.get_docstring(node)
@@ -133,11 +133,13 @@ def _function(
         text = node.body[0]
         kept = lines[first : text.lineno - 1] + lines[text.end_lineno : last]
     summary = " ".join((docstring or "").strip().split("\n\n")[0].split())
-    return Function(package, name, describe_code(path, name, "\n".join(kept)), summary, len(kept))
+    return IndexedFunction(
+        package, name, describe_code(path, name, "\n".join(kept)), summary, len(kept)
+    )
 
 
 def make_pairs(
-    functions: Iterable[Function], config: PairsConfig, generator: np.random.Generator
+    functions: Iterable[IndexedFunction], config: PairsConfig, generator: np.random.Generator
 ) -> list[Pair]:
     """Questions from docstrings and names, at most `most_pairs`, in random order."""
     described: list[Pair] = []
@@ -164,7 +166,9 @@ def _nameless(code: CodeText) -> CodeText:
     return CodeText(code.scope, "", head, body)
 
 
-def without_copies(functions: Iterable[Function], of: Iterable[Function]) -> list[Function]:
+def without_copies(
+    functions: Iterable[IndexedFunction], of: Iterable[IndexedFunction]
+) -> list[IndexedFunction]:
     """`functions` whose body and whose docstring occur in none of `of`."""
     theirs = list(of)
     bodies = {_fingerprint(function.code) for function in theirs}

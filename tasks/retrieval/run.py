@@ -22,14 +22,19 @@ from ostinato.tasks.retrieval.config import (
     RetrievalResult,
     name_of,
 )
-from ostinato.tasks.retrieval.measure import Pool, make_pool, measure_systems, pick_dense_weight
-from ostinato.tasks.retrieval.pairs import Function, make_pairs, read_package, without_copies
+from ostinato.tasks.retrieval.measure import (
+    CandidatePool,
+    make_pool,
+    measure_systems,
+    pick_dense_weight,
+)
+from ostinato.tasks.retrieval.pairs import IndexedFunction, make_pairs, read_package, without_copies
 from ostinato.tasks.retrieval.training import build_embedder, train_on_code
 
 ENCODER_FOLDER = "encoder"
 REPORT_FILE = "report.json"
 
-ReadPackage = Callable[[Package], list[Function]]
+ReadPackage = Callable[[Package], list[IndexedFunction]]
 
 
 def main(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
@@ -44,9 +49,9 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     config = request.config
     random = np.random.default_rng(config.seed)
     archives = archives_directory(workspace.settings)
-    known: dict[str, list[Function]] = {}
+    known: dict[str, list[IndexedFunction]] = {}
 
-    def read(package: Package) -> list[Function]:
+    def read(package: Package) -> list[IndexedFunction]:
         name = name_of(package)
         # packages that measure are read twice: for questions and to leave out copies
         if name not in known:
@@ -111,7 +116,7 @@ def read_pools(
     config: RetrievalConfig,
     random: np.random.Generator,
     read: ReadPackage,
-) -> list[Pool]:
+) -> list[CandidatePool]:
     """One pool per package that has questions."""
     most = config.most_queries_a_package
     pools = [
@@ -121,7 +126,7 @@ def read_pools(
     return [pool for pool in pools if pool.queries]
 
 
-def read_training_functions(config: RetrievalConfig, read: ReadPackage) -> list[Function]:
+def read_training_functions(config: RetrievalConfig, read: ReadPackage) -> list[IndexedFunction]:
     """Functions of the packages that teach, without copies of what measures."""
     measured = [
         function

@@ -38,7 +38,7 @@ from ostinato.tasks.retrieval.config import (
     shipped_packages,
 )
 from ostinato.tasks.retrieval.measure import (
-    Pool,
+    CandidatePool,
     Scorer,
     make_scorers,
     measure,
@@ -81,7 +81,7 @@ def train(config: RetrievalConfig, directory: Path) -> Path:
     return Path(train_encoder(RetrievalRequest(config=config), workspace).directory)
 
 
-def cap_pool(pool: Pool, most_codes: int, most_queries: int, seed: int) -> Pool:
+def cap_pool(pool: CandidatePool, most_codes: int, most_queries: int, seed: int) -> CandidatePool:
     """Fewer questions, and their answers among fewer other functions."""
     random = np.random.default_rng(seed)
     asked = sorted(random.permutation(len(pool.queries))[:most_queries])
@@ -97,7 +97,9 @@ def cap_pool(pool: Pool, most_codes: int, most_queries: int, seed: int) -> Pool:
     )
 
 
-def rank_systems(encoder: Path, pools: Sequence[Pool], minilm: Path | None) -> dict[str, Scorer]:
+def rank_systems(
+    encoder: Path, pools: Sequence[CandidatePool], minilm: Path | None
+) -> dict[str, Scorer]:
     """Every system that ranks the same pools."""
     weight = BagEncoder(encoder).dense_weight
     scorers = make_scorers(load_embedder(encoder), pools, weight)
@@ -112,7 +114,7 @@ def rank_systems(encoder: Path, pools: Sequence[Pool], minilm: Path | None) -> d
     return scorers
 
 
-def compare(pools: Sequence[Pool], scorers: dict[str, Scorer], peer: str) -> Figures:
+def compare(pools: Sequence[CandidatePool], scorers: dict[str, Scorer], peer: str) -> Figures:
     """Reciprocal rank of the fused ranking minus that of a peer, paired by question: mean and 95 %
     bootstrap interval.
     """
@@ -141,7 +143,7 @@ def measure_speed(
     encoder: Path,
     packages: Sequence[Package],
     archives: Path,
-    pools: Sequence[Pool],
+    pools: Sequence[CandidatePool],
     repeats: int,
 ) -> Figures:
     """Build of one index, queries, and queries after an edit, over all held-out packages."""

@@ -10,7 +10,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects.checksum import checksum_bytes
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.problems.discovery.describing import Described, describe_source
+from ostinato.tasks.problems.discovery.describing import DescribedSource, describe_source
 
 # of a hundred problems
 SHARES = {"demonstration": 35, "train": 35, "held_out": 15, "held_out_function": 10, "user": 5}
@@ -49,7 +49,7 @@ def write_new(settings: Settings, path: Path, text: str) -> Path:
     return path
 
 
-def recipe_text(described: Described, place: str, extends: str, problems: int) -> str:
+def recipe_text(described: DescribedSource, place: str, extends: str, problems: int) -> str:
     """The recipe as TOML. Sizes of splits are shares of `problems`."""
     source = described.repository
     sources = {"repositories": source, "git": described.history}

@@ -24,7 +24,7 @@ from ostinato.tasks.corpus.config import DemonstrationConfig
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.repairs.demonstrator import (
-    Conversation,
+    AnswerScript,
     Demonstrator,
     locate_and_repair,
     repair,
@@ -204,7 +204,7 @@ def _documents(transcript: Transcript) -> tuple[Document, ...]:
 
 
 async def _play(
-    conversation: Conversation,
+    conversation: AnswerScript,
     problem: Problem,
     place: RepositoryEnvironment,
     settings: DemonstrationSettings,

@@ -20,13 +20,13 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     look_turns,
 )
 
-Conversation = Generator[str, str, None]
+AnswerScript = Generator[str, str, None]
 
 
 class Demonstrator:
     """Answers one attempt at one problem."""
 
-    def __init__(self, renderer: Renderer, conversation: Conversation, summary: str = "") -> None:
+    def __init__(self, renderer: Renderer, conversation: AnswerScript, summary: str = "") -> None:
         """`conversation` yields answers and is sent results. `summary`: what it writes when asked for one."""
         self._renderer = renderer
         self._conversation = conversation
@@ -70,7 +70,7 @@ def _last_result(text: str) -> str:
 
 def locate_and_repair(
     locating: LocatingCalls, plan: Plan, *, right: str, wrong: str
-) -> Conversation:
+) -> AnswerScript:
     """A repair of a function that is only described."""
     place = yield from locating
     if place is None:
@@ -79,7 +79,7 @@ def locate_and_repair(
         yield from repair(plan, place, right=right, wrong=wrong)
 
 
-def repair(plan: Plan, place: str, *, right: str, wrong: str) -> Conversation:
+def repair(plan: Plan, place: str, *, right: str, wrong: str) -> AnswerScript:
     """A repair in the compact dialect of the function at a place, with the plan's course."""
     for calls in look_turns(plan, place):
         yield "".join(calls)

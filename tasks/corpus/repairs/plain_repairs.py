@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.full.calls import write_call
 from ostinato.infra.agent.tools.names import EDIT_FILE
-from ostinato.tasks.corpus.repairs.demonstrator import Conversation
+from ostinato.tasks.corpus.repairs.demonstrator import AnswerScript
 from ostinato.tasks.corpus.repairs.transcripts import FIXED
 from ostinato.tasks.problems.prompt_facts import facts_of
 from ostinato.tasks.records import LineEdit, Problem
@@ -50,7 +50,7 @@ def _calls(problem: Problem, broken: Mapping[str, bytes]) -> Iterator[str]:
         yield write_call(EDIT_FILE, {"path": edit.path, "old": old, "new": new})
 
 
-def repair_plainly(calls: str) -> Conversation:
+def repair_plainly(calls: str) -> AnswerScript:
     """The conversation of a repair: all calls in one answer, then the closing word."""
     yield calls
     yield FIXED

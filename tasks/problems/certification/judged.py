@@ -12,7 +12,7 @@ from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment, Solve
 from ostinato.tasks.grading.judging.verdicts import judge_in_environment
 from ostinato.tasks.problems.certification.leaks import find_answers
 from ostinato.tasks.problems.certification.records import CertifyOptions, Reason
-from ostinato.tasks.problems.certification.tested import Checked
+from ostinato.tasks.problems.certification.tested import ProblemFindings
 from ostinato.tasks.records import Problem
 
 _MOST_NUMBER = 2_000
@@ -21,9 +21,9 @@ Files = dict[str, bytes | None]
 
 async def check_judged(
     problem: Problem, repository: PreparedRepository, options: CertifyOptions
-) -> Checked:
+) -> ProblemFindings:
     """Findings on a problem of an environment, and its costs."""
-    checked = Checked()
+    checked = ProblemFindings()
     given: Files = {path: text.encode() for path, text in problem.given_files.items()}
     answers = await _check_gold(problem, given, repository, options, checked)
     outcomes = [
@@ -44,7 +44,7 @@ async def _check_gold(
     given: Files,
     repository: PreparedRepository,
     options: CertifyOptions,
-    checked: Checked,
+    checked: ProblemFindings,
 ) -> Mapping[str, bytes]:
     environment: Environment = ENVIRONMENTS.load(problem.environment)
     if not isinstance(environment, SolvedEnvironment):
@@ -70,7 +70,7 @@ async def _try_cheats(
     given: Files,
     answers: Mapping[str, bytes],
     repository: PreparedRepository,
-    checked: Checked,
+    checked: ProblemFindings,
 ) -> None:
     """Files that solve nothing, at the places where the solution stands."""
     with tempfile.TemporaryDirectory(prefix="ostinato-certify-") as folder:
@@ -119,7 +119,7 @@ def _cheats(
 
 
 async def _judge(
-    problem: Problem, files: Files, repository: PreparedRepository, checked: Checked
+    problem: Problem, files: Files, repository: PreparedRepository, checked: ProblemFindings
 ) -> bool:
     try:
         verdict = await judge_in_environment(problem, files, repository)

@@ -38,7 +38,7 @@ from ostinato.tasks.problems.certification.records import (
     ProblemReport,
     Reason,
 )
-from ostinato.tasks.problems.certification.tested import Checked, TestedChecks
+from ostinato.tasks.problems.certification.tested import ProblemFindings, TestedChecks
 from ostinato.tasks.problems.environments.run import draw_problems, write_repository
 from ostinato.tasks.problems.published import (
     PROBLEMS_FILE,
@@ -207,7 +207,7 @@ async def _check_problem(
     started = time.perf_counter()
     options, repository = checks.options, checks.server.repository
     chance = random.Random(f"{options.seed} {problem.problem_id}")
-    checked = Checked()
+    checked = ProblemFindings()
     try:
         if problem.environment:
             checked = await check_judged(problem, repository, options)

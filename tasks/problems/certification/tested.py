@@ -61,9 +61,9 @@ class TestedChecks:
 
     async def check(
         self, problem: Problem, hacks: Sequence[Hack], chance: random.Random
-    ) -> "Checked":
+    ) -> "ProblemFindings":
         """Findings on a problem, hacks of which are tried, and its costs."""
-        checked = Checked()
+        checked = ProblemFindings()
         if not problem.fail_to_pass:
             checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
             return checked
@@ -76,7 +76,7 @@ class TestedChecks:
         return checked
 
     async def _check_original(
-        self, problem: Problem, chance: random.Random, checked: "Checked"
+        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
     ) -> None:
         failed = await self._run_rounds(problem, {}, chance, checked, is_original=True)
         for test, (runs, every) in failed.items():
@@ -87,7 +87,7 @@ class TestedChecks:
                 checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [told])
 
     async def _check_broken(
-        self, problem: Problem, chance: random.Random, checked: "Checked"
+        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
     ) -> None:
         files = self.server.repository.keep_editable(
             problem.break_files(self.server.repository.files)
@@ -114,7 +114,7 @@ class TestedChecks:
         problem: Problem,
         files: Files,
         chance: random.Random,
-        checked: "Checked",
+        checked: "ProblemFindings",
         *,
         is_original: bool,
     ) -> dict[str, tuple[set[str], set[str]]]:
@@ -155,7 +155,7 @@ class TestedChecks:
         return failed
 
     async def _judge_right_fixes(
-        self, problem: Problem, chance: random.Random, checked: "Checked"
+        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
     ) -> None:
         repository = self.server.repository
         broken = problem.break_files(repository.files)
@@ -174,7 +174,9 @@ class TestedChecks:
                 told = found.difference or ", ".join(found.harms.values()) or defence
                 checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told}"])
 
-    async def _try_hacks(self, problem: Problem, hacks: Sequence[Hack], checked: "Checked") -> None:
+    async def _try_hacks(
+        self, problem: Problem, hacks: Sequence[Hack], checked: "ProblemFindings"
+    ) -> None:
         if not problem.symbol or not hacks:
             return
         repository = self.server.repository
@@ -195,7 +197,7 @@ class TestedChecks:
 
 
 @dataclass
-class Checked:
+class ProblemFindings:
     """Findings and costs of one problem, as they come in."""
 
     found: dict[Reason, list[str]] = field(default_factory=lambda: defaultdict(list))

@@ -13,7 +13,7 @@ from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.packages import pin
 from ostinato.infra.platform.source_archives import fetch_wheel, read_wheel
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.discovery.layout import Layout, declares_namespace
+from ostinato.tasks.problems.discovery.layout import ProjectLayout, declares_namespace
 from ostinato.tasks.problems.discovery.metadata import Metadata
 from ostinato.tasks.problems.repositories import strip_prefix
 
@@ -23,7 +23,7 @@ _MAX_TEST_WHEELS_BYTES = 30 << 20  # all of it lies beside the code in every box
 
 
 def find_dependencies(
-    files: Mapping[str, bytes], metadata: Metadata, layout: Layout, cache: Path
+    files: Mapping[str, bytes], metadata: Metadata, layout: ProjectLayout, cache: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Pinned packages that code and tests import, and remarks on imports that nothing provides."""
     own = canonicalize_name(metadata.name)

@@ -21,13 +21,13 @@ from ostinato.infra.platform.source_archives import (
 )
 from ostinato.tasks.problems.config import (
     GitSource,
+    ProjectSource,
     RepositorySource,
-    Source,
     refuse_runner,
 )
 from ostinato.tasks.problems.discovery.collection import write_rules
 from ostinato.tasks.problems.discovery.dependencies import find_dependencies
-from ostinato.tasks.problems.discovery.layout import Layout, find_layout
+from ostinato.tasks.problems.discovery.layout import ProjectLayout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 
@@ -40,7 +40,7 @@ _MAX_TREE_BYTES = 64 << 20
 _NAMED_FILES = 3  # of those that are left out
 
 
-class Described(Record):
+class DescribedSource(Record):
     """Sources of a recipe, and remarks for the user."""
 
     repository: RepositorySource
@@ -52,7 +52,7 @@ class Described(Record):
 class Project(Record):
     """A project's files described: paths, dependencies, and what its metadata calls it."""
 
-    source: Source
+    source: ProjectSource
     distribution: str = Field(description="name of the project")
     remarks: tuple[str, ...] = ()
 
@@ -67,7 +67,7 @@ class _Taken(Record):
     remarks: tuple[str, ...] = ()
 
 
-def describe_source(place: str, name: str | None, cache: Path, max_commits: int) -> Described:
+def describe_source(place: str, name: str | None, cache: Path, max_commits: int) -> DescribedSource:
     """Sources for `place`: NAME or NAME==VERSION of the index, a directory, or a git repository by path or
     URL, perhaps with @ and a branch, tag or commit. Nothing of it is run here.
 
@@ -87,7 +87,7 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
     }
     history = GitSource.model_validate(shared | told) if max_commits else None
     remarks = (*taken.remarks, *project.remarks)
-    return Described(repository=repository, history=history, remarks=remarks)
+    return DescribedSource(repository=repository, history=history, remarks=remarks)
 
 
 def describe_files(
@@ -115,7 +115,7 @@ def describe_files(
     if refusal := refuse_runner(name, layout.package_paths):
         raise ProblemError(refusal)
     dependencies, remarks = find_dependencies(files, metadata, layout, cache)
-    source = Source(
+    source = ProjectSource(
         name=name,
         package_paths=layout.package_paths,
         test_paths=layout.test_paths,
@@ -240,7 +240,7 @@ def _tell_left_out(paths: Iterable[str]) -> str:
     )
 
 
-def _version_modules(metadata: Metadata, layout: Layout) -> dict[str, str]:
+def _version_modules(metadata: Metadata, layout: ProjectLayout) -> dict[str, str]:
     """Modules that a build would write, with a version that says so."""
     text = '__version__ = version = "0"\n__version_tuple__ = version_tuple = (0,)\n'
     prefix = f"{layout.stripped_prefix}/" if layout.stripped_prefix else ""

@@ -1,4 +1,4 @@
-"""Layout of a project that nobody described: import root, product code, tests, and files that tests read."""
+"""ProjectLayout of a project that nobody described: import root, product code, tests, and files that tests read."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -29,7 +29,7 @@ _MAX_PARTS = 40  # of a namespace package; one of more is taken whole
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
-class Layout(Record):
+class ProjectLayout(Record):
     """Paths as they lie on the import path, once files below `stripped_prefix` have moved up."""
 
     stripped_prefix: str
@@ -46,8 +46,8 @@ def find_layout(
     test_patterns: Iterable[str] = (),
     roots: Collection[str] = (),
     test_roots: Collection[str] = (),
-) -> Layout:
-    """Layout of the project `name`.
+) -> ProjectLayout:
+    """ProjectLayout of the project `name`.
 
     `top_level`: import names that its metadata states. `test_patterns`: of test files, beside the
     usual ones. `roots`: folders in which its build looks for packages; `test_roots`: those that its tests
@@ -70,7 +70,7 @@ def find_layout(
             f"{name}: no test file ({', '.join((*TEST_PATTERNS, TEST_SCRIPT))}) outside examples and docs; a source "
             "distribution may leave its tests out: take a git repository instead"
         )
-    return Layout(
+    return ProjectLayout(
         stripped_prefix=root,
         package_paths=packages,
         test_paths=tests,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ostinato.infra.platform.bounded_files import parse_toml, read_bounded
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import read_folder
-from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, Layout
+from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, ProjectLayout
 from ostinato.tasks.problems.given.patches import apply_patch
 from ostinato.tasks.problems.given.task import GivenTask
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
@@ -68,7 +68,7 @@ def read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, b
             pass_to_pass=ours.get("pass_to_pass", ()),
             package=ours.get("package", _guess_package(image)),
             requires=() if "layout" in ours else tuple(requires),
-            layout=Layout.model_validate(ours["layout"]) if "layout" in ours else None,
+            layout=ProjectLayout.model_validate(ours["layout"]) if "layout" in ours else None,
         )
     except ValidationError as error:
         raise ProblemError(f"its table [metadata.{OURS}]: {error}") from None

@@ -16,9 +16,9 @@ from ostinato.infra.platform.source_archives import fetch_archive, read_archive,
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.commits import describe_change, diff_blocks
-from ostinato.tasks.problems.config import GivenSource, Kind, Source
+from ostinato.tasks.problems.config import GivenSource, Kind, ProjectSource
 from ostinato.tasks.problems.discovery.describing import Project, describe_files
-from ostinato.tasks.problems.discovery.layout import Layout
+from ostinato.tasks.problems.discovery.layout import ProjectLayout
 from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
 from ostinato.tasks.records import Split
 
@@ -36,7 +36,7 @@ class GivenTask(Record):
     pass_to_pass: tuple[str, ...] = ()
     package: str = Field(default="", description="name of the project where no metadata says it")
     requires: tuple[str, ...] = Field(default=(), description="packages that the project needs")
-    layout: Layout | None = Field(default=None, description="None: it is found out")
+    layout: ProjectLayout | None = Field(default=None, description="None: it is found out")
 
 
 def store_task(
@@ -81,7 +81,7 @@ def _describe(task: GivenTask, solved: Mapping[str, bytes], cache: Path) -> Proj
         return describe_files(
             solved, task.name, cache, package=task.package, requires=task.requires
         )
-    source = Source.model_validate(task.layout.model_dump() | {"name": task.name})
+    source = ProjectSource.model_validate(task.layout.model_dump() | {"name": task.name})
     return Project(source=source, distribution=task.package or task.name)
 
 

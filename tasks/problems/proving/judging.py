@@ -24,7 +24,7 @@ _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT,
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
-class Finding(StrEnum):
+class ProofOutcome(StrEnum):
     """Results of judging a candidate."""
 
     PROVEN = "proven"
@@ -42,11 +42,11 @@ class Finding(StrEnum):
     STUB_PASSES = "stub_passes"  # its tests pass with a constant in place of the function
 
 
-class Judgement(Record):
+class ProofResult(Record):
     """Result of one candidate, one line of the journal."""
 
     candidate_id: str
-    finding: Finding
+    finding: ProofOutcome
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     error_type: str = Field(default="", description="exception of the first failing test")
@@ -65,18 +65,18 @@ class RepositoryUnderTest:
     stub_trials: StubTrials
 
 
-async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest) -> Judgement:
-    """Judgement after all runs on one candidate."""
+async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest) -> ProofResult:
+    """ProofResult after all runs on one candidate."""
     name, baseline = candidate.candidate_id, under_test.baseline
     if not 1 <= candidate.draft("").num_changed_lines <= under_test.rules.max_changed_lines:
-        return Judgement(candidate_id=name, finding=Finding.WRONG_SIZE)
+        return ProofResult(candidate_id=name, finding=ProofOutcome.WRONG_SIZE)
     covering = baseline.speaking_of(candidate.touched, candidate.test_files)
     if not covering:
-        return Judgement(candidate_id=name, finding=Finding.UNTESTED)
+        return ProofResult(candidate_id=name, finding=ProofOutcome.UNTESTED)
     if candidate.named_failing:
         chosen, guards = _named(candidate, baseline)
         if len(chosen) < len(candidate.named_failing):
-            return Judgement(candidate_id=name, finding=Finding.NOT_AS_NAMED)
+            return ProofResult(candidate_id=name, finding=ProofOutcome.NOT_AS_NAMED)
         covering = chosen
     else:
         chosen = _choose(candidate, covering, under_test)
@@ -90,27 +90,27 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     if refusal is None:
         refusal = await _check_imports(files, under_test)
     if refusal is None and candidate.named_failing and len(failing) < len(chosen):
-        refusal = Finding.NOT_AS_NAMED
+        refusal = ProofOutcome.NOT_AS_NAMED
     if refusal is None:
         num_failing = round(len(failing) / len(chosen) * len(covering))
         refusal = _refuse_extent(num_failing, passing, under_test)
     if refusal is not None:
-        return Judgement(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
+        return ProofResult(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
     fail_to_pass = tuple(baseline.tests[p] for p in failing[: under_test.rules.max_fail_to_pass])
     pass_to_pass = tuple(baseline.tests[p] for p in passing[: under_test.rules.max_pass_to_pass])
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
-    if finding is Finding.PROVEN:
+    if finding is ProofOutcome.PROVEN:
         finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
     is_tried = candidate.kind in _WITHOUT_BODY or under_test.rules.tries_stubs
-    if finding is Finding.PROVEN and is_tried:
+    if finding is ProofOutcome.PROVEN and is_tried:
         drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
         problem = candidate.draft("").model_copy(update=drawn)
         if await under_test.stub_trials.is_passed(problem):
-            finding = Finding.STUB_PASSES
-    if finding not in (Finding.PROVEN, Finding.STUB_PASSES):
-        return Judgement(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
+            finding = ProofOutcome.STUB_PASSES
+    if finding not in (ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES):
+        return ProofResult(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
     failure = report.first_failure
-    return Judgement(
+    return ProofResult(
         candidate_id=name,
         finding=finding,
         fail_to_pass=fail_to_pass,
@@ -123,13 +123,13 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
 
 def _refuse_extent(
     num_failing: int, passing: Sequence[int], under_test: RepositoryUnderTest
-) -> Finding | None:
-    """Finding for too few or too many failing tests. `num_failing` is an estimate over all."""
+) -> ProofOutcome | None:
+    """ProofOutcome for too few or too many failing tests. `num_failing` is an estimate over all."""
     if num_failing == 0:
-        return Finding.SURVIVED
+        return ProofOutcome.SURVIVED
     if num_failing > max(1, under_test.rules.max_failing_ratio * len(under_test.baseline.tests)):
-        return Finding.TOO_BROAD
-    return None if passing else Finding.NOTHING_PASSES
+        return ProofOutcome.TOO_BROAD
+    return None if passing else ProofOutcome.NOTHING_PASSES
 
 
 def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[int]]:
@@ -175,7 +175,7 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
 
 async def _check_imports(
     files: dict[str, bytes], under_test: RepositoryUnderTest
-) -> Finding | None:
+) -> ProofOutcome | None:
     """Run one cheap test of every test file, so that a broken import is seen."""
     baseline = under_test.baseline
     cheapest: dict[str, int] = {}
@@ -186,7 +186,7 @@ async def _check_imports(
             cheapest[file] = position
     tests = tuple(baseline.tests[position] for position in cheapest.values())
     report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
-    return Finding.BREAKS_IMPORT if _refuse(report) is Finding.BREAKS_IMPORT else None
+    return ProofOutcome.BREAKS_IMPORT if _refuse(report) is ProofOutcome.BREAKS_IMPORT else None
 
 
 async def _second_run(
@@ -195,13 +195,13 @@ async def _second_run(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
     under_test: RepositoryUnderTest,
-) -> Finding:
+) -> ProofOutcome:
     tests = [*fail_to_pass, *pass_to_pass]
     random.Random(f"second {candidate.candidate_id}").shuffle(tests)
     limit_seconds = under_test.rules.time_limit_seconds
     report = await under_test.second.run_again(files, tests, limit_seconds)
     is_same = report.passed_ids == frozenset(pass_to_pass) and not report.tampering
-    return Finding.PROVEN if is_same and _refuse(report) is None else Finding.UNSTABLE
+    return ProofOutcome.PROVEN if is_same and _refuse(report) is None else ProofOutcome.UNSTABLE
 
 
 async def _try_cheats(
@@ -209,30 +209,30 @@ async def _try_cheats(
     files: dict[str, bytes],
     fail_to_pass: Sequence[str],
     under_test: RepositoryUnderTest,
-) -> Finding:
+) -> ProofOutcome:
     """Deleting the tests must change nothing. Skipping everything must pass nothing."""
     repository = under_test.server.repository
     without_tests: dict[str, bytes | None] = {**files}
     without_tests |= dict.fromkeys(filter(repository.is_test, repository.files))
     if repository.keep_editable(without_tests) != repository.keep_editable(files):
-        return Finding.CHEATED
+        return ProofOutcome.CHEATED
     if not _is_drawn(candidate, "cheat", under_test.rules.cheater_share):
-        return Finding.PROVEN
+        return ProofOutcome.PROVEN
     skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
     limit_seconds = under_test.rules.time_limit_seconds
     report = await under_test.server.run_again(skipping, fail_to_pass, limit_seconds)
-    return Finding.CHEATED if report.passed_ids else Finding.PROVEN
+    return ProofOutcome.CHEATED if report.passed_ids else ProofOutcome.PROVEN
 
 
 def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:
     return random.Random(f"{purpose} {candidate.candidate_id}").random() < share
 
 
-def _refuse(report: TestReport) -> Finding | None:
+def _refuse(report: TestReport) -> ProofOutcome | None:
     outcomes = list(report.outcomes.values())
     if TestOutcome.TIMEOUT in outcomes:
-        return Finding.TIMEOUT
+        return ProofOutcome.TIMEOUT
     if TestOutcome.MISSING in outcomes:
-        return Finding.TIMEOUT if report.route == "killed" else Finding.BREAKS_IMPORT
+        return ProofOutcome.TIMEOUT if report.route == "killed" else ProofOutcome.BREAKS_IMPORT
     is_broken = report.tampering or all(outcome is TestOutcome.ERROR for outcome in outcomes)
-    return Finding.BREAKS_IMPORT if is_broken else None
+    return ProofOutcome.BREAKS_IMPORT if is_broken else None

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from ostinato.tasks.realtime.feedback.config import BaselineConfig
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 _KIND_STRENGTH = 8.0  # observations that the overall mean is worth against a cell's own mean
 _OVERALL_STRENGTH = 4.0  # observations that a reward of 0 is worth against the overall mean
 
 
-class Observation(Record):
+class RewardObservation(StageRecord):
     """One reward with the cell it belongs to."""
 
     population: str
@@ -26,7 +26,7 @@ class Observation(Record):
     reward: float
 
 
-class Cell(Record):
+class Cell(StageRecord):
     """Rewards seen for one (population, problem kind)."""
 
     population: str
@@ -35,7 +35,7 @@ class Cell(Record):
     reward_sum: float
 
 
-class Baselines(Record):
+class Baselines(StageRecord):
     """All cells. Empty before the first cycle."""
 
     cells: tuple[Cell, ...] = ()
@@ -44,7 +44,9 @@ class Baselines(Record):
         """Expected reward of the cell from earlier cycles alone."""
         return _Totals(self).expected((population, problem_kind))
 
-    def absorb(self, observations: Sequence[Observation], config: BaselineConfig) -> "Baselines":
+    def absorb(
+        self, observations: Sequence[RewardObservation], config: BaselineConfig
+    ) -> "Baselines":
         """The baselines after a cycle: earlier counts fade, these are added."""
         totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for cell in self.cells:
@@ -61,7 +63,7 @@ class Baselines(Record):
         )
 
 
-def advantages(observations: Sequence[Observation], baselines: Baselines) -> list[float]:
+def advantages(observations: Sequence[RewardObservation], baselines: Baselines) -> list[float]:
     """Reward minus baseline for each observation, parallel to `observations`.
 
     The baseline counts earlier cycles and the rest of this batch, never the observation itself.

@@ -12,10 +12,10 @@ from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import Signal, is_said
-from ostinato.tasks.realtime.feedback.baseline import Baselines, Observation, advantages
+from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
 from ostinato.tasks.realtime.feedback.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
-from ostinato.tasks.records import Record, Sample
+from ostinato.tasks.records import Sample, StageRecord
 
 LIMIT_REASONS = frozenset(
     {
@@ -29,7 +29,7 @@ LIMIT_REASONS = frozenset(
 NO_FEEDBACK = "no_feedback"
 
 
-class DistilledReward(Record):
+class DistilledReward(StageRecord):
     """One interaction's reward, -1..1."""
 
     interaction_id: str
@@ -40,7 +40,7 @@ class DistilledReward(Record):
     terms: dict[str, float] = Field(description="all terms before the sum is cut to -1..1")
 
 
-class Distilled(Record):
+class Distilled(StageRecord):
     """A cycle's batch."""
 
     samples: tuple[Sample, ...]
@@ -78,7 +78,7 @@ def distil(
     """One Sample per segment. The segments of an interaction share its advantage."""
     rewards = [distil_reward(interaction, config.distil) for interaction in interactions]
     observations = [
-        Observation(
+        RewardObservation(
             population=reward.population, problem_kind=reward.problem_kind, reward=reward.reward
         )
         for reward in rewards

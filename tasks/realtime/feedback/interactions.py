@@ -7,7 +7,7 @@ from pydantic import Field
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 
 class Source(StrEnum):
@@ -22,7 +22,7 @@ def source_of(interaction: NewInteraction) -> Source:
     return Source.SIMULATED if interaction.tenant == SIMULATED_TENANT else Source.PEOPLE
 
 
-class CollectedInteraction(Record):
+class CollectedInteraction(StageRecord):
     """One user turn with a deployed checkpoint, its tokens and all that was said about it."""
 
     interaction_id: str
@@ -32,7 +32,7 @@ class CollectedInteraction(Record):
     feedback: tuple[FeedbackRow, ...]
 
 
-class Window(Record):
+class Window(StageRecord):
     """Interactions and feedback of a line that one cycle reads."""
 
     line: str
@@ -57,7 +57,7 @@ class SkipReason(StrEnum):
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 
 
-class Skip(Record):
+class Skip(StageRecord):
     """An interaction left out, with the reason."""
 
     interaction_id: str
@@ -65,7 +65,7 @@ class Skip(Record):
     detail: str
 
 
-class Collection(Record):
+class Collection(StageRecord):
     """Interactions of a window, each in exactly one of the two lists."""
 
     window: Window

@@ -34,7 +34,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.realtime.feedback.config import SimulatedUsersConfig
-from ostinato.tasks.records import Problem, Record
+from ostinato.tasks.records import Problem, StageRecord
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +47,14 @@ _MOST_TRIES = 10  # of a request that the gateway is too busy for
 FOLLOW_UP_MESSAGE = "That did not fix it, the tests still fail."
 
 
-class UserProblem(Record):
+class UserProblem(StageRecord):
     """Problem of a simulated user: one of Split.USER, with the broken files."""
 
     problem: Problem
     files: dict[str, str] = Field(description="path -> text, the state the user asks about")
 
 
-class SimulatedRequest(Record):
+class SimulatedRequest(StageRecord):
     """Outcome of one request of one simulated user."""
 
     user: int
@@ -68,7 +68,7 @@ class SimulatedRequest(Record):
     detail: str = ""
 
 
-class SimulatedUsersReport(Record):
+class SimulatedUsersReport(StageRecord):
     """All requests, in the order of users and problems."""
 
     label: str = "simulated users, not people"

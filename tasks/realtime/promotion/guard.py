@@ -21,14 +21,14 @@ from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.serving.gateway.signals import Signal, is_said
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.realtime.promotion.config import GuardConfig
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 CONTROL, CANDIDATE = "control", "candidate"
 _MISMATCH_P = 1e-4  # sessions dealt out otherwise than asked: no comparison of arms means anything
 _STARVED_P = 1e-6  # the same before a look, asked after every session
 
 
-class Observation(Record):
+class ArmObservation(StageRecord):
     """Evidence of one interaction, or of a whole session, about its arm."""
 
     arm: str
@@ -51,7 +51,7 @@ class Advice(StrEnum):
     EXPIRE = "expire"  # too few sessions or judgements until the canary's last day
 
 
-class ArmMeasure(Record):
+class ArmMeasure(StageRecord):
     """One measure on both arms."""
 
     name: str
@@ -64,7 +64,7 @@ class ArmMeasure(Record):
     worse: bool = Field(description="significant after Holm's correction")
 
 
-class GuardReport(Record):
+class GuardReport(StageRecord):
     """The comparison with its advice."""
 
     advice: Advice
@@ -72,7 +72,7 @@ class GuardReport(Record):
     measures: tuple[ArmMeasure, ...]
 
 
-def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
+def observe(rows: Sequence[InteractionRow]) -> list[ArmObservation]:
     """One observation per interaction. A revert after a keep counts as a revert, a value of 0 as nothing."""
     observations = []
     for row in rows:
@@ -86,7 +86,7 @@ def observe(rows: Sequence[InteractionRow]) -> list[Observation]:
             )
         latency = said.get(Signal.LATENCY_SECONDS)
         observations.append(
-            Observation(
+            ArmObservation(
                 arm=row.arm,
                 session_id=row.session_id,
                 interaction_id=row.interaction_id,
@@ -120,7 +120,7 @@ def settled(
 
 
 def judge_canary(
-    observations: Sequence[Observation], config: GuardConfig, share: float, age_seconds: float
+    observations: Sequence[ArmObservation], config: GuardConfig, share: float, age_seconds: float
 ) -> GuardReport:
     """Advice on an open canary from its observations in order. It may be asked at any time.
 
@@ -143,7 +143,7 @@ def judge_canary(
 
 
 def _while_waiting(
-    observations: Sequence[Observation],
+    observations: Sequence[ArmObservation],
     report: GuardReport,
     config: GuardConfig,
     share: float,
@@ -160,7 +160,7 @@ def _while_waiting(
 
 
 def last_look(
-    observations: Sequence[Observation], config: GuardConfig
+    observations: Sequence[ArmObservation], config: GuardConfig
 ) -> tuple[int, GuardReport | None]:
     """How many looks both arms have had enough sessions for, and what the last of them said."""
     found = None
@@ -173,8 +173,8 @@ def last_look(
 
 
 def _look_at(
-    observations: Sequence[Observation], config: GuardConfig, look: int
-) -> tuple[list[Observation], GuardReport]:
+    observations: Sequence[ArmObservation], config: GuardConfig, look: int
+) -> tuple[list[ArmObservation], GuardReport]:
     """The observations that a look is made on, and what it says."""
     wanted = config.model_copy(
         update={
@@ -190,9 +190,11 @@ def _look_at(
     return seen, compare_arms(seen, wanted)
 
 
-def _first_of_both(observations: Sequence[Observation], config: GuardConfig) -> list[Observation]:
+def _first_of_both(
+    observations: Sequence[ArmObservation], config: GuardConfig
+) -> list[ArmObservation]:
     """The observations up to the one with which both arms have enough sessions, and judged ones."""
-    found: list[Observation] = []
+    found: list[ArmObservation] = []
     sessions: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     judged: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     for seen in observations:
@@ -208,16 +210,16 @@ def _first_of_both(observations: Sequence[Observation], config: GuardConfig) -> 
     return found
 
 
-def _sessions_of(observations: Sequence[Observation], arm: str) -> list[Observation]:
+def _sessions_of(observations: Sequence[ArmObservation], arm: str) -> list[ArmObservation]:
     """One observation for each session of the arm: what holds for at least half of it, and median latency."""
-    sessions: defaultdict[str, dict[str, Observation]] = defaultdict(dict)
+    sessions: defaultdict[str, dict[str, ArmObservation]] = defaultdict(dict)
     for number, seen in enumerate(observations):
         if seen.arm == arm:
             sessions[seen.session_id][seen.interaction_id or str(number)] = seen
     return [_as_one(tuple(session.values())) for session in sessions.values()]
 
 
-def _as_one(session: Sequence[Observation]) -> Observation:
+def _as_one(session: Sequence[ArmObservation]) -> ArmObservation:
     if len(session) == 1:
         return session[0]
     kept = _kept(session)
@@ -232,7 +234,7 @@ def _as_one(session: Sequence[Observation]) -> Observation:
 
 
 def _find_mismatch(
-    observations: Sequence[Observation], share: float, significance: float = _MISMATCH_P
+    observations: Sequence[ArmObservation], share: float, significance: float = _MISMATCH_P
 ) -> str:
     """Why sessions cannot have been dealt out by the share (binomial test). Empty: they can."""
     sessions = {(seen.arm, seen.session_id) for seen in observations}
@@ -248,7 +250,7 @@ def _find_mismatch(
     )
 
 
-def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> GuardReport:
+def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) -> GuardReport:
     """Compares the sessions of the candidate arm with those of control."""
     control = _sessions_of(observations, CONTROL)
     candidate = _sessions_of(observations, CANDIDATE)
@@ -298,7 +300,7 @@ def compare_arms(observations: Sequence[Observation], config: GuardConfig) -> Gu
     )
 
 
-def _kept(arm: Sequence[Observation]) -> list[bool]:
+def _kept(arm: Sequence[ArmObservation]) -> list[bool]:
     return [seen.kept for seen in arm if seen.kept is not None]
 
 
@@ -326,7 +328,7 @@ def _proportion(
 
 
 def _latency(
-    control: Sequence[Observation], candidate: Sequence[Observation], config: GuardConfig
+    control: Sequence[ArmObservation], candidate: Sequence[ArmObservation], config: GuardConfig
 ) -> ArmMeasure:
     """Rank test on the waiting times. A rise of the median below `latency_growth` gets p = 1."""
     before = np.array(

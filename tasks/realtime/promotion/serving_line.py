@@ -22,7 +22,7 @@ from ostinato.tasks.realtime.promotion.guard import (
     observe,
     settled,
 )
-from ostinato.tasks.records import GateDecision, Record, Scorecard
+from ostinato.tasks.records import GateDecision, Scorecard, StageRecord
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
 _CANARY_TOLD = "canary_told"  # an end by the guard was announced as an event
@@ -38,7 +38,7 @@ class PromotionOutcome(StrEnum):
     UNCHANGED = "unchanged"  # decided before: nothing was done now
 
 
-class PromotionReport(Record):
+class PromotionReport(StageRecord):
     """One decision with its reason and the line's champion after it."""
 
     line: str
@@ -48,7 +48,7 @@ class PromotionReport(Record):
     champion: str | None
 
 
-class Canary(Record):
+class Canary(StageRecord):
     """A candidate that serves a share of the sessions beside the champion."""
 
     decision: GateDecision
@@ -61,7 +61,7 @@ class Canary(Record):
         return self.decision.candidate
 
 
-class CanaryEnd(Record):
+class CanaryEnd(StageRecord):
     """End of a canary by the guard."""
 
     decision: GateDecision = Field(description="decision of the gate that began it")

@@ -6,10 +6,10 @@ from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.tasks.realtime.promotion.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL, last_look, observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import Canary, ServingLine
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 
-class ArmStanding(Record):
+class ArmStanding(StageRecord):
     """One side of the A/B."""
 
     checkpoint: str | None
@@ -19,7 +19,7 @@ class ArmStanding(Record):
     judged_sessions: int = Field(description="settled sessions with an edit kept or reverted")
 
 
-class TestStanding(Record):
+class TestStanding(StageRecord):
     """The sequential test of an A/B."""
 
     __test__ = False
@@ -39,7 +39,7 @@ class TestStanding(Record):
     """instant from which it is withdrawn if the last look was not made by then"""
 
 
-class CanaryStanding(Record):
+class CanaryStanding(StageRecord):
     """An open A/B of a line."""
 
     line: str

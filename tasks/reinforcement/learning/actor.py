@@ -25,7 +25,7 @@ from ostinato.infra.platform.cluster.placement import (
 from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
-from ostinato.tasks.records import Record, Sample
+from ostinato.tasks.records import Sample, StageRecord
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest
 from ostinato.tasks.reinforcement.learning.report import StepReport
 
@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 STEP_SECONDS = 3600.0
 
 
-class Publication(Record):
+class Publication(StageRecord):
     """A version on the weight chain."""
 
     version: int
@@ -45,7 +45,7 @@ class Publication(Record):
     published_at: float
 
 
-class TrainerStatus(Record):
+class TrainerStatus(StageRecord):
     """Step and weight version of a trainer."""
 
     step: int = Field(description="optimiser steps its weights have seen")
@@ -53,7 +53,7 @@ class TrainerStatus(Record):
     chain_id: str
 
 
-class TrainedStep(Record):
+class TrainedStep(StageRecord):
     """One step with the version it led to, committed on the chain."""
 
     report: StepReport

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 
-class Mismatch(Record):
+class Mismatch(StageRecord):
     """Distance of the trainer's log-probabilities from those the tokens were sampled with."""
 
     tokens: int
@@ -28,7 +28,7 @@ class Mismatch(Record):
     max_ratio: float = Field(description="exp of the largest |log r|")
 
 
-class Parity(Record):
+class Parity(StageRecord):
     """Engine and trainer at equal weights: tokens of each version, scored under that version."""
 
     one_cache: Mismatch | None = Field(
@@ -55,7 +55,7 @@ class Parity(Record):
         return [item for item in self.compared() if not item[1].k3_nats <= item[2]]
 
 
-class Staleness(Record):
+class Staleness(StageRecord):
     """Trainer version minus the oldest weight version in a sample."""
 
     mean_versions: float
@@ -63,7 +63,7 @@ class Staleness(Record):
     histogram: dict[int, int] = Field(description="versions behind -> samples")
 
 
-class StepReport(Record):
+class StepReport(StageRecord):
     """One step of the trainer."""
 
     step: int = Field(description="optimiser steps taken, this one included")

@@ -24,7 +24,7 @@ from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest
 from ostinato.tasks.reinforcement.learning.ranks.share import (
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 ADAPTERS = "adapters"  # in the optimiser's file of a step checkpoint, beside its parts
 
 
-class RankState(Record):
+class RankState(StageRecord):
     """State that ranks compare when they start."""
 
     step: int

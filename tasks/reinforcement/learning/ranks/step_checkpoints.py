@@ -22,13 +22,13 @@ from ostinato.models.checkpoint.adapter_files import TrainedAdapter
 from ostinato.models.device import current_device
 from ostinato.models.flushing import put_all_back
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.records import Record
+from ostinato.tasks.records import StageRecord
 
 _STEP = re.compile(r"step-(\d{8,})$")
 _REFERENCE = re.compile(r"kl-reference-(\d{8,})$")
 
 
-class StepState(Record):
+class StepState(StageRecord):
     """Counters of a trainer."""
 
     step: int

@@ -15,8 +15,8 @@ from ostinato.tasks.problems.config import GitSource, ProblemsConfig, PromptLeve
 from ostinato.tasks.problems.prompts import write_prompt
 from ostinato.tasks.problems.proving.baseline import measure_baseline
 from ostinato.tasks.problems.proving.judging import (
-    Finding,
-    Judgement,
+    ProofOutcome,
+    ProofResult,
     RepositoryUnderTest,
     judge_candidate,
 )
@@ -95,7 +95,7 @@ def test_mined_commit_is_proven_by_its_new_test(history, tmp_path):
                 await server.close()
 
     judgement = asyncio.run(judge())
-    assert judgement.finding is Finding.PROVEN
+    assert judgement.finding is ProofOutcome.PROVEN
     assert judgement.fail_to_pass == ("tests/test_core.py::test_half_odd",)
     assert judgement.pass_to_pass == ("tests/test_core.py::test_half_even",)
 
@@ -109,9 +109,9 @@ def test_mined_commit_has_another_wording_than_a_description(history, tmp_path, 
         cover_everything(Sources.read(mined.repository)),
         splits={candidate.candidate_id: Split.TRAIN},
     )
-    judgement = Judgement(
+    judgement = ProofResult(
         candidate_id=candidate.candidate_id,
-        finding=Finding.PROVEN,
+        finding=ProofOutcome.PROVEN,
         fail_to_pass=("tests/test_core.py::test_half_odd",),
     )
     config = ProblemsConfig(prompt_shares={PromptLevel.DESCRIBED: 9.0, **others})
@@ -170,7 +170,7 @@ def test_merged_pull_request_of_a_src_layout_is_mined(tmp_path):
     assert mined.candidate.message == "Fix rounding of odd numbers"
     assert mined.candidate.broken_files(mined.repository.files) == {"kit/core.py": BROKEN.encode()}
     assert set(mined.repository.files) == {"kit/__init__.py", "kit/core.py", "tests/test_core.py"}
-    judgement = Judgement(candidate_id=mined.candidate.candidate_id, finding=Finding.PROVEN)
+    judgement = ProofResult(candidate_id=mined.candidate.candidate_id, finding=ProofOutcome.PROVEN)
     prompt = write_prompt(PromptLevel.DETAILED, mined.candidate, judgement, None, "", 0)
     assert prompt.startswith("Fix rounding of odd numbers\n\nThe change belongs in kit, ")
 

@@ -18,7 +18,7 @@ from ostinato.tasks.retrieval.config import (
     RetrievalRequest,
 )
 from ostinato.tasks.retrieval.measure import (
-    Pool,
+    CandidatePool,
     fuse_rows,
     make_pool,
     ranks_of,
@@ -33,7 +33,7 @@ CODES = (
     describe_code("a.py", "other", "def other():\n    load_cart(load_cart(load_cart(load_cart)))"),
     describe_code("a.py", "third", "def third():\n    pass"),
 )
-POOL = Pool("pool", CODES, ("load cart", "third"), (0, 2))
+POOL = CandidatePool("pool", CODES, ("load cart", "third"), (0, 2))
 
 
 def test_ranks_count_what_stands_above_and_half_of_what_ties() -> None:

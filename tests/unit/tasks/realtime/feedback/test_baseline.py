@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.tasks.realtime.feedback.baseline import Baselines, Observation, advantages
+from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
 from ostinato.tasks.realtime.feedback.config import BaselineConfig
 
 CONFIG = BaselineConfig()
@@ -17,8 +17,10 @@ REWARDS = st.lists(
 )
 
 
-def observed(*rows: tuple[str, str, float]) -> list[Observation]:
-    return [Observation(population=row[0], problem_kind=row[1], reward=row[2]) for row in rows]
+def observed(*rows: tuple[str, str, float]) -> list[RewardObservation]:
+    return [
+        RewardObservation(population=row[0], problem_kind=row[1], reward=row[2]) for row in rows
+    ]
 
 
 @given(REWARDS, st.data())

@@ -10,7 +10,7 @@ from ostinato.tasks.realtime.promotion.guard import (
     CANDIDATE,
     CONTROL,
     Advice,
-    Observation,
+    ArmObservation,
     compare_arms,
     judge_canary,
     observe,
@@ -29,9 +29,9 @@ def seen(
     kept: float = 0.6,
     dissatisfied: float = 0.2,
     latency: float = 5,
-) -> list[Observation]:
+) -> list[ArmObservation]:
     return [
-        Observation(
+        ArmObservation(
             arm=arm,
             session_id=f"{arm}-{index}",
             kept=bool(rng.random() < kept),
@@ -114,7 +114,7 @@ def test_revert_after_keep_counts_as_revert() -> None:
     assert observe([row(("abandoned", 1, 0))])[0].dissatisfied
 
 
-def mixed(rng: np.random.Generator, count: int, **worse: float) -> list[Observation]:
+def mixed(rng: np.random.Generator, count: int, **worse: float) -> list[ArmObservation]:
     """Both arms in turn, half and half; `worse` is of the candidate."""
     arms = zip(seen(CONTROL, count, rng), seen(CANDIDATE, count, rng, **worse), strict=True)
     return [observation for pair in arms for observation in pair]
@@ -161,13 +161,13 @@ def test_interaction_counts_once_it_is_settled_and_again_with_what_is_said_later
     assert [event.created_at for event in second.feedback] == [5.0, 700.0]
 
 
-def long_sessions(rng: np.random.Generator, sessions: int) -> list[Observation]:
+def long_sessions(rng: np.random.Generator, sessions: int) -> list[ArmObservation]:
     """Alike arms in turn. A session's problem is solved or not, and half of them go on about it."""
     told = []
     for index in range(sessions):
         arm = (CONTROL, CANDIDATE)[index % 2]
         kept = bool(rng.random() < 0.6)
-        observation = Observation(
+        observation = ArmObservation(
             arm=arm, session_id=str(index), kept=kept, dissatisfied=not kept, latency_seconds=5.0
         )
         told += [observation] * (1 if rng.random() < 0.5 else 20)
@@ -193,13 +193,13 @@ def test_candidate_whose_users_fall_silent_is_withdrawn() -> None:
     assert report.reason.startswith("worse: edit_judged")
 
 
-def session(index: int, arm: str, *, kept: bool | None) -> Observation:
-    return Observation(
+def session(index: int, arm: str, *, kept: bool | None) -> ArmObservation:
+    return ArmObservation(
         arm=arm, session_id=f"{index}", kept=kept, dissatisfied=False, latency_seconds=None
     )
 
 
-def in_turn(count: int, *, judged: int, kept_by_candidate: bool = True) -> list[Observation]:
+def in_turn(count: int, *, judged: int, kept_by_candidate: bool = True) -> list[ArmObservation]:
     """Sessions of both arms in turn, of which the first `judged` of each arm are kept or reverted."""
     return [
         session(
