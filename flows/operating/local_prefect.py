@@ -89,7 +89,7 @@ def flow_names() -> list[str]:
 
 
 def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
-    """Environment of every Prefect process. The reasons are in decision 0008."""
+    """Environment of every Prefect process. The reasons are in decision 0003."""
     url, login = f"http://127.0.0.1:{port}/api", read_login(settings.home)
     return {
         "PREFECT_HOME": str(prefect_home(settings.home)),

@@ -1,4 +1,4 @@
-"""Mixed precision: in every recipe but fp32 a GPU multiplies in bf16, by torch's autocast (decision 0125).
+"""Mixed precision: in every recipe but fp32 a GPU multiplies in bf16, by torch's autocast (decision 0019).
 
 Weights, norms, the residual stream, router and optimiser stay fp32. Experts and routers, which choose their own
 precision, leave the context.
