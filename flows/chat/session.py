@@ -16,8 +16,7 @@ from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.loop.attempt import open_conversation, run_conversation
 from ostinato.infra.agent.loop.conversation import Conversation
-from ostinato.infra.agent.loop.messages import MessageConversation
-from ostinato.infra.agent.loop.outside import open_messages
+from ostinato.infra.agent.loop.messages import MessageConversation, open_messages
 from ostinato.infra.agent.loop.prompts import write_first_message
 from ostinato.infra.agent.transcript import Transcript, TurnRecord
 from ostinato.infra.platform.errors import OstinatoError

@@ -13,7 +13,7 @@ import pathspec
 
 from ostinato.infra.agent.config import RecentFile
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError

@@ -24,7 +24,7 @@ from ostinato.infra.platform.ledger.rows import ArtifactRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.chain_manifest import chain_prefix
+from ostinato.infra.serving.weights.manifest import chain_prefix
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.regions import Region
-from ostinato.infra.agent.search.service import LocalSearch
+from ostinato.infra.agent.search.index import LocalSearch
 from ostinato.infra.platform.errors import SandboxError, is_retryable
 from ostinato.infra.sandbox.protocol import Sandbox, TestReport
 

@@ -24,8 +24,8 @@ TOOLS = PluginGroup(
         names.CODEBASE_SEARCH: "ostinato.infra.agent.dialects.full.search:codebase_search",
         names.RUN_TERMINAL: "ostinato.infra.agent.dialects.full.terminal:run_terminal",
         names.READ_LINTS: "ostinato.infra.agent.dialects.full.files:read_lints",
-        names.TODO_WRITE: "ostinato.infra.agent.dialects.full.dialogue:todo_write",
-        names.ASK_USER: "ostinato.infra.agent.dialects.full.dialogue:ask_user",
+        names.TODO_WRITE: "ostinato.infra.agent.dialects.full.tools:todo_write",
+        names.ASK_USER: "ostinato.infra.agent.dialects.full.tools:ask_user",
     },
 )
 """Tools of the dialects that write calls as plain text; the compact dialect has a closed set."""
@@ -34,7 +34,7 @@ DIALECTS = PluginGroup(
     "ostinato.dialects",
     "dialect",
     {
-        COMPACT: "ostinato.infra.agent.dialects.compact.dialect:DIALECT",
-        FULL: "ostinato.infra.agent.dialects.full.dialect:DIALECT",
+        COMPACT: "ostinato.infra.agent.dialects.compact.calls:DIALECT",
+        FULL: "ostinato.infra.agent.dialects.full.calls:DIALECT",
     },
 )

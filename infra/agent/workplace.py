@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.test_server import TestServer

@@ -12,7 +12,7 @@ from itertools import count
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.places import tag_places
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.tools.limits import cut_middle
 from ostinato.infra.agent.tools.searching import MAX_HITS, MAX_MATCHES, list_hits
 from ostinato.models.rendering import Renderer

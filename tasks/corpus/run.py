@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings

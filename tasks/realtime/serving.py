@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings

@@ -25,7 +25,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.training_device import training_device
 from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.infra.serving.engine.mailbox_replica import start_replicas
+from ostinato.infra.serving.engine.replica import start_replicas
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.config import EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec

@@ -8,9 +8,14 @@ import torch
 
 from ostinato.infra.agent.search.chunk_cache import describe_text
 from ostinato.infra.agent.search.chunks import Chunk
-from ostinato.infra.agent.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
-from ostinato.infra.agent.search.fusion import fuse_standardised
-from ostinato.infra.agent.search.segment import Segment
+from ostinato.infra.agent.search.field_scores import (
+    BODY_ONLY,
+    BY_FIELD,
+    FieldRule,
+    Segment,
+    fuse_standardised,
+    score_words,
+)
 from ostinato.models.search_encoder.code_words import CodeText, split_words
 from ostinato.models.search_encoder.embedder import Embedder
 from ostinato.tasks.retrieval.config import PairsConfig, RankingScores

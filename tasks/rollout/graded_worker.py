@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.sandbox.protocol import SandboxKind

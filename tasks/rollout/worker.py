@@ -13,7 +13,7 @@ from typing import Protocol
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import OnTurn
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse

@@ -20,8 +20,8 @@ from ostinato.infra.platform.cluster.actors import end_actor
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.infra.serving.engine.mailbox_replica import start_replicas
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.engine.replica import start_replicas
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from tests.fakes.small_spec import make_spec

@@ -24,9 +24,7 @@ import torch
 import zstandard
 
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
 from ostinato.infra.serving.engine.local import LocalEngine
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber
 from ostinato.infra.serving.weights.codec import (
     COMPRESSION_LEVEL,
     THREADS,
@@ -36,6 +34,9 @@ from ostinato.infra.serving.weights.codec import (
     tensor_bits,
     whole,
 )
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from tests.fakes.nano_spec import NANO

@@ -10,7 +10,7 @@ from schemathesis.checks import CheckFunction
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from ostinato.infra.serving.gateway.uploads.receiving import UPLOADS_PATH
+from ostinato.infra.serving.gateway.limits import UPLOADS_PATH
 from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
 
 KEY = {"Authorization": "Bearer key-of-team"}

@@ -9,7 +9,7 @@ import torch
 
 import ostinato.infra.serving.weights
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.nano_spec import NANO

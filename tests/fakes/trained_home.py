@@ -7,7 +7,7 @@ from ostinato.infra.platform.cluster.workspace import ProgressWriter
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.chain_manifest import (
+from ostinato.infra.serving.weights.manifest import (
     ChainManifest,
     ChainObject,
     commit_manifest,

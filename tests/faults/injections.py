@@ -46,7 +46,7 @@ from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, observe
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from tests.fakes.finished_stages import add_checkpoint, add_problems, open_context
 from tests.fakes.sleeping_stage import sleeping_stage
 from tests.faults.status_programs import FAIL, STAND, STANDING, StandRequest, StandResult

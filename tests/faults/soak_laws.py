@@ -15,8 +15,8 @@ from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.chain_manifest import CHAINS, list_versions
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.manifest import CHAINS, list_versions
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.fakes.processes import command_line, of_home, wait_for_end
 from tests.faults.soak_faults import Target
 

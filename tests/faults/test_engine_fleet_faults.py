@@ -11,9 +11,9 @@ from ostinato.infra.platform.cluster.actors import end_actor
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.infra.serving.engine.mailbox_replica import start_replicas
-from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.engine.health import ReplicaState
+from ostinato.infra.serving.engine.replica import start_replicas
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from tests.fakes.tiny_model import TINY, random_weights, tiny_request
 

@@ -26,7 +26,7 @@ from ostinato.infra.platform.cluster.stage_status import (
 )
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from tests.faults.injected_faults import FAULTS, InjectedFault
 from tests.faults.injections import INJECTIONS, Scene, open_cycle
 from tests.faults.prefect_injections import PREFECT_INJECTIONS, PrefectServer, prefect_server

@@ -20,9 +20,9 @@ from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import ClusterError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.patient_store import PatientStore
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.records import Sample

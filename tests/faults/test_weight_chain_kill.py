@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.chain_manifest import list_versions, read_manifest
+from ostinato.infra.serving.engine.health import ReplicaState
 from ostinato.infra.serving.engine.replica import EngineReplica
-from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
+from ostinato.infra.serving.weights.manifest import list_versions, read_manifest
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.shard_publisher import PublisherFenced
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from tests.fakes.tiny_model import TINY, random_weights

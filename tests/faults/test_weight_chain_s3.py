@@ -13,9 +13,10 @@ from pydantic import SecretStr
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.objects.s3 import S3Options
-from ostinato.infra.serving.chain_manifest import list_versions
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber
+from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.patient_store import PatientStore
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.faults.faulty_s3 import Fault, FaultyS3, faulty_s3
 from tests.faults.weight_chain_programs import weights_of
 from tests.unit.infra.serving.weights.strategies import same_bits

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.weights import prepare_weights

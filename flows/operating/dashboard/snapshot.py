@@ -27,7 +27,7 @@ from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
+from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
 from ostinato.tasks.realtime.promotion.standing import CanaryStanding
 
 MOST_STEPS = 400  # points of a curve

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.infra.platform.cluster.stage_status import Generation, ReplicaStanding, StageStatus
 
-# states of infra/serving/engine/states.py, which loads without torch and its package does not
+# states of infra/serving/engine/health.py, which loads without torch and its package does not
 _SERVING, _BEGINNING = "serving", ("starting", "restarting")
 
 

@@ -13,7 +13,7 @@ from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, f
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.chain_manifest import CHAINS, MANIFEST, parse_file_key
+from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key
 
 
 def disk_row(settings: Settings) -> StatusRow:

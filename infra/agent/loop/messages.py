@@ -1,4 +1,4 @@
-"""A conversation with a model behind an OpenAI-style API.
+"""Attempts by a model behind an OpenAI-style API.
 
 `MessageConversation`: the same loop and tools as in training, over `/v1/chat/completions`. The
 server keeps the tokens (our gateway continues the very tokens it sampled), so there are no segments
@@ -7,17 +7,28 @@ was recorded as.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.dialects.dialect import enabled_tools
 from ostinato.infra.agent.dialects.full.calls import call_from_json
-from ostinato.infra.agent.loop.conversation import INTERRUPTED, Answer, CallReader, cut_to_fit
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop.attempt import OnTurn, first_messages, run_conversation
+from ostinato.infra.agent.loop.conversation import (
+    INTERRUPTED,
+    Answer,
+    CallReader,
+    call_reader,
+    cut_to_fit,
+)
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, tool_schemas
-from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ConfigError, EngineError, boundary
 
 CHARACTERS_PER_TOKEN = 3.5  # of results the server has not counted yet
@@ -191,3 +202,49 @@ def _said(response: httpx.Response) -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return response.text[:300]
+
+
+async def run_agent_outside(
+    client: httpx.AsyncClient,
+    model_name: str,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_turn: OnTurn | None = None,
+) -> Transcript:
+    """Runs the attempt to its end, as `run_agent` does with a model of ours."""
+    conversation = open_messages(client, model_name, environment, request, config)
+    return await run_conversation(
+        conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
+    )
+
+
+def open_messages(
+    client: httpx.AsyncClient,
+    model_name: str,
+    environment: AgentEnvironment,
+    request: AgentRequest,
+    config: HarnessConfig,
+    session_id: str = "",
+    *,
+    sends_max_tokens: bool = True,
+) -> MessageConversation:
+    """The attempt's conversation in messages, opened with the dialect's prompts. `session_id` is sent
+    to the server in a header.
+    """
+    policy = environment.policy_under(config)
+    tools = enabled_tools(config, policy)
+    system, prompt = first_messages(request, config, tools, policy)
+    return MessageConversation(
+        client=client,
+        model_name=model_name,
+        tools=tools,
+        read_calls=call_reader(config, tools),
+        prompt=prompt,
+        system_prompt=system,
+        temperature=request.temperature,
+        session_id=session_id,
+        sends_max_tokens=sends_max_tokens,
+    )

@@ -6,14 +6,19 @@ Word statistics are exact: a repository with changes over it ranks as one that w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.chunks import cut_chunks
-from ostinato.infra.agent.search.field_scores import score_words
-from ostinato.infra.agent.search.fusion import fuse_standardised
-from ostinato.infra.agent.search.segment import Segment, WordStatistics
+from ostinato.infra.agent.search.encoder import BagEncoder, TextEncoder
+from ostinato.infra.agent.search.field_scores import (
+    Segment,
+    WordStatistics,
+    fuse_standardised,
+    score_words,
+)
 from ostinato.models.search_encoder.code_words import split_words
 
 SEARCHED_SUFFIXES = (".py", ".pyi", ".md", ".rst", ".toml", ".txt", ".cfg")
@@ -97,3 +102,36 @@ def is_searched(path: str, content: bytes) -> bool:
     """Whether a file is indexed: a text suffix, at most LARGEST_FILE_BYTES, no hidden folder."""
     hidden = any(part.startswith(".") for part in path.split("/"))
     return not hidden and path.endswith(SEARCHED_SUFFIXES) and len(content) <= LARGEST_FILE_BYTES
+
+
+class SearchService:
+    """Indexes of a process. Belongs to one event loop or thread."""
+
+    def __init__(self, encoder: TextEncoder | None) -> None:
+        self.cache = ChunkCache(encoder)
+        self._indexes: dict[str, CodeIndex] = {}
+
+    @classmethod
+    def load(cls, encoder_directory: str | None) -> "SearchService":
+        """A service with a trained encoder's files. None: BM25 by field alone."""
+        return cls(None if encoder_directory is None else BagEncoder(Path(encoder_directory)))
+
+    def index_of(self, repository_id: str, files: Mapping[str, bytes]) -> CodeIndex:
+        """The index of a pristine repository, built when it is first asked for."""
+        if repository_id not in self._indexes:
+            self._indexes[repository_id] = CodeIndex(self.cache, files)
+        return self._indexes[repository_id]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSearch:
+    """View of one sandbox on the service. The repository is indexed at its first search."""
+
+    service: SearchService
+    repository_id: str
+    files: Mapping[str, bytes]  # of the pristine repository
+
+    def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
+        """The best chunks of the pristine repository with `changes` laid over it."""
+        index = self.service.index_of(self.repository_id, self.files)
+        return index.search(query, limit, changes)

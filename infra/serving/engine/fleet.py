@@ -20,10 +20,16 @@ from ostinato.infra.platform.cluster.stage_status import ReplicaStanding
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.engine.health import HealthEvent, ReplicaHealth, hear, observe
+from ostinato.infra.serving.engine.health import (
+    HealthEvent,
+    ReplicaHealth,
+    ReplicaState,
+    SwapReport,
+    hear,
+    observe,
+)
 from ostinato.infra.serving.engine.mailbox import Mailbox
 from ostinato.infra.serving.engine.router import STEAL_MARGIN_TOKENS, RequestRouter
-from ostinato.infra.serving.engine.states import ReplicaState, SwapReport
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 
 _logger = logging.getLogger(__name__)

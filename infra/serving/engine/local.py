@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.engine.states import SwapReport
+from ostinato.infra.serving.engine.health import SwapReport
 from ostinato.infra.serving.engine.stream import EngineStream
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation

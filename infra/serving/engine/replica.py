@@ -1,29 +1,35 @@
-"""One engine as a Ray actor that serves only weights it has verified.
+"""Engines as Ray actors that serve only weights they have verified.
 
 `EngineReplica`: an asyncio actor around an engine that follows a weight chain. Fetching and
 verifying happen beside the decode thread; the swap itself falls between two decode steps. A replica
 that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
-verified apply. It does not choose requests; the fleet does.
+verified apply. `MailboxReplica` takes requests and returns answers in batches. Replicas do not choose
+requests; the fleet does, and it loads no engine.
 """
 
 import asyncio
+import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 
+from ray.actor import ActorHandle
 from torch import Tensor
 
+from ostinato.infra.platform.cluster.actors import get_or_create_actor, live_nodes
+from ostinato.infra.platform.cluster.mailbox import Outbox
 from ostinato.infra.platform.errors import EngineError, OstinatoError, boundary
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.serving.engine.health import ReplicaState, SwapReport
+from ostinato.infra.serving.engine.mailbox import GATHER_SECONDS, Answer
 from ostinato.infra.serving.engine.start import Engine, start_engine
-from ostinato.infra.serving.engine.states import ReplicaState, SwapReport
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.decode.engine import EngineConfig
+from ostinato.models.decode.config import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
 
@@ -174,3 +180,96 @@ def _read_weights(directory: Path, spec: ModelSpec) -> Mapping[str, Tensor]:
     if checkpoint.spec != spec:
         raise EngineError(f"checkpoint {directory} has spec {checkpoint.spec}, wanted {spec}")
     return checkpoint.weights
+
+
+_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
+_RESTARTS = 5
+_GONE_SECONDS = 3600.0  # a client that says nothing for this long is gone
+
+
+class MailboxReplica(EngineReplica):
+    """A replica with a mailbox for each client."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        spec: ModelSpec,
+        config: EngineConfig,
+        chain: tuple[ObjectStore, str] | None = None,
+    ) -> None:
+        super().__init__(replica_id, spec, config, chain)
+        self._outboxes: dict[str, Outbox[Answer]] = {}
+        self._heard_at: dict[str, float] = {}  # by client
+        self._answering: dict[str, asyncio.Task[None]] = {}
+
+    async def post(
+        self,
+        client_id: str,
+        requests: Sequence[GenerateRequest],
+        ended_sessions: Sequence[str],
+        cancelled: Sequence[str] = (),
+    ) -> None:
+        """Takes requests, stops cancelled ones and lets ended sessions go. Returns at once."""
+        outbox = self._outbox(client_id)
+        for request in requests:
+            name = request.request_id
+            task = self._answering[name] = asyncio.create_task(self._answer(request, outbox))
+            task.add_done_callback(lambda _, name=name: self._answering.pop(name, None))
+        for request_id in cancelled:
+            if request_id in self._answering:
+                self._answering[request_id].cancel()
+        for session_id in ended_sessions:
+            await self.end_session(session_id)
+
+    async def collect(self, client_id: str) -> list[Answer]:
+        """All answers that are ready. Waits a while for the first."""
+        return await self._outbox(client_id).collect()
+
+    async def _answer(self, request: GenerateRequest, outbox: Outbox[Answer]) -> None:
+        name = request.request_id
+        try:
+            outbox.put((name, await self.generate(request), None))
+        except (OstinatoError, ValueError) as error:
+            outbox.put((name, None, error))
+        except Exception as error:  # noqa: BLE001 - supervision: it must reach who asked
+            text = f"request {name} failed on replica {self.replica_id}: {error!r}"
+            outbox.put((name, None, EngineError(text)))
+
+    def _outbox(self, client_id: str) -> Outbox[Answer]:
+        """The client's outbox. Drops those of clients that are gone: one that waits asks every few seconds."""
+        now = self._heard_at[client_id] = monotonic()
+        for gone in [name for name, at in self._heard_at.items() if now - at > _GONE_SECONDS]:
+            del self._outboxes[gone], self._heard_at[gone]
+        return self._outboxes.setdefault(client_id, Outbox(GATHER_SECONDS))
+
+
+def start_replicas(
+    spec: ModelSpec,
+    config: EngineConfig,
+    replica_ids: list[str],
+    *,
+    num_cpus: float = 1.0,
+    chain: tuple[ObjectStore, str] | None = None,
+) -> dict[str, ActorHandle]:
+    """Starts (or finds) one actor per id, on the machines of the cluster in turn. They serve after `EngineFleet.follow`.
+
+    A replica whose process dies is started again without weights; with `chain` it then applies that
+    chain's newest version by itself.
+    """
+    return {
+        replica_id: get_or_create_actor(
+            MailboxReplica,
+            replica_id,
+            replica_id,
+            spec,
+            config,
+            chain,
+            num_cpus=num_cpus,
+            num_gpus=config.gpus_per_replica,
+            max_restarts=_RESTARTS,
+            max_concurrency=_MAX_CONCURRENCY,
+            on_node=node,
+            is_movable=True,
+        )
+        for replica_id, node in zip(replica_ids, itertools.cycle(live_nodes()), strict=False)
+    }

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.engine.states import ReplicaState
+from ostinato.infra.serving.engine.health import ReplicaState
 
 _SESSIONS_REMEMBERED = 100_000
 _ENTRIES_PER_REPLICA = 8  # in the heap, stale ones included, before it is rebuilt

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.serving.engine.extensions import ENGINES
-from ostinato.infra.serving.engine.states import SwapReport
+from ostinato.infra.serving.engine.health import SwapReport
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import (
     CachePolicy,

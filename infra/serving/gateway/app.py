@@ -30,7 +30,6 @@ from ostinato.infra.serving.gateway.answers.anthropic_messages import (
     error_answer,
     is_anthropic,
 )
-from ostinato.infra.serving.gateway.answers.completion_answers import CompletionWriter
 from ostinato.infra.serving.gateway.answers.completions import ChatService
 from ostinato.infra.serving.gateway.answers.generation import Answering
 from ostinato.infra.serving.gateway.answers.openai_responses import (
@@ -39,8 +38,11 @@ from ostinato.infra.serving.gateway.answers.openai_responses import (
     ResponseWriter,
     chat_of_response,
 )
-from ostinato.infra.serving.gateway.answers.pings import with_pings
-from ostinato.infra.serving.gateway.answers.translation import AnswerWriter
+from ostinato.infra.serving.gateway.answers.translation import (
+    AnswerWriter,
+    CompletionWriter,
+    with_pings,
+)
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import (
@@ -49,7 +51,7 @@ from ostinato.infra.serving.gateway.failures import (
     error_body,
     fault_answer,
 )
-from ostinato.infra.serving.gateway.limits import RequestLimits
+from ostinato.infra.serving.gateway.limits import ARCHIVE_BODY, UPLOADS_PATH, RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
 from ostinato.infra.serving.gateway.schemas import (
@@ -64,7 +66,6 @@ from ostinato.infra.serving.gateway.schemas import (
     RepositoryList,
 )
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
-from ostinato.infra.serving.gateway.uploads.receiving import ARCHIVE_BODY, UPLOADS_PATH
 from ostinato.infra.serving.gateway.uploads.store import Upload
 from ostinato.infra.serving.gateway.uploads.uploads import Uploads
 

@@ -1,26 +1,39 @@
 """Limits of a request before anything of it is parsed: who asks, size, time to arrive, bytes.
 
 `RequestLimits` is ASGI middleware. It lets a request in by its head, and hands the application a
-body that has arrived whole.
+body that has arrived whole: in memory after one linear pass over its bytes, an archive in a file.
 """
 
 import asyncio
+import codecs
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.infra.platform.errors import OstinatoError
-from ostinato.infra.serving.gateway.bodies import PIECE_BYTES, scan_pieces
+from ostinato.infra.platform.errors import OstinatoError, StorageError
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.failures import ApiError, fault_answer, refusal_answer
 from ostinato.infra.serving.gateway.uploads.archive import MAX_ARCHIVE_BYTES
-from ostinato.infra.serving.gateway.uploads.receiving import UPLOADS_PATH, receive_archive
 
+logger = logging.getLogger(__name__)
+
+UPLOADS_PATH = "/v1/repositories"
+ARCHIVE_SECONDS = 120.0
+ARCHIVE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+"""OpenAPI's description of the body."""
 MAX_BODY_BYTES = 4 << 20
 MAX_KEYLESS_BODY_BYTES = 64 << 10
 BODY_SECONDS = 10.0
@@ -30,8 +43,158 @@ OPEN_PATHS = frozenset(
 )
 _DISCARD_SECONDS = 2.0  # that a refused client may go on sending
 _DISCARD_PAUSE_SECONDS = 0.005  # between two reads, so that a fast sender costs little CPU
+PIECE_BYTES = 64 << 10
+MAX_NESTING = 32
+MAX_BRACKETS = 40_000  # arrays and objects, opened and closed
+MAX_COMMAS = 20_000  # values beside each other; each wrong one would be an error to describe
+_OPEN, _CLOSE, _COMMA = 1, -1, 2
+_ESCAPE_BYTES, _UNICODE_ESCAPE_BYTES = 4, 6  # needed to tell half a pair; all of \uXXXX
+_HIGH, _LOW = 1, 2
 
-logger = logging.getLogger(__name__)
+
+def _table(marks: dict[bytes, int]) -> NDArray[np.int8]:
+    """Mark by byte."""
+    table = np.zeros(256, dtype=np.int8)
+    for codes, mark in marks.items():
+        table[list(codes)] = mark
+    return table
+
+
+_MARKS = _table({b"[{": _OPEN, b"]}": _CLOSE, b",": _COMMA})
+_HALVES = _table({b"89abAB": _HIGH, b"cdefCDEF": _LOW})  # the digit after \ud
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class BodyScan:
+    """The state of a pass between two pieces."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._num_bytes = 0
+        self._rest = b""  # an escape that the end of a piece cut
+        self._rest_at = 0
+        self._is_inside = False  # of a string
+        self._depth = self._num_brackets = self._num_commas = 0
+        self._wanted_lows = _NONE  # places where the second half of a pair must stand
+
+    def feed(self, piece: bytes, *, is_last: bool) -> None:
+        """Takes the next piece. ApiError for a body that is not UTF-8, too deeply nested or too large."""
+        self._check_text(piece, is_last=is_last)
+        # no backslash that is left is itself escaped
+        text = (self._rest + piece).replace(b"\\\\", b"  ")
+        end = -1 if is_last else text.find(b"\\", max(0, len(text) - _ESCAPE_BYTES + 1))
+        end = len(text) if end < 0 else end
+        if b"\\u" in text or len(self._wanted_lows):
+            self._check_pairs(np.frombuffer(text, dtype=np.uint8), end, is_last=is_last)
+        self._check_structure(text[:end])
+        self._rest, self._rest_at = text[end:], self._rest_at + end
+
+    def _check_text(self, piece: bytes, *, is_last: bool) -> None:
+        self._num_bytes += len(piece)
+        try:
+            self._decoder.decode(piece, is_last)
+        except UnicodeDecodeError as error:
+            start = self._num_bytes - len(error.object) + error.start
+            raise ApiError(400, f"body is no UTF-8: {error.reason} at byte {start}") from error
+        if b"\0" in piece:
+            raise _no_text()
+
+    def _check_pairs(self, codes: NDArray[np.uint8], end: int, *, is_last: bool) -> None:
+        """ApiError unless every first half of a surrogate pair has its second, and the other way round."""
+        at = np.flatnonzero(codes[: max(0, len(codes) - _ESCAPE_BYTES + 1)] == ord("\\"))
+        is_surrogate = (codes[at + 1] == ord("u")) & (codes[at + 2] | 32 == ord("d"))
+        at = at[is_surrogate]
+        halves = _HALVES[codes[at + 3]]
+        lows = self._rest_at + at[halves == _LOW]
+        follow_highs = self._rest_at + at[halves == _HIGH] + _UNICODE_ESCAPE_BYTES
+        wanted = np.concatenate([self._wanted_lows, follow_highs])
+        is_here = wanted < self._rest_at + end
+        self._wanted_lows = wanted[~is_here]
+        if not np.array_equal(wanted[is_here], lows) or (is_last and len(self._wanted_lows)):
+            raise _no_text()
+
+    def _check_structure(self, text: bytes) -> None:
+        codes = np.frombuffer(text.replace(b'\\"', b"  "), dtype=np.uint8)
+        if not len(codes):
+            return
+        # an odd number of quotes before a byte: it stands in a string
+        is_inside = np.bitwise_xor.accumulate(codes == ord('"')) ^ self._is_inside
+        self._is_inside = bool(is_inside[-1])
+        marks = _MARKS[codes]
+        marks = marks[(marks != 0) & ~is_inside]
+        is_comma = marks == _COMMA
+        self._num_commas += int(np.count_nonzero(is_comma))
+        if self._num_commas > MAX_COMMAS:
+            raise ApiError(400, f"body holds more than {MAX_COMMAS} values, wanted fewer")
+        brackets = marks[~is_comma]
+        self._num_brackets += len(brackets)
+        if self._num_brackets > MAX_BRACKETS:
+            raise ApiError(
+                400, f"body holds more than {MAX_BRACKETS // 2} arrays and objects, wanted fewer"
+            )
+        if len(brackets):
+            depths = self._depth + np.cumsum(brackets, dtype=np.int64)
+            self._depth = int(depths[-1])
+            if depths.max() > MAX_NESTING:
+                raise ApiError(400, f"body is nested deeper than {MAX_NESTING}, wanted less")
+
+
+def scan_pieces(body: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[None]:
+    """Scans a body, one piece for each step of the iterator. ApiError at the first fault."""
+    scan = BodyScan()
+    for start in range(0, max(len(body), 1), piece_bytes):
+        end = start + piece_bytes
+        scan.feed(body[start:end], is_last=end >= len(body))
+        yield
+
+
+def _no_text() -> ApiError:
+    return ApiError(400, "body holds a zero byte or half a surrogate pair, wanted UTF-8 text")
+
+
+async def receive_archive(
+    headers: Headers, receive: Receive, path: Path, seconds: float = ARCHIVE_SECONDS
+) -> bool:
+    """Writes a request's body into a file. As `_receive`."""
+    try:
+        with path.open("wb") as file:
+            return await _receive(headers, receive, file, "archive", MAX_ARCHIVE_BYTES, seconds)
+    except OSError as error:
+        raise StorageError(f"archive on its way in: {error}") from error
+
+
+async def _receive(
+    headers: Headers, receive: Receive, file: IO[bytes], noun: str, most_bytes: int, seconds: float
+) -> bool:
+    """Writes a body into `file`. False when the client left. ApiError for a body that is too large, by its
+    declared length at once, or too slow.
+    """
+
+    def check(num_bytes: int) -> None:
+        if num_bytes > most_bytes:
+            code = "archive_too_large" if noun == "archive" else "request_too_large"
+            message = f"{noun} has {num_bytes} bytes or more, wanted at most {most_bytes}"
+            raise ApiError(413, message, code=code)
+
+    declared = headers.get("content-length", "0")
+    check(int(declared) if declared.isdecimal() else 0)
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return False
+                num_bytes += file.write(message.get("body", b""))
+                check(num_bytes)
+                if not message.get("more_body", False):
+                    return True
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"{num_bytes} bytes of the {noun} came in {seconds:g} s, wanted all of it",
+            code="request_timeout",
+        ) from error
 
 
 class RequestLimits:
@@ -72,9 +235,10 @@ class RequestLimits:
                 await self._pass_archive(caller.name, scope, receive, send)
                 return
         try:
-            body = await self._read(headers, receive, most_bytes)
-            if body is None:
+            file = io.BytesIO()
+            if not await _receive(headers, receive, file, "body", most_bytes, self._body_seconds):
                 return
+            body = file.getvalue()
             await self._scan(body)
         except ApiError as refusal:
             # what is left of the body stays unread, so the connection cannot be used again
@@ -93,32 +257,6 @@ class RequestLimits:
                 await self._app(scope, _given_first(b"", receive), send)
         except (ApiError, OstinatoError) as refusal:
             await _refuse_unread(refusal, scope, receive, send)
-
-    async def _read(self, headers: Headers, receive: Receive, most_bytes: int) -> bytes | None:
-        """The whole body. None when the client left."""
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > most_bytes:
-            raise _too_large(int(declared), most_bytes)
-        parts: list[bytes] = []
-        num_bytes = 0
-        try:
-            async with asyncio.timeout(self._body_seconds):
-                while True:
-                    message: dict[str, Any] = dict(await receive())
-                    if message["type"] == "http.disconnect":
-                        return None
-                    parts.append(message.get("body", b""))
-                    num_bytes += len(parts[-1])
-                    if num_bytes > most_bytes:
-                        raise _too_large(num_bytes, most_bytes)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError as error:
-            raise ApiError(
-                408,
-                f"{num_bytes} bytes of the body came in {self._body_seconds:g} s, wanted all of it",
-                code="request_timeout",
-            ) from error
 
     async def _scan(self, body: bytes) -> None:
         """ApiError for an unsound body. Other requests run between two pieces of a long one."""
@@ -186,11 +324,3 @@ async def _discard(receive: Receive) -> None:
             return
         num_bytes += len(message.get("body", b""))
         await asyncio.sleep(_DISCARD_PAUSE_SECONDS)
-
-
-def _too_large(num_bytes: int, most_bytes: int) -> ApiError:
-    return ApiError(
-        413,
-        f"body has {num_bytes} bytes or more, wanted at most {most_bytes}",
-        code="request_too_large",
-    )

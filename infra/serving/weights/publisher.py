@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import (
+from ostinato.infra.serving.weights.codec import Changes
+from ostinato.infra.serving.weights.manifest import (
     ChainManifest,
     ChainObject,
     EpochClaim,
@@ -25,9 +26,8 @@ from ostinato.infra.serving.chain_manifest import (
     read_manifest,
     seal_record,
 )
-from ostinato.infra.serving.weights.codec import Changes
 from ostinato.infra.serving.weights.retention import collect_garbage, collect_orphans
-from ostinato.infra.serving.weights.shard_writer import Publisher, PublisherFenced, Tensors
+from ostinato.infra.serving.weights.shard_publisher import Publisher, PublisherFenced, Tensors
 from ostinato.infra.serving.weights.shards import (
     PublishPlan,
     ShardRecord,

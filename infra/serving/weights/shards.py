@@ -17,7 +17,7 @@ from pydantic import Field
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.record import Record
-from ostinato.infra.serving.chain_manifest import (
+from ostinato.infra.serving.weights.manifest import (
     ChainObject,
     Sealed,
     TensorEntry,

@@ -17,7 +17,13 @@ import zstandard
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import (
+from ostinato.infra.serving.weights.codec import (
+    decode_payload,
+    in_threads,
+    size_bytes,
+    tensor_checksum,
+)
+from ostinato.infra.serving.weights.manifest import (
     ChainManifest,
     ChainObject,
     ShardObjects,
@@ -26,14 +32,8 @@ from ostinato.infra.serving.chain_manifest import (
     list_versions,
     read_manifest,
 )
-from ostinato.infra.serving.weights.codec import (
-    decode_payload,
-    in_threads,
-    size_bytes,
-    tensor_checksum,
-)
 from ostinato.infra.serving.weights.patient_store import PatientStore
-from ostinato.infra.serving.weights.readers import ReaderRecord, write_reader
+from ostinato.infra.serving.weights.retention import ReaderRecord, write_reader
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.regions import Region, open_region
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.errors import ProblemError

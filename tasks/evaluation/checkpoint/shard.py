@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
-from ostinato.infra.agent.loop.outside import run_agent_outside
+from ostinato.infra.agent.loop.messages import run_agent_outside
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
 from ostinato.infra.serving.engine.start import load_engine

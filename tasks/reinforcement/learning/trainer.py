@@ -15,7 +15,9 @@ from ostinato.infra.platform.cluster.placement import Room
 from ostinato.infra.platform.cluster.rank_group import PATIENCE_SECONDS, RankGroup
 from ostinato.infra.platform.errors import ClusterError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainManifest, ChainPublisher, OverlappedPublisher
+from ostinato.infra.serving.weights.manifest import ChainManifest
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.shard_publisher import OverlappedPublisher
 from ostinato.infra.serving.weights.shards import Waiting
 from ostinato.models.checkpoint.adapter_files import TrainedAdapter
 from ostinato.models.network.adapters import trained_adapter

@@ -1,4 +1,4 @@
-"""Reads the calls of the compact dialect out of an answer.
+"""The compact dialect, whose tool names and line tags are single tokens: reading of calls out of an answer.
 
 The grammar of the token form is `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>`
 and what is left over is the tool's primary argument. Nothing is guessed and nothing raises: a call
@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 
 from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.dialect import Dialect
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
@@ -95,3 +96,6 @@ def _check(tool: Tool, arguments: dict[str, str]) -> str:
         if argument.is_required and not arguments.get(argument.name, "").strip():
             return f"{argument.name} is missing"
     return tool.rule(arguments) if tool.rule is not None else ""
+
+
+DIALECT = Dialect(parse=parse_answer, whole_call=WHOLE_CALL, tools=TOOLS)

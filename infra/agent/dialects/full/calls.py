@@ -1,4 +1,4 @@
-r"""The plain-text form of calls, for templates without call tokens.
+r"""The full dialect: calls in plain text, for templates without call tokens.
 
 The grammar both ways: `write_call` and `parse_calls`.
 
@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from ostinato.infra.agent.dialects.dialect import Dialect
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings_from_json
 from ostinato.infra.agent.transcript import CallStatus
@@ -159,3 +160,16 @@ def _checked(tool: Tool, arguments: dict[str, str], call_id: str = "") -> Parsed
     checked = check_arguments(tool, arguments)
     status = CallStatus.INVALID_ARGUMENTS if checked.error else CallStatus.OK
     return ParsedCall(tool.name, arguments, status, checked.error, checked.values, call_id)
+
+
+_EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"}
+
+DIALECT = Dialect(
+    parse=parse_calls,
+    whole_call=WHOLE_CALL,
+    guide=(
+        f"A call is written like this:\n{write_call('edit_file', _EXAMPLE)}\n"
+        "A value ends at the first closing tag of its own name; write that tag inside a value as "
+        "<\\/name>. Nothing else stands between <call> and </call>."
+    ),
+)

@@ -44,7 +44,7 @@ from ostinato.infra.serving.gateway.schemas import (
     AgentSessionRequest,
     Usage,
 )
-from ostinato.infra.serving.gateway.uploads.paths import WANTED, is_path
+from ostinato.infra.serving.gateway.uploads.archive import WANTED, is_path
 from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)

@@ -16,16 +16,15 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
-from ostinato.infra.serving.gateway.answers.answer_text import AnswerText
-from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, Answering
+from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, Answering, AnswerText
 from ostinato.infra.serving.gateway.answers.messages import (
     Conversation,
+    arrange,
     history_key,
     render_messages,
 )
 from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
 from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
-from ostinato.infra.serving.gateway.answers.tool_results import arrange
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
     MAX_SESSIONS,

@@ -3,11 +3,12 @@
 An engine in this process streams token by token; from a model that cannot, a streamed answer is
 asked for in slices over one session, so each slice only adds its tokens. Either way noise depends
 on seed and position: the answer is the same. Stop strings are looked for in the text as tokens
-arrive (`answer_text.py`), since one string can come in many tokenisations: the answer ends with the
+arrive (`AnswerText`), since one string can come in many tokenisations: the answer ends with the
 token that completes one, and shows nothing of it.
 """
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from weakref import WeakValueDictionary
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.gateway.answers.answer_text import AnswerText
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.schemas import ChatRequest, Usage
@@ -27,6 +27,61 @@ from ostinato.models.decode.protocol import (
     StreamingClient,
 )
 from ostinato.models.rendering import Renderer
+
+
+class AnswerText:
+    """Text that grows. A character that is not UTF-8 is U+FFFD, as in `Renderer.decode`."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        if not all(stops):
+            raise ValueError(f"stops are {list(stops)!r}, wanted strings of 1 character or more")
+        self._stops = tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.text = ""
+        self.stop: str | None = None  # the one that ended it
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
+
+    def feed(self, token_bytes: bytes) -> bool:
+        """Adds one token. True when a stop is now complete. What follows a stop is not taken."""
+        return self._add(self._decoder.decode(token_bytes))
+
+    def close(self) -> bool:
+        """No token follows: half a character becomes U+FFFD. True when that completed a stop."""
+        return self._add(self._decoder.decode(b"", final=True))
+
+    @property
+    def settled(self) -> str:
+        """The part of the text that stays whatever follows: no end that may begin a stop."""
+        if self.is_stopped:
+            return self.text
+        return self.text[: len(self.text) - self._undecided_characters()]
+
+    def _add(self, characters: str) -> bool:
+        if self.is_stopped or not characters:
+            return self.is_stopped
+        seen = len(self.text)
+        self.text += characters
+        places = []
+        for stop in self._stops:
+            start = self.text.find(stop, max(0, seen - len(stop) + 1))
+            if start >= 0:
+                places.append((start + len(stop), start, stop))
+        if places:
+            _, start, self.stop = min(places)
+            self.text = self.text[:start]
+        return self.is_stopped
+
+    def _undecided_characters(self) -> int:
+        """Length of the longest end of the text that is the beginning of a stop."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(self.text)), 0, -1):
+            end = self.text[-length:]
+            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+                return length
+        return 0
 
 
 @dataclass(slots=True)

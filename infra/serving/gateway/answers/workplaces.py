@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from ostinato.infra.agent.environment import AgentEnvironment
-from ostinato.infra.agent.search.service import SearchService
+from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ProblemError

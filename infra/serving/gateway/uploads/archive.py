@@ -9,7 +9,26 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.unpacking import ArchiveTooLarge, Member, MemberKind, stream_members
 from ostinato.infra.sandbox.repository import CACHE_DIRECTORIES
 from ostinato.infra.serving.gateway.failures import ApiError
-from ostinato.infra.serving.gateway.uploads.paths import WANTED, is_path
+
+MOST_NAME_BYTES = 255
+MOST_PATH_BYTES = 2_000  # Linux takes 4,095 with all above
+WANTED = (
+    f"inside the repository that is no folder, below no file, and of at most {MOST_NAME_BYTES} bytes a "
+    f"name and {MOST_PATH_BYTES} in all"
+)
+
+
+def is_path(text: str) -> bool:
+    """Whether a file of this relative path can lie in some folder."""
+    pure = PurePosixPath(text)
+    is_inside = bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+    try:
+        names = [len(part.encode()) for part in pure.parts]
+    except UnicodeEncodeError:  # bytes that are no UTF-8
+        return False
+    has_room = max(names, default=0) <= MOST_NAME_BYTES and sum(names) < MOST_PATH_BYTES
+    return is_inside and "\0" not in text and str(pure) == text and has_room
+
 
 MAX_ARCHIVE_BYTES = 16 << 20
 MAX_UNPACKED_BYTES = 64 << 20

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError, StorageError, boundary
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import (
-    ChainManifest,
+from ostinato.infra.serving.weights.manifest import ChainManifest
+from ostinato.infra.serving.weights.shard_publisher import (
     OverlappedPublisher,
     PublisherFenced,
     ShardPublisher,
-    share_tensors,
 )
+from ostinato.infra.serving.weights.shards import share_tensors
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model

@@ -10,7 +10,7 @@ from ostinato.infra.agent.dialects.compact.calls import parse_answer
 from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import execute_calls
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.tools.definition import tool_schemas
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.errors import SandboxLost

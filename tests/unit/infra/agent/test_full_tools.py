@@ -11,7 +11,7 @@ from ostinato.infra.agent.dialects.full.terminal import JOBS_DIRECTORY
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.repository import PreparedRepository

@@ -9,7 +9,7 @@ from ostinato.infra.agent.dialects.compact.calls import parse_answer
 from ostinato.infra.agent.dialects.compact.places import tag_places
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.transcript import CallStatus
 from tests.fakes.memory_sandbox import MemorySandbox
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService
 from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.infra.sandbox.environment import RepositoryEnvironment

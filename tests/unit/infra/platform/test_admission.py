@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from ostinato.infra.platform.admission import TokenBucket
+from ostinato.infra.serving.gateway.tenants import TokenBucket
 
 quick = settings(max_examples=50, deadline=None)
 

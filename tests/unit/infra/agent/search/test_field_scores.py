@@ -5,8 +5,13 @@ import pytest
 
 from ostinato.infra.agent.search.chunk_cache import describe_text
 from ostinato.infra.agent.search.chunks import Chunk
-from ostinato.infra.agent.search.field_scores import BODY_ONLY, BY_FIELD, FieldRule, score_words
-from ostinato.infra.agent.search.segment import Segment
+from ostinato.infra.agent.search.field_scores import (
+    BODY_ONLY,
+    BY_FIELD,
+    FieldRule,
+    Segment,
+    score_words,
+)
 from ostinato.models.search_encoder.code_words import FIELDS, describe_code, split_words
 
 NAMES = ("load", "load_later_from_disk", "store", "load_load", "")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.infra.agent.search.fusion import fuse_standardised
+from ostinato.infra.agent.search.field_scores import fuse_standardised
 
 SCORES = st.lists(
     st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=2, max_size=20

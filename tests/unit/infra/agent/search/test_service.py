@@ -1,7 +1,6 @@
 """The service sees each sandbox as it is."""
 
-from ostinato.infra.agent.search.index import is_searched
-from ostinato.infra.agent.search.service import LocalSearch, SearchService
+from ostinato.infra.agent.search.index import LocalSearch, SearchService, is_searched
 from tests.unit.infra.agent.search.encoders import HashedEncoder
 from tests.unit.infra.agent.search.repositories import LEDGER
 

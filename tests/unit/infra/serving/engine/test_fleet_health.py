@@ -11,10 +11,9 @@ from ray.exceptions import ActorDiedError
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
-from ostinato.infra.serving.engine.health import HealthEvent
-from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
-from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.engine.health import HealthEvent, ReplicaState
+from ostinato.infra.serving.engine.replica import MailboxReplica
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Priority
 from tests.fakes.tiny_model import TINY, random_weights

@@ -9,10 +9,10 @@ from ostinato.infra.serving.engine.health import (
     TRANSITIONS,
     HealthEvent,
     ReplicaHealth,
+    ReplicaState,
     hear,
     observe,
 )
-from ostinato.infra.serving.engine.states import ReplicaState
 
 happenings = st.lists(
     st.tuples(st.sampled_from(list(HealthEvent)), st.sampled_from([None, 1, 2, 3])), max_size=40

@@ -7,9 +7,8 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ostinato.infra.platform.errors import EngineError
-from ostinato.infra.serving.engine import mailbox_replica
 from ostinato.infra.serving.engine.mailbox import Mailbox
-from ostinato.infra.serving.engine.mailbox_replica import MailboxReplica
+from ostinato.infra.serving.engine.replica import MailboxReplica
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
@@ -82,7 +81,7 @@ async def test_what_waits_for_a_client_that_is_gone_is_dropped(
     replica, gone = await make_pair(tmp_path)
     await gone.generate(request(0))
     await gone.close()
-    monkeypatch.setattr(mailbox_replica, "_GONE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(replica, "_GONE_SECONDS", 0.0, raising=False)
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     assert (await mailbox.generate(request(1))).request_id == "r1"
     assert list(replica._outboxes) == [mailbox._client_id]

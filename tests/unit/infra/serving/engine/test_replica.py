@@ -7,10 +7,10 @@ import pytest
 
 from ostinato.infra.platform.errors import ConfigError, EngineError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.health import ReplicaState
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import start_engine
-from ostinato.infra.serving.engine.states import ReplicaState
-from ostinato.infra.serving.weights import ChainPublisher
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation

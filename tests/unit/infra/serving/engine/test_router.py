@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.engine.health import ReplicaState
 from ostinato.infra.serving.engine.router import RequestRouter
-from ostinato.infra.serving.engine.states import ReplicaState
 
 
 def test_a_session_stays_where_its_cache_is() -> None:

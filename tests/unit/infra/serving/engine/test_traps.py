@@ -14,7 +14,8 @@ import pytest
 from ostinato.infra.platform.errors import EngineError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.replica import EngineReplica
-from ostinato.infra.serving.weights import ChainPublisher, list_readers
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.retention import list_readers
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from tests.fakes.tiny_model import TINY, random_weights

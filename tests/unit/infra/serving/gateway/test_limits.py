@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from ostinato.infra.platform.errors import SandboxLost, StorageError
-from ostinato.infra.serving.gateway import bodies, limits
-from ostinato.infra.serving.gateway.bodies import scan_pieces
+from ostinato.infra.serving.gateway import limits
 from ostinato.infra.serving.gateway.failures import ApiError
-from ostinato.infra.serving.gateway.limits import RequestLimits
+from ostinato.infra.serving.gateway.limits import RequestLimits, scan_pieces
 from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import Toy
 
@@ -25,7 +24,7 @@ CALLS = [
         "function": {"name": "read_file", "arguments": json.dumps({"path": "a b " * 300_000})},
     }
 ]
-PIECES = st.integers(1, 20) | st.just(bodies.PIECE_BYTES)
+PIECES = st.integers(1, 20) | st.just(limits.PIECE_BYTES)
 SESSION = {"repository": "toy", "message": "Fix first in pkg/first.py"}
 
 
@@ -156,15 +155,15 @@ def nest(strings: list[str], depth: int) -> object:
 
 @given(st.lists(st.text('a\\u"[{,]}', max_size=6), max_size=4), PIECES)
 def test_nesting_is_counted_outside_of_strings(strings: list[str], piece_bytes: int) -> None:
-    check_body(json.dumps(nest(strings, bodies.MAX_NESTING - 1)).encode(), piece_bytes)
+    check_body(json.dumps(nest(strings, limits.MAX_NESTING - 1)).encode(), piece_bytes)
     with pytest.raises(ApiError, match="nested"):
-        check_body(json.dumps(nest(strings, bodies.MAX_NESTING)).encode(), piece_bytes)
+        check_body(json.dumps(nest(strings, limits.MAX_NESTING)).encode(), piece_bytes)
 
 
 @pytest.mark.parametrize(
-    ("part", "most"), [(b"1,", bodies.MAX_COMMAS), (b"[]\n", bodies.MAX_BRACKETS // 2 - 1)]
+    ("part", "most"), [(b"1,", limits.MAX_COMMAS), (b"[]\n", limits.MAX_BRACKETS // 2 - 1)]
 )
-@pytest.mark.parametrize("piece_bytes", [999, bodies.PIECE_BYTES])
+@pytest.mark.parametrize("piece_bytes", [999, limits.PIECE_BYTES])
 def test_values_are_counted(part: bytes, most: int, piece_bytes: int) -> None:
     check_body(b"[" + part * most + b"]", piece_bytes)
     with pytest.raises(ApiError, match="holds more than"):

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from ostinato.infra.serving.gateway.answers.pings import with_pings
+from ostinato.infra.serving.gateway.answers.translation import with_pings
 
 pytestmark = pytest.mark.asyncio
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, collect_garbage
-from ostinato.infra.serving.weights.retention import ORPHAN_GRACE_SECONDS
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.retention import ORPHAN_GRACE_SECONDS, collect_garbage
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.unit.infra.serving.weights.strategies import (
     changed,
     density_lists,

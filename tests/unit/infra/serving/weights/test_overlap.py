@@ -8,7 +8,9 @@ import torch
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, OverlappedPublisher
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.shard_publisher import OverlappedPublisher
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.faults.weight_chain_programs import TroubledStore
 from tests.unit.infra.serving.weights.strategies import same_bits
 

@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
-from ostinato.infra.serving.weights import (
-    ChainPublisher,
-    ChainSubscriber,
-    collect_garbage,
-    list_readers,
-)
-from ostinato.infra.serving.weights.readers import (
+from ostinato.infra.serving.weights.manifest import list_versions
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.retention import (
     LEASE_SECONDS,
     ReaderRecord,
+    collect_garbage,
+    list_readers,
     reader_key,
     write_reader,
 )
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.unit.infra.serving.weights.strategies import changed, random_bits, same_bits
 
 VERSIONS = 9

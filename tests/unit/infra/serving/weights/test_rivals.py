@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
+from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 

@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions
-from ostinato.infra.serving.weights import (
-    ChainManifest,
-    ChainPublisher,
-    ChainSubscriber,
-    ShardPublisher,
-    share_tensors,
-)
-from ostinato.infra.serving.weights.shards import Waiting, shard_key
+from ostinato.infra.serving.weights.manifest import ChainManifest, list_versions
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.shard_publisher import ShardPublisher
+from ostinato.infra.serving.weights.shards import Waiting, shard_key, share_tensors
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.unit.infra.serving.weights.strategies import changed, random_bits, same_bits, seeds
 from tests.unit.infra.serving.weights.test_chain import spoil
 

@@ -8,7 +8,7 @@ import torch
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.network.build import build_trainer_model

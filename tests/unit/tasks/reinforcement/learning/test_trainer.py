@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.models.network.build import build_trainer_model

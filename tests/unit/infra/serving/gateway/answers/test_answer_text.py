@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.infra.serving.gateway.answers.answer_text import AnswerText
+from ostinato.infra.serving.gateway.answers.generation import AnswerText
 
 # few characters, so that stops begin, overlap and break off often; one of them is three bytes long
 TEXTS = st.text(alphabet="ab\n漢", max_size=24)

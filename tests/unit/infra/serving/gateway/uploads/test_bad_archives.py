@@ -18,9 +18,9 @@ from starlette.types import Message
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.unpacking import stream_members
 from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.limits import receive_archive
 from ostinato.infra.serving.gateway.server import running_server
 from ostinato.infra.serving.gateway.uploads import archive as archives
-from ostinato.infra.serving.gateway.uploads.receiving import receive_archive
 from tests.fakes.toy_gateway import Toy
 
 HEADERS = {"Authorization": "Bearer key-of-team"}

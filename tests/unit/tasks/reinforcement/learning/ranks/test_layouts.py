@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights import ChainSubscriber
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.records import Sample

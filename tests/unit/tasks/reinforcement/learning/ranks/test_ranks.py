@@ -15,8 +15,10 @@ from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ran
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.chain_manifest import list_versions, payload_key, read_manifest
-from ostinato.infra.serving.weights import ChainPublisher, ChainSubscriber, PublisherFenced
+from ostinato.infra.serving.weights.manifest import list_versions, payload_key, read_manifest
+from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.shard_publisher import PublisherFenced
+from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoraConfig

@@ -11,7 +11,7 @@ With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`
 records of `shards`. A version holds a delta, an anchor or both (then it can be built from either). Object
 names carry the publisher's epoch, so a publisher that was replaced can never overwrite what its
 successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
-tensor after the version is applied, and a seal over itself. weights/README.md has the whole format.
+tensor after the version is applied, and a seal over itself. README.md has the whole format.
 Imports no torch: some readers list the store and load no tensors.
 """
 
