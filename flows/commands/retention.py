@@ -61,7 +61,7 @@ class Retention:
         ]
         own = [row for row in rows if row.name == recipe.name and self._folders(row)]
         kept = self._kept(recipe, rows)
-        promoted = self._ledger.promotions.standing(recipe.serving.line or "")
+        promoted = self._ledger.promotions.active_checkpoints(recipe.serving.line or "")
         days = recipe.retention.days
         before = -1.0 if days is None else time.time() - days * _DAY_SECONDS
         found = []
@@ -118,7 +118,7 @@ class Retention:
         serving: set[str] = set()
         for line in self._ledger.promotions.lines():
             limit = recipe.retention.checkpoints_per_line if line == recipe.serving.line else None
-            serving |= {*self._ledger.promotions.standing(line)[-(limit or 0) :]}
+            serving |= {*self._ledger.promotions.active_checkpoints(line)[-(limit or 0) :]}
             canary = ServingLine(self._ledger, line, time.time).canary()
             serving |= set() if canary is None else {canary.checkpoint_id}
         newest = {row.kind: row.artifact_id for row in rows if row.name == recipe.name}

@@ -172,7 +172,7 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
     champion = serving.champion()
     if champion is None:
         raise ConfigError(f"serving line {line!r} has no champion, wanted one")
-    standing = ledger.promotions.standing(line)
+    standing = ledger.promotions.active_checkpoints(line)
     if len(standing) > 1:
         _require_bytes(ledger, standing[-2])
     report = serving.roll_back(checkpoint or champion, reason)

@@ -28,15 +28,15 @@ class ToolPolicy(Record):
     """Restrictions of an environment. A refused call is an InvalidArguments result."""
 
     tools: tuple[str, ...] | None = None
-    """only these of the config's tools; None: all of them"""
+    """names of the config's tools that may be called; None: all of them"""
     exact_edits: bool = False
-    """edit_file's old must match to the character"""
+    """whether edit_file's old must match to the character"""
     read_before_edit: bool = False
-    """edit_file and write_file refuse a file whose present content was not read"""
+    """whether edit_file and write_file refuse a file whose present content was not read"""
     protected_paths: tuple[str, ...] = ()
     """patterns as in .gitignore that no file tool may change"""
     allowed_commands: tuple[str, ...] | None = None
-    """first words a terminal command may have; None: any"""
+    """first words that a terminal command may have; None: any"""
 
 
 class HarnessConfig(Record):
@@ -44,55 +44,58 @@ class HarnessConfig(Record):
 
     tools: tuple[str, ...] = TOOL_NAMES
     """tools the model may call; installed packages add some to the full dialect"""
-    max_turns: PositiveInt = Field(default=8, description="answers of the model in one attempt")
+    max_turns: PositiveInt = Field(
+        default=8, description="answers of the model per attempt, at most"
+    )
     max_generated_tokens: PositiveInt = 320
-    """sampled tokens in one attempt"""
+    """sampled tokens per attempt, at most"""
     context_tokens: int = Field(default=512, ge=16)
-    """prompt, answers and results together"""
+    """tokens of prompt, answers and results together, at most"""
     max_broken_turns: PositiveInt = 3
-    """turns in a row with only malformed, unknown or invalid calls; then the attempt ends"""
+    """turns in a row with only malformed, unknown or invalid calls after which the attempt ends"""
     max_calls_per_turn: PositiveInt = 16
-    """calls of one answer that are run; any more are refused as invalid"""
+    """calls per answer that are run; further ones are refused as invalid"""
     call_time_limit_seconds: PositiveFloat = 20.0
-    """wall time of one call; then it is stopped and the model reads that it ran too long"""
+    """wall time per call, after which it is stopped and the model reads that it ran too long"""
     attempt_time_limit_seconds: PositiveFloat = 300.0
-    """wall time of one attempt; then it ends with the files as they are. A gateway that is stopped
+    """wall time per attempt, after which it ends with the files as they are. A gateway that is stopped
     waits as long for those under way"""
     result_limit_characters: int = Field(default=1200, ge=80)
-    """longer tool results are cut in the middle"""
-    read_limit_lines: PositiveInt = Field(default=40, description="lines one read_file may show")
+    """characters per tool result; longer results are cut in the middle"""
+    read_limit_lines: PositiveInt = Field(
+        default=40, description="lines that one read_file may show"
+    )
     search: Literal["words", "encoder"] = "words"
-    """ranks codebase_search: by words alone, or also by the vectors of the encoder that [retrieval]
+    """ranking of codebase_search: by words alone, or also by the vectors of the encoder that [retrieval]
     trains"""
     place_tags: bool = False
-    """a line tag before each place that grep and codebase_search name; read_file takes it for the
+    """line tags before each place that grep and codebase_search name; read_file takes a tag for the
     function there"""
     summarise_at_tokens: int | None = None
-    """context length that asks for a summary; None: never"""
+    """context length from which a summary is asked for; None: never"""
     max_summaries: NonNegativeInt = 4
-    """summaries of one attempt, at most; 0: none"""
+    """summaries per attempt, at most; 0: none"""
     max_restarts: NonNegativeInt = 0
-    """times an attempt may start over of its own accord: an answer without a call that begins with
-    'Start over:' puts the files it edited back, and the context begins anew with the request and
-    that answer"""
+    """times an attempt may start over of its own accord: an answer without a call that begins with 'Start
+    over:' restores the files it edited, and the context begins anew with the request and that answer"""
     dialect: str = COMPACT
     """call format the template was trained with: compact, full or an installed one"""
     policy: ToolPolicy = ToolPolicy()
-    """rules of every environment that has none of its own"""
+    """rules for environments that have none of their own"""
     turn_limit_characters: int | None = None
-    """all results of a turn together; None: no further limit"""
+    """characters of all results of a turn together; None: no further limit"""
     summary_limit_tokens: PositiveInt | None = None
-    """longest summary; None: what the budgets leave"""
+    """tokens per summary, at most; None: all that the budgets leave"""
     system_prompt: str | None = None
-    """in place of the text that explains tools and calls, for a model that was fine-tuned on them;
-    None: the explanation"""
+    """text that replaces the explanation of tools and calls, for a model that was fine-tuned on them; None:
+    the explanation"""
     shown_lines: NonNegativeInt = 0
-    """most lines of a problem's broken function to show above its prompt as a file that the user has
-    open; 0: none. Not in the compact dialect"""
+    """lines of a problem's broken function shown above its prompt as a file that the user has open, at
+    most; 0: none. Not in the compact dialect"""
     announce_turns: NonNegativeInt = 0
-    """the model is told once this few turns are left; 0: never"""
+    """number of turns left at which the model is told so; 0: never"""
     announce_tokens: NonNegativeInt = 0
-    """the model is told once this few tokens are left; 0: never"""
+    """number of tokens left at which the model is told so; 0: never"""
     infrastructure_retries: NonNegativeInt = 2
     """retries of a call that failed through infrastructure"""
 
@@ -154,7 +157,9 @@ class PromptFacts(Record):
 
     directory: str = "/repo"
     platform: str = "Linux"
-    date: str = Field(default="", description="ISO date; empty: the prompt names none")
+    date: str = Field(
+        default="", description="ISO date of the prompt; empty: the prompt names none"
+    )
     rules: str = Field(default="", description="the repository's own rules for agents")
     recent_files: tuple[RecentFile, ...] = ()
 
@@ -163,13 +168,13 @@ class AgentRequest(Record):
     """Request for one attempt."""
 
     prompt: str
-    session_id: str = Field(description="names the conversation to the engine's cache")
+    session_id: str = Field(description="name of the conversation in the engine's cache")
     seed: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     priority: Priority = Priority.TRAINING
     system_prompt: str | None = None
-    """None: the dialect's own; the compact dialect has none"""
+    """text of the system message; None: the dialect's own, of which the compact dialect has none"""
     earlier_token_ids: tuple[int, ...] = ()
     """tokens of the conversation so far; the prompt is appended to them"""
     opening: Opening | None = None

@@ -37,7 +37,8 @@ class Endpoint(Record):
 
     url: str = Field(
         pattern=r"^https?://[^\s@?#]+$",
-        description="up to and with /v1, as OpenAI's clients take it; kept, so no key stands in it",
+        description="address up to and with /v1, as OpenAI's clients take it; it is stored, so it "
+        "holds no key",
     )
     model: str = Field(description="name of the model, as the API knows it")
     key_env: str | None = None
@@ -79,11 +80,11 @@ def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
         base_url=endpoint.url,
         headers=endpoint.headers(),
         timeout=ANSWER_SECONDS,
-        transport=PatientTransport(httpx.AsyncHTTPTransport()),
+        transport=RetryingTransport(httpx.AsyncHTTPTransport()),
     )
 
 
-class PatientTransport(httpx.AsyncBaseTransport):
+class RetryingTransport(httpx.AsyncBaseTransport):
     """Transport that repeats requests while the server is busy, restarting or rate limiting."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
@@ -105,7 +106,7 @@ class PatientTransport(httpx.AsyncBaseTransport):
                     return response
                 if tries == TRIES:
                     break
-                pause_seconds = _asked_pause(response, pause_seconds)
+                pause_seconds = _retry_after_seconds(response, pause_seconds)
                 await response.aclose()
             await asyncio.sleep(min(pause_seconds, LONGEST_PAUSE_SECONDS))
         if response.status_code == TOO_MANY:
@@ -121,7 +122,7 @@ class PatientTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _asked_pause(response: httpx.Response, otherwise_seconds: float) -> float:
+def _retry_after_seconds(response: httpx.Response, otherwise_seconds: float) -> float:
     """Seconds of the header `Retry-After`, which may also hold a date."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdecimal() else otherwise_seconds

@@ -85,7 +85,7 @@ class AgentEnvironment:
         with _answered(f"cannot write {path}"):
             await self.sandbox.write(path, text.encode())
 
-    async def put_back(self) -> None:
+    async def restore_files(self) -> None:
         """Restores the files that tools changed and clears the state. Raises the first failed write."""
         originals = {
             path: None if text is None else text.encode()

@@ -36,7 +36,9 @@ class ArtifactRef(Record):
     kind: str
     name: str
     version: int
-    fingerprint: str = Field(description="of the recipe and parents that made it")
+    fingerprint: str = Field(
+        description="identity of the recipe, code and parents that made it, 16 hex digits"
+    )
     object_prefix: str
 
     def __str__(self) -> str:
@@ -46,7 +48,7 @@ class ArtifactRef(Record):
 class ArtifactFile(Record):
     """One file of an artifact."""
 
-    path: str = Field(description="relative to the artifact, never outside of it")
+    path: str = Field(description="path relative to the artifact, never outside of it")
     size_bytes: int = Field(ge=0)
     checksum: str
 
@@ -70,11 +72,11 @@ class Manifest(Record):
     name: str
     fingerprint: str
     settings_fingerprint: str = ""
-    """of the settings alone, its ancestors' among them"""
+    """identity of the settings alone, those of its ancestors included"""
     code: dict[str, str] = Field(default={})
-    """file or package -> digest or version, when it was finished"""
+    """digest or version of each file or package when the stage ended"""
     changed_files: tuple[str, ...] = ()
-    """code that changed between its begin and its end"""
+    """code that changed between the stage's start and its end"""
     parents: tuple[ArtifactRef, ...]
     metadata: dict[str, Any]
     files: tuple[ArtifactFile, ...]

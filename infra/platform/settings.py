@@ -29,20 +29,24 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    home: Path = Field(default=Path(".ostinato"), description="everything this machine keeps")
+    home: Path = Field(
+        default=Path(".ostinato"), description="folder of everything that this machine keeps"
+    )
     object_store_url: str = Field(default_factory=lambda data: f"file://{data['home']}/objects")
-    """file:///absolute/path or s3://bucket/prefix"""
+    """place of artifacts and weights: file:///absolute/path or s3://bucket/prefix"""
     ledger_url: SecretStr = Field(
         default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db")
     )
-    """sqlite:///path or postgresql://user:password@host/database; never shown"""
+    """place of the ledger: sqlite:///path or postgresql://user:password@host/database; never shown"""
     cache_directory: Path = Field(default_factory=lambda data: data["home"] / "cache")
     """downloads that can be had again: source archives, fetched artifacts"""
     s3_endpoint_url: str | None = None
     """S3 protocol server other than AWS; None: the AWS default"""
-    s3_region: str | None = Field(default=None, description="None: the AWS client's own choice")
+    s3_region: str | None = Field(
+        default=None, description="region of the bucket; None: the AWS client's own choice"
+    )
     s3_access_key_id: str | None = None
-    """None: the AWS client's own chain of credentials"""
+    """id of the access key; None: the AWS client's own chain of credentials"""
     s3_secret_access_key: SecretStr | None = None
     host: str = Field(default="127.0.0.1", description="address that services listen on")
     gateway_port: int = Field(default=8400, ge=1, le=65535)
@@ -51,24 +55,26 @@ class Settings(BaseSettings):
     cpu_limit: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
     """processor cores the project may keep busy on this machine"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """that models are trained on. auto: GPUs for models from 50 M parameters on, where every rank
+    """device that models are trained on. auto: GPUs for models from 50 M parameters on, where every rank
     has one, else the CPU; cuda: GPUs; cpu: stages do not see the GPUs of this machine"""
     object_store_memory_bytes: int = Field(default=256 * 2**20, ge=80 * 2**20)
-    """Ray's shared memory on this machine"""
+    """bytes of Ray's shared memory on this machine"""
     ray_address: str | None = None
     """HOST:PORT of the head of a Ray cluster that RL joins; None: Ray on this machine alone"""
     heartbeat_limit_seconds: float = Field(default=300.0, gt=0)
-    """a stage whose threads stand still for longer is ended and resumed"""
+    """seconds without a heartbeat of its threads after which a stage is ended and resumed"""
     stall_limit_seconds: float = Field(default=3_600.0, gt=0)
-    """a stage without progress for longer is, too"""
+    """seconds without progress after which a stage is ended and resumed"""
     upload_hours: float = Field(default=24.0, gt=0)
-    """a repository that a tenant sent to the gateway, and that nobody used for so long, is removed"""
+    """hours without use after which a repository that a tenant sent to the gateway is removed"""
     upload_bytes_per_tenant: int = Field(default=256 * 2**20, ge=0)
-    """disk that one tenant's uploaded repositories may take; 0: none are taken"""
+    """disk that the uploaded repositories of one tenant may take; 0: none are taken"""
     trackers: Annotated[tuple[str, ...], NoDecode] = ()
-    """where step metrics go too, separated by commas: tensorboard, wandb, mlflow, trackio, or what
-    an installed package adds"""
-    minimum_free_disk_bytes: int = Field(default=4 * 2**30, ge=0, description="what doctor wants")
+    """names of the trackers that step metrics are also sent to, separated by commas: tensorboard, wandb,
+    mlflow, trackio, or one of an installed package"""
+    minimum_free_disk_bytes: int = Field(
+        default=4 * 2**30, ge=0, description="free disk below which `ostinato doctor` warns"
+    )
 
     @field_validator("home", "cache_directory")
     @classmethod
@@ -99,10 +105,10 @@ class Launch(BaseSettings):
     rank: int
     world_size: int
     local_world_size: int = Field(description="processes of this machine")
-    master_addr: str = Field(description="where torchrun keeps the store that they meet in")
+    master_addr: str = Field(description="host of the store that torchrun's processes meet in")
     master_port: int
     torchelastic_restart_count: int
-    """how often torchrun started all of them again"""
+    """number of times torchrun started all of them again"""
 
 
 def load_launch() -> Launch | None:

@@ -34,7 +34,7 @@ class SourceArchive(Record):
     name: str = Field(description="name on the package index")
     version: str = Field(description="exact version")
     sha256: str = ""
-    """of the archive; empty: what came first is noted and must stay the same"""
+    """checksum of the archive; empty: that of the first download is noted and must stay the same"""
 
 
 def fetch_archive(source: SourceArchive, cache: Path) -> Path:

@@ -15,10 +15,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, NamedTuple
 
 from ostinato.infra.platform.errors import ConfigError
 
@@ -28,6 +26,13 @@ _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, lzma.LZMAError, zlib.error, struct.error,
     ValueError, RuntimeError, OverflowError, IndexError,
 )  # fmt: skip
+# kind of a zip's entry by its mode, as a tar archive's; others are devices, pipes and the like
+_TYPES = {
+    0: tarfile.REGTYPE,
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+}
 _PIECE_BYTES = 64 << 10
 _DIRECTORY_BYTES = 512  # of a zip's directory per entry that it may have
 
@@ -36,32 +41,15 @@ class ArchiveTooLarge(ConfigError):
     """An archive that unpacks to more than it may."""
 
 
-class MemberKind(Enum):
-    """Kind of an archive's entry."""
+class Member(NamedTuple):
+    """One entry of a tar or zip archive. Its content can be read until the next entry is asked for."""
 
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    OTHER = "device, pipe or the like"
+    info: tarfile.TarInfo
+    content: Iterator[bytes]  # of a file, in pieces; of anything else empty
 
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One entry of an archive. Its content can be read until the next entry is asked for."""
-
-    name: str
-    kind: MemberKind
-    is_executable: bool
-    _archive: str
-    _content: IO[bytes] | None
-
-    def pieces(self) -> Iterator[bytes]:
-        """Content of a file. Nothing else has any."""
-        if self._content is None:
-            return
-        with _readable(self._archive):
-            while piece := self._content.read(_PIECE_BYTES):
-                yield piece
+    @property
+    def is_link(self) -> bool:
+        return self.info.issym() or self.info.islnk()
 
 
 def stream_members(
@@ -71,25 +59,22 @@ def stream_members(
     label = title or str(archive)
     with _readable(label):
         if zipfile.is_zipfile(archive):
-            with archive.open("rb") as file:
-                most = None if max_entries is None else _DIRECTORY_BYTES * max_entries
-                yield from _zip_members(
-                    _FewAtOnce(file, most, label), max_bytes, max_entries, label
-                )
+            most = None if max_entries is None else _DIRECTORY_BYTES * max_entries
+            with _BoundedReader(archive, most, label) as file:
+                yield from _zip_members(file, max_bytes, max_entries, label)
             return
         with _open_tar(archive, max_bytes, label) as opened:
-            for number, member in enumerate(_count_tar(opened, label, max_bytes)):
+            for number, info in enumerate(_count_tar(opened, label, max_bytes)):
                 _check_entries(number + 1, max_entries, label)
-                content = opened.extractfile(member) if member.isreg() else None
-                executable = bool(member.mode & stat.S_IXUSR)
-                yield Member(member.name, _tar_kind(member), executable, label, content)
+                content = opened.extractfile(info) if info.isreg() else None
+                yield Member(info, _pieces(content, label))
 
 
 def read_members(archive: Path, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Regular files of a tar or zip archive by name. Not more than `max_bytes` are unpacked."""
     for member in stream_members(archive, max_bytes):
-        if member.kind is MemberKind.FILE:
-            yield member.name, b"".join(member.pieces())
+        if member.info.isreg():
+            yield member.info.name, b"".join(member.content)
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
@@ -117,14 +102,10 @@ def _open_tar(archive: Path, max_bytes: int, label: str) -> Iterator[tarfile.Tar
             yield opened
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class _Counted(io.RawIOBase):
     """A stream that raises ArchiveTooLarge after `left` bytes."""
 
-    def __init__(self, stream: _Readable, left: int, max_bytes: int, label: str) -> None:
+    def __init__(self, stream: IO[bytes], left: int, max_bytes: int, label: str) -> None:
         self._stream, self._left = stream, left
         self._max_bytes, self._label = max_bytes, label
 
@@ -136,56 +117,43 @@ class _Counted(io.RawIOBase):
         return content
 
 
-class _FewAtOnce(io.RawIOBase):
+class _BoundedReader(io.FileIO):
     """A zip file that refuses reads of more than `most` bytes (None: any number): zipfile reads the
     directory in one piece and makes an object per entry.
     """
 
-    def __init__(self, file: IO[bytes], most: int | None, label: str) -> None:
-        self._file, self._most, self._label = file, most, label
+    def __init__(self, path: Path, most: int | None, label: str) -> None:
+        super().__init__(path)
+        self._most, self._label = most, label
 
-    def read(self, size: int = -1) -> bytes:
-        if self._most is not None and size > max(self._most, _PIECE_BYTES):
+    def read(self, size: int | None = -1) -> bytes:
+        if self._most is not None and (size or 0) > max(self._most, _PIECE_BYTES):
             raise ArchiveTooLarge(
                 f"archive {self._label} has a directory of {size} bytes, wanted less"
             )
-        return self._file.read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
+        return super().read(size)
 
 
 def _zip_members(
-    file: _FewAtOnce, max_bytes: int, max_entries: int | None, label: str
+    file: IO[bytes] | io.FileIO, max_bytes: int, max_entries: int | None, label: str
 ) -> Iterator[Member]:
     with zipfile.ZipFile(file) as opened:  # type: ignore[arg-type]
         _check_entries(len(opened.infolist()), max_entries, label)
         _check_zip(opened, label, max_bytes)
-        for info in opened.infolist():
-            kind, mode = _zip_kind(info), info.external_attr >> 16
-            content = opened.open(info) if kind is MemberKind.FILE else None
-            with content or contextlib.nullcontext():
-                yield Member(info.filename, kind, bool(mode & stat.S_IXUSR), label, content)
+        for entry in opened.infolist():
+            info = tarfile.TarInfo(entry.filename)
+            info.mode = entry.external_attr >> 16  # 0 where the writer knows no modes
+            info.type = (
+                tarfile.DIRTYPE if entry.is_dir() else _TYPES.get(stat.S_IFMT(info.mode), b"")
+            )
+            with opened.open(entry) if info.isreg() else contextlib.nullcontext() as content:
+                yield Member(info, _pieces(content, label))
 
 
-def _zip_kind(info: zipfile.ZipInfo) -> MemberKind:
-    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knows no such modes
-    if info.is_dir() or kind == stat.S_IFDIR:
-        return MemberKind.FOLDER
-    if kind == stat.S_IFLNK:
-        return MemberKind.LINK
-    return MemberKind.FILE if kind in (0, stat.S_IFREG) else MemberKind.OTHER
-
-
-def _tar_kind(member: tarfile.TarInfo) -> MemberKind:
-    if member.isreg():
-        return MemberKind.FILE
-    if member.isdir():
-        return MemberKind.FOLDER
-    return MemberKind.LINK if member.issym() or member.islnk() else MemberKind.OTHER
+def _pieces(content: IO[bytes] | None, label: str) -> Iterator[bytes]:
+    with _readable(label):
+        while content is not None and (piece := content.read(_PIECE_BYTES)):
+            yield piece
 
 
 def _count_tar(opened: tarfile.TarFile, label: str, max_bytes: int) -> Iterator[tarfile.TarInfo]:

@@ -134,7 +134,7 @@ class RunReporter:
                 phase="running",
                 at=time.time(),
                 waits=_waits(orchestrator, loop.time(), time.time(), behind_since),
-                replicas=engines.standing(),
+                replicas=engines.replica_status(),
                 generation=self._generation,
                 boxes=self._boxes,
                 numbers={

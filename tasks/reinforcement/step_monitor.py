@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
-from ostinato.infra.platform.ledger.events import EventRepository
+from ostinato.infra.platform.ledger.repositories import EventRepository
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.records import Group

@@ -11,8 +11,8 @@ from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.field_scores import (
     BODY_ONLY,
     BY_FIELD,
+    ChunkPostings,
     FieldRule,
-    Segment,
     fuse_standardised,
     score_words,
 )
@@ -69,11 +69,11 @@ def make_pool(
     )
 
 
-def index_codes(codes: Sequence[CodeText]) -> Segment:
+def index_codes(codes: Sequence[CodeText]) -> ChunkPostings:
     """A segment of bare pieces of code, in their order."""
     nothing = np.zeros(0, dtype=np.float32)
     features = [describe_text(code, nothing) for code in codes]
-    return Segment([Chunk("", 1, 1, "", "")] * len(codes), features)
+    return ChunkPostings([Chunk("", 1, 1, "", "")] * len(codes), features)
 
 
 def score_lexically(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:

@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from ostinato.flows.stages import chain, realtime
-from ostinato.infra.platform.ledger.artifacts import ArtifactRepository
-from ostinato.infra.platform.ledger.cycles import CycleRepository
-from ostinato.infra.platform.ledger.promotions import PromotionRepository
+from ostinato.infra.platform.ledger.repositories import (
+    ArtifactRepository,
+    CycleRepository,
+    PromotionRepository,
+)
 from ostinato.tasks.realtime.records import CycleTrainingRequest
 from tests.fakes.finished_stages import (
     add_checkpoint,

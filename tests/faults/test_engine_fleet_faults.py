@@ -45,7 +45,7 @@ async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="replica a is silent"):
         await fleet.statistics()
     assert fleet.states() == {"a": ReplicaState.SUSPECT, "b": ReplicaState.SERVING}
-    standing = fleet.standing()
+    standing = fleet.replica_status()
     assert (standing["a"].state, standing["b"].state) == ("suspect", "serving")
     assert standing["a"].since > standing["b"].since
     assert "statistics was not answered" in standing["a"].reason

@@ -21,7 +21,7 @@ from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import ClusterError, StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.manifest import list_versions
-from ostinato.infra.serving.weights.patient_store import PatientStore
+from ostinato.infra.serving.weights.retrying_store import RetryingStore
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
@@ -187,7 +187,7 @@ class ActorWithStore(TrainerActor):
     ) -> None:
         super().__init__(request, store, room)
         publisher = self._trainer._publisher
-        publisher._objects = PatientStore.around(TroubledStore(store, before))
+        publisher._objects = RetryingStore.around(TroubledStore(store, before))
 
 
 def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path, room: PlacementGroup) -> None:

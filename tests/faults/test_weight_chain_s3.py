@@ -14,8 +14,8 @@ from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.objects.s3 import S3Options
 from ostinato.infra.serving.weights.manifest import list_versions
-from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.infra.serving.weights.publisher import ChainPublisher
+from ostinato.infra.serving.weights.retrying_store import RetryingStore
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from tests.faults.faulty_s3 import Fault, FaultyS3, faulty_s3
 from tests.faults.weight_chain_programs import weights_of
@@ -105,7 +105,7 @@ def test_a_storm_of_faults_ends_in_sound_versions_or_a_typed_error(
 def test_an_outage_is_reported_and_the_chain_goes_on_afterwards(
     s3: FaultyS3, store: ObjectStore
 ) -> None:
-    hasty = PatientStore(store, attempts=1)
+    hasty = RetryingStore(store, attempts=1)
     publisher = ChainPublisher(hasty, "c")
     follower = ChainSubscriber(hasty, "c")
     publisher.publish(0, weights_of(0))

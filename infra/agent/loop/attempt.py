@@ -193,7 +193,7 @@ class _Attempt:
             if starts_over:
                 await self._start_over(answer)
                 continue
-            self._tell(results)
+            self._show_results(results)
             ending = await self._summarise_if_due()
             if ending is not None:
                 return ending
@@ -219,7 +219,7 @@ class _Attempt:
             return 0
         return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
 
-    def _tell(self, results: list[CallResult]) -> None:
+    def _show_results(self, results: list[CallResult]) -> None:
         """Shows the results, and what is left of the budgets once that is little."""
         config = self.config
         note, room = None, None
@@ -290,7 +290,7 @@ class _Attempt:
     async def _start_over(self, answer: Answer) -> None:
         """The next segment begins with the request and what the model wrote to itself."""
         self.num_restarts += 1
-        await self.environment.put_back()
+        await self.environment.restore_files()
         await self.conversation.restart(
             write_continuation(
                 self.prompt,

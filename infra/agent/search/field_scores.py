@@ -1,6 +1,7 @@
 """Postings of chunks, and BM25 by field over them: the name of a definition counts more than its body.
 
-Plain BM25 is the same with weight on the body only.
+Plain BM25 is the same with weight on the body only. Postings are scored at the question, since the changes of
+a sandbox hide rows and add others; libraries such as bm25s score a fixed collection when they index it.
 """
 
 import math
@@ -33,7 +34,7 @@ class WordStatistics:
             self.total_words[column] += feature.num_words[column]
 
 
-class Segment:
+class ChunkPostings:
     """Chunks of many files. Never changed once made."""
 
     def __init__(
@@ -94,7 +95,7 @@ BODY_ONLY = (
 
 
 def score_words(
-    segment: Segment,
+    segment: ChunkPostings,
     words: Iterable[str],
     parts: Sequence[WordStatistics],
     hidden: Sequence[WordStatistics] = (),
@@ -127,7 +128,7 @@ def score_words(
     return scores
 
 
-def _covered_shares(segment: Segment, column: int, words: Iterable[str]) -> np.ndarray:
+def _covered_shares(segment: ChunkPostings, column: int, words: Iterable[str]) -> np.ndarray:
     """Share of each row's field that the question covers, 0..1."""
     covered = np.zeros(len(segment.chunks))
     for word in words:

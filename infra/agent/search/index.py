@@ -14,7 +14,7 @@ from ostinato.infra.agent.search.chunk_cache import ChunkCache
 from ostinato.infra.agent.search.chunks import cut_chunks
 from ostinato.infra.agent.search.encoder import BagEncoder, TextEncoder
 from ostinato.infra.agent.search.field_scores import (
-    Segment,
+    ChunkPostings,
     WordStatistics,
     fuse_standardised,
     score_words,
@@ -72,17 +72,17 @@ class CodeIndex:
             is_found[:] = True
         return self._best(segments, np.flatnonzero(is_shown)[is_found], scores[is_found], limit)
 
-    def _segment(self, files: Files) -> Segment:
+    def _segment(self, files: Files) -> ChunkPostings:
         chunks = [
             chunk
             for path, content in sorted(files.items())
             if content is not None and is_searched(path, content)
             for chunk in cut_chunks(path, content.decode(errors="replace"))
         ]
-        return Segment(chunks, self._cache.features(chunks), self._cache.width)
+        return ChunkPostings(chunks, self._cache.features(chunks), self._cache.width)
 
     def _best(
-        self, segments: list[Segment], rows: np.ndarray, scores: np.ndarray, limit: int
+        self, segments: list[ChunkPostings], rows: np.ndarray, scores: np.ndarray, limit: int
     ) -> list[Hit]:
         scores = np.round(scores, _SCORE_DECIMALS)
         if limit < len(scores):

@@ -2,13 +2,12 @@
 StorageError.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
@@ -26,7 +25,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = _parse(url)
-        self.url = _shown(self._url)
+        self.url = _without_password(self._url)
         self.is_sqlite = self._url.get_backend_name() == "sqlite"
         self.engine = _create_sqlite(self._url) if self.is_sqlite else _create_postgres(self._url)
         self._reader = self.engine.execution_options(read_only=True)
@@ -38,9 +37,13 @@ class Database:
         return Path(name) if self.is_sqlite and name and name != ":memory:" else None
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that commits at the end, alone among writers on SQLite."""
+    def write(self, lock_number: int | None = None) -> Iterator[Connection]:
+        """A transaction that commits at the end, alone among writers on SQLite. On Postgres those of one lock
+        number run one after another.
+        """
         with self._errors("write to"), self.engine.begin() as connection:
+            if lock_number is not None and not self.is_sqlite:
+                connection.execute(select(func.pg_advisory_xact_lock(lock_number)))
             yield connection
 
     @contextmanager
@@ -48,22 +51,6 @@ class Database:
         """A consistent snapshot. Never blocks writers."""
         with self._errors("read"), self._reader.connect() as connection:
             yield connection
-
-    def insert_absent(
-        self,
-        connection: Connection,
-        table: Table,
-        rows: Sequence[dict[str, Any]],
-    ) -> None:
-        """Insert rows. Those whose key is already there are left as they are."""
-        if rows:
-            insert = sqlite.insert if self.is_sqlite else postgresql.insert
-            connection.execute(insert(table).on_conflict_do_nothing(), list(rows))
-
-    def serialize(self, connection: Connection, lock_number: int) -> None:
-        """Blocks other transactions with this number until commit. SQLite has one writer anyway."""
-        if not self.is_sqlite:
-            connection.execute(select(func.pg_advisory_xact_lock(lock_number)))
 
     def close(self) -> None:
         """Close pooled connections. The next use connects again."""
@@ -75,13 +62,6 @@ class Database:
             yield
         except SQLAlchemyError as error:
             raise StorageError(f"cannot {verb} ledger {self.url}: {_explain(error)}") from error
-
-
-class Repository:
-    """Rows of one kind in a ledger."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
 
 def _explain(error: SQLAlchemyError) -> str:
@@ -113,7 +93,7 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-def _shown(url: URL) -> str:
+def _without_password(url: URL) -> str:
     """The URL without a password, which may also stand among its options."""
     return url.difference_update_query(["password", "sslpassword"]).render_as_string()
 
@@ -178,6 +158,6 @@ def _create_postgres(url: URL) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"ledger URL {_shown(url)} needs the package {error.name}, which is not installed; "
+            f"ledger URL {_without_password(url)} needs the package {error.name}, which is not installed; "
             "install ostinato[postgres]"
         ) from None

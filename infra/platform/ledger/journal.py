@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, or_, select, update
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.database import Repository
+from ostinato.infra.platform.ledger.repositories import LedgerRepository
 from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
 from ostinato.infra.platform.ledger.tables import JOURNAL
 from ostinato.infra.platform.record import Record
 
-_IDS_A_QUERY = 500
+_IDS_PER_QUERY = 500
 _COMMIT_LOCK = 71_001
 
 
@@ -38,7 +38,7 @@ class Finish(Record):
     object_key: str | None
 
 
-class JournalRepository(Repository):
+class JournalRepository(LedgerRepository):
     """The journal of all runs."""
 
     def reserve(self, run_id: str, entries: Sequence[Reservation]) -> None:
@@ -54,7 +54,7 @@ class JournalRepository(Repository):
             for entry in entries
         ]
         with self._database.write() as connection:
-            self._database.insert_absent(connection, JOURNAL.table, rows)
+            JOURNAL.insert_absent(connection, rows)
 
     def finish(self, entries: Sequence[Finish]) -> None:
         """Notes how trajectories ended, the first time each. StorageError for one that was never reserved."""
@@ -86,8 +86,7 @@ class JournalRepository(Repository):
 
     def commit_group(self, group_id: str) -> None:
         """Hands a group to the trainer. StorageError while one of its members is reserved."""
-        with self._database.write() as connection:
-            self._database.serialize(connection, _COMMIT_LOCK)
+        with self._database.write(_COMMIT_LOCK) as connection:
             states = connection.scalars(
                 select(JOURNAL.c.state).where(JOURNAL.c.group_id == group_id)
             ).all()
@@ -98,47 +97,45 @@ class JournalRepository(Repository):
                     "trajectories are still reserved, wanted 0 of at least 1"
                 )
             newest = JOURNAL.highest(connection, "commit_sequence")
-            connection.execute(
-                update(JOURNAL.table)
-                .where(
-                    JOURNAL.c.group_id == group_id,
-                    JOURNAL.c.state == JournalState.FINISHED,
-                )
-                .values(state=JournalState.COMMITTED.value, commit_sequence=newest + 1)
+            JOURNAL.update(
+                connection,
+                JOURNAL.equals(group_id=group_id, state=JournalState.FINISHED),
+                state=JournalState.COMMITTED.value,
+                commit_sequence=newest + 1,
             )
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
         """Notes that step `step` used these groups. StorageError for a second, different step."""
         with self._database.write() as connection:
-            for some in _pieces(group_ids):
-                in_groups = JOURNAL.c.group_id.in_(some)
+            for some in _chunked(group_ids):
                 _refuse_retraining(connection, some, step)
-                connection.execute(
-                    update(JOURNAL.table)
-                    .where(in_groups, JOURNAL.c.state == JournalState.COMMITTED)
-                    .values(state=JournalState.TRAINED.value, trained_step=step)
+                JOURNAL.update(
+                    connection,
+                    JOURNAL.c.group_id.in_(some),
+                    JOURNAL.c.state == JournalState.COMMITTED,
+                    state=JournalState.TRAINED.value,
+                    trained_step=step,
                 )
 
     def discard_groups(self, group_ids: Sequence[str], reason: str) -> None:
         """Note that these finished or committed groups will never be trained, and why."""
         with self._database.write() as connection:
-            for some in _pieces(group_ids):
-                connection.execute(
-                    update(JOURNAL.table)
-                    .where(
-                        JOURNAL.c.group_id.in_(some),
-                        JOURNAL.c.state.in_([JournalState.FINISHED, JournalState.COMMITTED]),
-                    )
-                    .values(state=JournalState.DISCARDED.value, reason=reason)
+            for some in _chunked(group_ids):
+                JOURNAL.update(
+                    connection,
+                    JOURNAL.c.group_id.in_(some),
+                    JOURNAL.c.state.in_([JournalState.FINISHED, JournalState.COMMITTED]),
+                    state=JournalState.DISCARDED.value,
+                    reason=reason,
                 )
 
     def committed_untrained(self, run_id: str) -> list[JournalRow]:
         """Committed rows that are not trained yet, in commit order."""
-        return self._select(JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.COMMITTED)
+        return self._select(JOURNAL.equals(run_id=run_id, state=JournalState.COMMITTED))
 
     def finished_uncommitted(self, run_id: str) -> list[JournalRow]:
         """Finished rows of incomplete groups. A restarted orchestrator only runs the rest."""
-        return self._select(JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.FINISHED)
+        return self._select(JOURNAL.equals(run_id=run_id, state=JournalState.FINISHED))
 
     def rows(self, run_id: str) -> list[JournalRow]:
         """All rows of a run in commit order, uncommitted ones last."""
@@ -152,24 +149,19 @@ class JournalRepository(Repository):
     def reopen_after(self, run_id: str, step: int) -> int:
         """Returns rows trained after `step`, whose checkpoint was restored, to committed. Returns how many."""
         with self._database.write() as connection:
-            return connection.execute(
-                update(JOURNAL.table)
-                .where(
-                    JOURNAL.c.run_id == run_id,
-                    JOURNAL.c.state == JournalState.TRAINED,
-                    JOURNAL.c.trained_step > step,
-                )
-                .values(state=JournalState.COMMITTED.value, trained_step=None)
-            ).rowcount
+            return JOURNAL.update(
+                connection,
+                JOURNAL.equals(run_id=run_id, state=JournalState.TRAINED),
+                JOURNAL.c.trained_step > step,
+                state=JournalState.COMMITTED.value,
+                trained_step=None,
+            )
 
     def release_reserved(self, run_id: str) -> int:
         """Forgets trajectories whose worker is gone, to dispatch them again. Returns how many."""
         with self._database.write() as connection:
-            return connection.execute(
-                delete(JOURNAL.table).where(
-                    JOURNAL.c.run_id == run_id, JOURNAL.c.state == JournalState.RESERVED
-                )
-            ).rowcount
+            released = JOURNAL.equals(run_id=run_id, state=JournalState.RESERVED)
+            return connection.execute(delete(JOURNAL.table).where(released)).rowcount
 
     def counts(self, run_id: str) -> dict[str, int]:
         """Number of rows in each state. States without rows are there with 0."""
@@ -190,18 +182,17 @@ class JournalRepository(Repository):
             JOURNAL.c.group_id,
             JOURNAL.c.trajectory_id,
         )
-        with self._database.read() as connection:
-            return JOURNAL.list(connection, *conditions, order_by=order)
+        return self._list(JOURNAL, *conditions, order_by=order)
 
 
 def _require_reserved(connection: Connection, trajectory_ids: list[str]) -> None:
-    known: set[str] = set()
-    for some in _pieces(trajectory_ids):
-        known.update(
-            connection.scalars(
-                select(JOURNAL.c.trajectory_id).where(JOURNAL.c.trajectory_id.in_(some))
-            )
+    known = {
+        name
+        for some in _chunked(trajectory_ids)
+        for name in connection.scalars(
+            select(JOURNAL.c.trajectory_id).where(JOURNAL.c.trajectory_id.in_(some))
         )
+    }
     unknown = [name for name in trajectory_ids if name not in known]
     if unknown:
         raise StorageError(
@@ -227,6 +218,6 @@ def _refuse_retraining(connection: Connection, group_ids: Sequence[str], step: i
         )
 
 
-def _pieces(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), _IDS_A_QUERY):
-        yield ids[start : start + _IDS_A_QUERY]
+def _chunked(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        yield ids[start : start + _IDS_PER_QUERY]

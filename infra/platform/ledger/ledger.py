@@ -14,27 +14,18 @@ class Ledger:
 
     def __init__(self, url: str | SecretStr) -> None:
         # SQLAlchemy takes 0.2 s to import, and commands that only read a recipe need none of it
-        from ostinato.infra.platform.ledger import (  # noqa: PLC0415
-            artifacts,
-            cycles,
-            database,
-            events,
-            interactions,
-            journal,
-            promotions,
-            scorecards,
-        )
+        from ostinato.infra.platform.ledger import database, journal, repositories  # noqa: PLC0415
 
         secret = url.get_secret_value() if isinstance(url, SecretStr) else url
         self.database = database.Database(secret)
         self.url = self.database.url  # without a password
-        self.events = events.EventRepository(self.database)
-        self.artifacts = artifacts.ArtifactRepository(self.database)
+        self.events = repositories.EventRepository(self.database)
+        self.artifacts = repositories.ArtifactRepository(self.database)
         self.journal = journal.JournalRepository(self.database)
-        self.scorecards = scorecards.ScorecardRepository(self.database)
-        self.promotions = promotions.PromotionRepository(self.database)
-        self.interactions = interactions.InteractionRepository(self.database)
-        self.cycles = cycles.CycleRepository(self.database)
+        self.scorecards = repositories.ScorecardRepository(self.database)
+        self.promotions = repositories.PromotionRepository(self.database)
+        self.interactions = repositories.InteractionRepository(self.database)
+        self.cycles = repositories.CycleRepository(self.database)
 
     def migrate(self) -> "Ledger":
         """Brings the schema to the newest revision. Safe from several processes."""

@@ -36,8 +36,7 @@ def migrate(database: Database) -> None:
             "away, for example mv HOME HOME.old, or name a new one in OSTINATO_HOME, and run "
             "the same command"
         )
-    with _file_lock(database), database.write() as connection:
-        database.serialize(connection, _LOCK)
+    with _file_lock(database), database.write(_LOCK) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

@@ -52,7 +52,7 @@ class JournalRow(Row):
     problem_id: str
     weight_version: int
     state: JournalState
-    outcome: str | None = Field(description="None while reserved")
+    outcome: str | None = Field(description="outcome of the attempt; None while reserved")
     reason: str | None
     reward: float | None
     object_key: str | None
@@ -69,7 +69,7 @@ class ScorecardRow(Row):
     checkpoint_id: str
     suite: str
     passed: bool | None = Field(
-        default=None, description="the gate's decision; None: none was asked"
+        default=None, description="decision of the gate; None: none was asked"
     )
     payload: dict[str, Any]
     created_at: float
@@ -80,7 +80,7 @@ class PromotionRow(Row):
 
     entry_id: int
     line: str
-    action: str = Field(description="promote or roll_back")
+    action: str = Field(description="kind of change: promote or roll_back")
     checkpoint_id: str
     scorecard_id: str | None
     reason: str
@@ -106,7 +106,7 @@ class NewInteraction(Row):
     session_id: str
     arm: str
     checkpoint_id: str = Field(
-        description="checkpoint that answered; empty: recorded before it was"
+        description="checkpoint that answered; empty in rows older than the column"
     )
     weight_version: int
     problem_kind: str
@@ -118,7 +118,9 @@ class NewInteraction(Row):
 class InteractionRow(NewInteraction):
     """One user turn with everything users said about it so far."""
 
-    sequence: int = Field(description="the watermark")
+    sequence: int = Field(
+        description="position in commit order, which readers keep as their watermark"
+    )
     feedback: tuple[FeedbackRow, ...] = ()
 
 
@@ -127,11 +129,13 @@ class CycleRow(Row):
 
     cycle_id: str
     line: str
-    served: str = Field(description="checkpoint that it trains on: the champion when it opened")
+    served: str = Field(
+        description="checkpoint that the cycle trains on: the champion when it opened"
+    )
     from_watermark: int
     to_watermark: int
-    outcome: str | None = Field(default=None, description="None while open")
-    stages: dict[str, Any] = Field(default={}, description="stage -> what it left")
+    outcome: str | None = Field(default=None, description="outcome of the round; None while open")
+    stages: dict[str, Any] = Field(default={}, description="payload of each finished stage")
     opened_at: float
     closed_at: float | None = None
 

@@ -1,9 +1,11 @@
 """Tables of the ledger, made from the records that they hold.
 
 A change here needs a migration beside it. The ledger stores ids, numbers, JSON and object keys: it
-never learns what a trajectory or a problem is.
+never learns what a trajectory or a problem is. The records are pydantic's, not SQLAlchemy's mapped
+classes: those are mutable, and neither check that numbers are finite nor write themselves as JSON.
 """
 
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
@@ -22,9 +24,13 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    and_,
     func,
+    insert,
     select,
+    update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import SchemaItem
 
 from ostinato.infra.platform.ledger.rows import (
@@ -89,6 +95,27 @@ class RowTable(Generic[R]):
         """A row that meets all conditions, if there is one."""
         found = connection.execute(select(self.table).where(*conditions)).first()
         return self._kind.model_validate(found) if found is not None else None
+
+    def equals(self, **values: Any) -> ColumnElement[bool]:
+        """The condition that these columns have these values."""
+        return and_(*(self.c[name] == value for name, value in values.items()))
+
+    def insert(self, connection: Connection, **values: Any) -> R:
+        """Adds a row, and returns it with its number."""
+        added = connection.execute(insert(self.table).values(values).returning(*self.c))
+        return self._kind.model_validate(added.one())
+
+    def insert_absent(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+        """Adds rows. Those whose key is already there are left as they are."""
+        if rows:
+            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+            connection.execute(dialect.insert(self.table).on_conflict_do_nothing(), list(rows))
+
+    def update(
+        self, connection: Connection, *conditions: ColumnElement[bool], **values: Any
+    ) -> int:
+        """Changes the rows that meet all conditions, and returns their number."""
+        return connection.execute(update(self.table).where(*conditions).values(values)).rowcount
 
     def highest(self, connection: Connection, column: str, *conditions: ColumnElement[bool]) -> int:
         """The largest number in a column. 0 without rows."""

@@ -20,7 +20,9 @@ _BLOCK_BYTES = 4 << 20  # read at once of an open object, at least
 class S3Options(Record):
     """Connection to the bucket. None leaves the choice to the AWS client."""
 
-    endpoint_url: str | None = Field(default=None, description="an S3 protocol server; None: AWS")
+    endpoint_url: str | None = Field(
+        default=None, description="address of an S3 protocol server; None: AWS"
+    )
     region: str | None = None
     access_key_id: str | None = None
     secret_access_key: SecretStr | None = None

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,73 +41,100 @@ STATE = "trackers.json"  # id of the run, and bytes of metrics.jsonl that each t
 LOG = "trackers.log"
 _LOCK = "trackers.lock"
 _POLL_SECONDS = 0.5
-_PATIENCE_SECONDS = 60.0  # for what is left when the stage has ended
+_TIMEOUT_SECONDS = 60.0  # for what is left when the stage has ended
 _NICENESS = 10
 
 
 @contextlib.contextmanager
 def tracked(
-    directory: Path, settings: Settings, patience_seconds: float = _PATIENCE_SECONDS
+    directory: Path, settings: Settings, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> Iterator[Callable[[], None]]:
     """Forwards the metrics of the stage in `directory`, from the first call of the function given until the
     context ends. Nothing that goes wrong here ends or delays the caller: it is one warning.
     """
     wanted = list(settings.trackers)
-    beside: list[_Beside] = []
+    started: list[TrackerProcess] = []
 
     def begin() -> None:
         if not wanted:
             return
         wanted.clear()
-        try:
-            beside.append(_Beside(directory, settings))
-        except (OSError, psutil.Error) as error:
-            logger.warning("trackers of %s: not started, %s", directory.name, error)
+        # libraries of trackers keep their files below the home and say nothing on the way
+        own = {"TRACKIO_DIR": str(settings.home / "trackio"), "WANDB_SILENT": "true"}
+        name = f"trackers of {directory.name}"
+        with _warned(name):
+            command = (__name__, str(directory))
+            started.append(TrackerProcess(name, command, directory / LOG, settings, own))
 
     try:
         yield begin
     finally:
-        for process in beside:
+        for process in started:
             # waits for the last numbers beside what the caller does next; its warning is for the caller's log
             caller = contextvars.copy_context()
-            threading.Thread(target=caller.run, args=(process.finish, patience_seconds)).start()
+            threading.Thread(target=caller.run, args=(process.finish, timeout_seconds)).start()
 
 
-class _Beside:
-    """The forwarding process of a stage."""
+@contextlib.contextmanager
+def _warned(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, psutil.Error) as error:
+        logger.warning("%s: not started, %s", name, error)
 
-    def __init__(self, directory: Path, settings: Settings) -> None:
-        self._directory = directory
-        environment = {
-            "TRACKIO_DIR": str(settings.home / "trackio"),
-            "WANDB_SILENT": "true",
-            **child_environment(settings),
-        }
-        with (directory / LOG).open("ab") as log:
+
+def run_beside(
+    name: str, command: Sequence[str], settings: Settings, timeout_seconds: float
+) -> None:
+    """Runs a module with its arguments in a process and a thread of that name. The caller neither waits nor
+    fails for it: what goes wrong is one warning.
+    """
+    log = settings.home / "logs" / f"{command[0].rpartition('.')[2]}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _warned(name):
+        process = TrackerProcess(name, command, log, settings)
+        threading.Thread(target=process.finish, args=(timeout_seconds,), name=name).start()
+
+
+class TrackerProcess:
+    """A process beside the work. It has a session of its own, and its standard input ends when it shall finish:
+    the kernel ends it when this process is killed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        settings: Settings,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`command`: a module and its arguments. `variables`: of its environment, under those of the settings."""
+        self._name, self._log = name, log
+        with log.open("ab") as opened:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(directory)],
-                stdin=subprocess.PIPE,  # closed to make it finish, as the kernel does when this one is killed
-                stdout=log,
+                [sys.executable, "-P", "-m", *command],
+                stdin=subprocess.PIPE,
+                stdout=opened,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environment,
+                env={**(variables or {}), **child_environment(settings)},
             )
         self._mark = mark_process(self._process.pid)
 
-    def finish(self, patience_seconds: float) -> None:
-        """Lets the process send what is left, then ends its session."""
+    def finish(self, timeout_seconds: float) -> None:
+        """Lets the process do what is left, then ends its session."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            code = self._process.wait(patience_seconds)
-            said = f"exit code {code}" if code else ""
+            code = self._process.wait(timeout_seconds)
+            problem = f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
-            said = f"not done {patience_seconds:g} s after the stage"
+            problem = f"not done {timeout_seconds:g} s after the stage"
         kill_session(self._mark, grace_seconds=0.0)  # helpers of the libraries too
         self._process.wait()
-        if said:
-            log = self._directory / LOG
-            logger.warning("trackers of %s: %s, log=%s", self._directory.name, said, log)
+        if problem:
+            logger.warning("%s: %s, log=%s", self._name, problem, self._log)
 
 
 class Forwarding:
@@ -205,7 +232,7 @@ def main(directory: Path) -> int:
 def _await_end(stopped: threading.Event) -> None:
     sys.stdin.buffer.read()
     stopped.set()
-    time.sleep(_PATIENCE_SECONDS)
+    time.sleep(_TIMEOUT_SECONDS)
     os._exit(1)  # a library hangs, and the starter that would end this process may be gone
 
 

@@ -7,23 +7,18 @@ reads the ledger and updates the registry: the work neither waits nor fails for 
 import argparse
 import contextlib
 import fcntl
-import logging
-import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.infra.platform.artifacts import open_artifacts
-from ostinato.infra.platform.cluster.child import child_environment
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.platform.tracking.forwarding import run_beside
 from ostinato.infra.platform.tracking.trackers import PROJECT, mlflow_client
-
-logger = logging.getLogger(__name__)
 
 REGISTRIES = PluginGroup(
     "ostinato.model_registries", "model registry", {"mlflow": f"{__name__}:MlflowRegistry"}
@@ -35,7 +30,7 @@ CHECKPOINT, FINGERPRINT, EXPORTED = (
     f"{PROJECT}.exported",
 )
 WATCHER = "model registries"  # name of the thread that waits beside the work
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +81,17 @@ class MlflowRegistry:
 
 def register_champion(settings: Settings, line: str) -> None:
     """Lets each registry in `settings.trackers` know which checkpoint serves a line now."""
-    _begin(settings, ["champion", line])
+    _start(settings, "champion", line)
 
 
 def register_export(settings: Settings, checkpoint: str, directory: Path) -> None:
     """Lets each registry in `settings.trackers` know a directory that a checkpoint was exported to."""
-    _begin(settings, ["export", checkpoint, str(directory.resolve())])
+    _start(settings, "export", checkpoint, str(directory.resolve()))
 
 
-def _begin(settings: Settings, arguments: list[str]) -> None:
-    if not set(settings.trackers) & set(REGISTRIES.names):
-        return
-    path = settings.home / "logs" / "registries.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=child_environment(settings),
-            )
-    except OSError as error:
-        logger.warning("model registries: not started, %s", error)
-        return
-    threading.Thread(target=_watch, args=(process, path), name=WATCHER).start()
-
-
-def _watch(process: subprocess.Popen[bytes], log: Path) -> None:
-    try:
-        code = process.wait(_PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = process.wait()
-    if code:
-        logger.warning("model registries: exit code %d, log=%s", code, log)
+def _start(settings: Settings, *arguments: str) -> None:
+    if set(settings.trackers) & set(REGISTRIES.names):
+        run_beside(WATCHER, (__name__, *arguments), settings, _TIMEOUT_SECONDS)
 
 
 def main(arguments: list[str]) -> int:
@@ -138,7 +107,7 @@ def main(arguments: list[str]) -> int:
     settings = load_settings()
     with (settings.home / "registries.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the last process to run reads the newest champion
-        found = _asked(settings, asked)
+        found = _find_checkpoint(settings, asked)
         if found is None:
             return 0
         for name in settings.trackers:
@@ -148,7 +117,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _asked(settings: Settings, asked: argparse.Namespace) -> RegisteredCheckpoint | None:
+def _find_checkpoint(settings: Settings, asked: argparse.Namespace) -> RegisteredCheckpoint | None:
     """What to register. None: the line has no champion."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         artifacts = open_artifacts(settings, ledger)

@@ -25,8 +25,8 @@ from ostinato.infra.serving.engine.health import (
     ReplicaHealth,
     ReplicaState,
     SwapReport,
-    hear,
     observe,
+    observe_report,
 )
 from ostinato.infra.serving.engine.mailbox import Mailbox
 from ostinato.infra.serving.engine.router import STEAL_MARGIN_TOKENS, RequestRouter
@@ -34,9 +34,9 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 
 _logger = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
+_TIMEOUT_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
 _REFRESH_SECONDS = 1.0
-_LOOK_SECONDS = 0.02  # whoever finds no serving replica looks again after it
+_POLL_SECONDS = 0.02  # whoever finds no serving replica looks again after it
 _PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
 
 
@@ -47,12 +47,12 @@ class EngineFleet:
         self,
         replicas: Mapping[str, ActorHandle],
         *,
-        patience_seconds: float = _PATIENCE_SECONDS,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
         probe_seconds: float = _PROBE_SECONDS,
         steal_margin_tokens: int = STEAL_MARGIN_TOKENS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._patience_seconds = patience_seconds
+        self._timeout_seconds = timeout_seconds
         self._probe_seconds = probe_seconds
         self._clock = clock
         self._refreshed_at = float("-inf")
@@ -63,7 +63,7 @@ class EngineFleet:
         )
         self._health = {name: ReplicaHealth(since=clock()) for name in replicas}
         self._mailboxes = {
-            name: Mailbox(name, actor, partial(self._note_silence, name))
+            name: Mailbox(name, actor, partial(self._observe_silence, name))
             for name, actor in replicas.items()
         }
 
@@ -76,7 +76,7 @@ class EngineFleet:
             return await self._answer(call, replica_id, f"request {request.request_id}")
         except EngineError as error:
             if self._router.states()[replica_id] is ReplicaState.SERVING:
-                self._note(replica_id, HealthEvent.REFUSED, reason=str(error))
+                self._observe(replica_id, HealthEvent.REFUSED, reason=str(error))
             raise
         finally:
             self._router.finish(replica_id, tokens)
@@ -84,23 +84,23 @@ class EngineFleet:
     async def _choose(self, request: GenerateRequest, tokens: int) -> str:
         """A serving replica. Waits for one for a while."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_seconds
+        deadline = loop.time() + self._timeout_seconds
         self._refresh_beside()
         while not self._router.is_serving():
             if loop.time() >= deadline:
                 raise EngineError(
                     f"no replica serves session {request.session_id}: {self._router.describe()}, "
-                    f"wanted one within {self._patience_seconds:.0f} s"
+                    f"wanted one within {self._timeout_seconds:.0f} s"
                 )
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             self._refresh_beside()
         return self._router.choose(request.session_id, tokens)
 
-    def _note_silence(self, name: str) -> bool:
+    def _observe_silence(self, name: str) -> bool:
         """A replica holds requests and says nothing. True when it counts as dead now."""
-        return self._note(name, HealthEvent.SILENT).state is ReplicaState.DEAD
+        return self._observe(name, HealthEvent.SILENT).state is ReplicaState.DEAD
 
-    def _note(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
+    def _observe(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
         return self._set_health(name, observe(self._health[name], event, at=self._clock(), **facts))
 
     def _set_health(self, name: str, health: ReplicaHealth) -> ReplicaHealth:
@@ -180,11 +180,11 @@ class EngineFleet:
             health = await self._probe(call, name, "recover")
         except EngineError:
             return  # its state was noted by _answer
-        self._hear(name, health)
+        self._update_health(name, health)
 
-    def _hear(self, name: str, told: Mapping[str, Any]) -> None:
+    def _update_health(self, name: str, told: Mapping[str, Any]) -> None:
         """Notes what a replica told of itself."""
-        health = hear(
+        health = observe_report(
             self._health[name],
             ReplicaState(told["state"]),
             at=self._clock(),
@@ -198,7 +198,7 @@ class EngineFleet:
         """Last known state of every replica."""
         return self._router.states()
 
-    def standing(self) -> dict[str, ReplicaStanding]:
+    def replica_status(self) -> dict[str, ReplicaStanding]:
         """Last known health of every replica. Asks nobody."""
         return {
             name: ReplicaStanding(
@@ -226,14 +226,14 @@ class EngineFleet:
         done, _ = await asyncio.wait({asked}, timeout=self._probe_seconds)
         if not done:
             asked.add_done_callback(lambda late: late.cancelled() or late.exception())
-            self._note(name, HealthEvent.SILENT, reason=f"{what} was not answered")
+            self._observe(name, HealthEvent.SILENT, reason=f"{what} was not answered")
             raise EngineError(
                 f"{what} failed, replica {name} is silent, wanted an answer "
                 f"within {self._probe_seconds:.0f} s"
             )
         answer = asked.result()
         if name in self._health and self._health[name].state is ReplicaState.SUSPECT:
-            self._note(name, HealthEvent.ANSWERED)
+            self._observe(name, HealthEvent.ANSWERED)
         return answer
 
     async def _change_all(self, calls: Mapping[str, ray.ObjectRef], what: str) -> list:
@@ -243,24 +243,24 @@ class EngineFleet:
         failures = []
         for name, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, BaseException):
-                self._note_applied(name, answer)
+                self._observe_applied(name, answer)
                 continue
             failures.append(answer)
             if self._health[name].state is not ReplicaState.DEAD:
-                self._note(name, HealthEvent.REFUSED, reason=f"{what}: {answer}")
+                self._observe(name, HealthEvent.REFUSED, reason=f"{what}: {answer}")
         if failures:
             raise failures[0]
         return answers
 
-    def _note_applied(self, name: str, answer: SwapReport | int | None) -> None:
+    def _observe_applied(self, name: str, answer: SwapReport | int | None) -> None:
         """After a verified apply. A chain without versions (None) leaves a replica as it was."""
         version = answer.version if isinstance(answer, SwapReport) else answer
         if version is None:
-            self._note(name, HealthEvent.STARTED, reason="the chain has no version yet")
+            self._observe(name, HealthEvent.STARTED, reason="the chain has no version yet")
             return
         if self._health[name].state is ReplicaState.DEAD:  # a new process answered this call
-            self._note(name, HealthEvent.STARTED)
-        self._note(name, HealthEvent.VERIFIED, version=version)
+            self._observe(name, HealthEvent.STARTED)
+        self._observe(name, HealthEvent.VERIFIED, version=version)
 
     async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
         """The value of a call. Errors of the method pass, a lost process becomes EngineError."""
@@ -271,7 +271,7 @@ class EngineFleet:
                 raise error.cause from error
             raise EngineError(f"{what} failed on replica {replica_id}: {error.cause!r}") from error
         except RayError as error:
-            self._note(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
+            self._observe(replica_id, HealthEvent.LOST, reason=f"{what}: {type(error).__name__}")
             raise EngineError(
                 f"{what} failed, replica {replica_id} is gone: {type(error).__name__}"
             ) from error

@@ -107,7 +107,7 @@ def observe(
     )
 
 
-def hear(
+def observe_report(
     health: ReplicaHealth,
     reported: ReplicaState,
     *,

@@ -189,7 +189,11 @@ def build_app(context: GatewayContext) -> FastAPI:
     app.state.gateway = gateway
 
     _answer_errors(app)
-    app.add_middleware(RequestLimits, admit=gateway.authenticate, spooled=context.uploads.spooled)
+    app.add_middleware(
+        RequestLimits,
+        admit=gateway.authenticate,
+        temporary_archive=context.uploads.temporary_archive,
+    )
     app.add_middleware(AnthropicErrors)
     app.add_middleware(CountRequests, metrics=gateway.metrics, clock=context.clock)
     _add_openai_routes(app, gateway)

@@ -27,14 +27,17 @@ class RateLimitConfig(Record):
 class Caller(Record):
     """Someone who may call. Tenants are the populations that feedback baselines are kept for."""
 
-    name: str = Field(min_length=1, max_length=80, description="the tenant")
+    name: str = Field(min_length=1, max_length=80, description="name of the tenant")
     consent: bool = False
-    """interactions may be stored and trained on; false: only counters are kept. A request may
+    """permission to store interactions and train on them; false: only counters are kept. A request may
     withdraw it"""
     rate_limit: RateLimitConfig = RateLimitConfig()
     tokens_per_day: int | None = Field(default=None, ge=1)
-    """tokens read and generated in a day (UTC), None: as many as asked for"""
-    operator: bool = Field(default=False, description="may read /metrics, which tells of everybody")
+    """tokens read and generated per day (UTC), at most; None: no limit"""
+    operator: bool = Field(
+        default=False,
+        description="permission to read /metrics, which shows the numbers of all tenants",
+    )
 
     @property
     def account(self) -> str:
@@ -50,7 +53,7 @@ class TenantConfig(Caller):
     """A caller whose keys are settings."""
 
     api_keys: tuple[SecretStr, ...] = Field(min_length=1)
-    """any of them identifies the tenant"""
+    """keys, each of which identifies the tenant"""
 
 
 class IssuedKey(Caller):
@@ -73,15 +76,15 @@ class GatewayConfig(Record):
     line: str = Field(min_length=1, description="serving line that interactions are recorded under")
     tenants: tuple[TenantConfig, ...] = Field(min_length=1)
     model_name: str = "ostinato"
-    """what /v1/models lists; arms are not shown to users"""
+    """name of the model in /v1/models; arms are not shown to users"""
     harness: HarnessConfig = Field(default_factory=HarnessConfig)
-    """the same limits and tools as in training"""
+    """limits and tools, the same as in training"""
     agents_at_once: int = Field(default=16, ge=1)
     """agents of one tenant at work or waiting for a sandbox; more are refused"""
     follow_up_context_tokens: int = Field(default=192, ge=1)
-    """a follow-up that would have fewer tokens left begins a new conversation with the first and
-    the new message"""
+    """tokens that a follow-up needs in the context; with fewer left it begins a new conversation with the
+    first and the new message"""
     stream_slice_tokens: int = Field(default=8, ge=1)
-    """a streamed answer is generated and sent in slices of this many tokens"""
+    """tokens per slice in which a streamed answer is generated and sent"""
     ping_seconds: float = Field(default=10.0, gt=0, le=15)
     """silence of a stream after which a comment, or Anthropic's `ping`, is sent; proxies end silent streams"""

@@ -204,13 +204,13 @@ class RequestLimits:
         self,
         app: ASGIApp,
         admit: Callable[[str | None], Caller],
-        spooled: Callable[[str], AbstractContextManager[Path]],
+        temporary_archive: Callable[[str], AbstractContextManager[Path]],
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`admit` gives the caller of an Authorization header, counted against its rate. `spooled`: a file
+        """`admit` gives the caller of an Authorization header, counted against its rate. `temporary_archive`: a file
         for an archive of a tenant.
         """
-        self._app, self._admit, self._spooled = app, admit, spooled
+        self._app, self._admit, self._temporary_archive = app, admit, temporary_archive
         self._body_seconds = body_seconds
         self._turn = asyncio.Lock()  # shared by all long bodies: one piece per turn of the loop
 
@@ -250,7 +250,7 @@ class RequestLimits:
     async def _pass_archive(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Receives an archive into a file, and passes the request on without its body."""
         try:
-            with self._spooled(tenant) as path:
+            with self._temporary_archive(tenant) as path:
                 if not await receive_archive(Headers(scope=scope), receive, path):
                     return
                 scope["state"]["archive"] = path

@@ -194,7 +194,11 @@ class SampledRequest(OpenAIWire):
     stream: bool | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    store: bool | None = Field(default=None, description="false withdraws consent for this request")
+    store: bool | None = Field(
+        default=None,
+        description="permission to store the interaction; false withdraws the tenant's consent for "
+        "this request",
+    )
 
     @field_validator("temperature", "top_p", mode="before")
     @classmethod
@@ -212,14 +216,14 @@ class ChatRequest(SampledRequest):
     seed: int | None = None
     tools: list[ToolDefinition] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
-    """auto or none"""
+    """choice of tools: auto or none"""
     stop: list[str] | None = Field(default=None, fail_fast=True)
-    """one string may come bare"""
+    """strings that end the answer, a list or a single string"""
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    """0 to 20 likeliest tokens at each place; needs logprobs"""
+    """number of likeliest tokens per position, 0 to 20; needs logprobs"""
     return_token_ids: bool | None = None
-    """as vLLM's: `prompt_token_ids`, and `token_ids` of the choice"""
+    """request for `prompt_token_ids`, and for `token_ids` of the choice, as vLLM has it"""
 
     @property
     def offered_tools(self) -> list[ToolDefinition]:
@@ -244,7 +248,7 @@ class TokenLogprob(LikelyToken):
     """One sampled token."""
 
     top_logprobs: list[LikelyToken]
-    """likeliest first; fewer than asked for where fewer could be drawn"""
+    """likeliest tokens first; fewer than asked for where fewer could be drawn"""
 
 
 class AgentSessionRequest(Wire):
@@ -253,27 +257,32 @@ class AgentSessionRequest(Wire):
     repository: str
     message: str = Field(min_length=1)
     files: Uploads = Field(default_factory=dict)
-    """path -> text that differs in the user's copy"""
+    """text by path of the files that differ in the user's copy"""
     test_ids: list[str] | None = Field(default=None, fail_fast=True)
-    """what `pytest` runs in this session; None: every test of the repository"""
+    """tests that `pytest` runs in this session; None: every test of the repository"""
     problem_kind: Name = Field(default="agent", min_length=1, max_length=80)
-    """feedback baselines are kept by it"""
-    seed: int | None = Field(default=None, description="None: drawn from the interaction's id")
-    store: bool | None = Field(default=None, description="false withdraws consent for this session")
+    """kind of task, by which feedback baselines are kept"""
+    seed: int | None = Field(
+        default=None, description="seed of sampling; None: drawn from the interaction's id"
+    )
+    store: bool | None = Field(
+        default=None,
+        description="permission to store the session; false withdraws the tenant's consent for it",
+    )
 
 
 class AgentMessageRequest(Wire):
     """POST /v1/agent/sessions/{id}/messages: a follow-up in the state the agent left."""
 
     message: str = Field(min_length=1)
-    files: Uploads = Field(default_factory=dict, description="files the user changed since")
+    files: Uploads = Field(default_factory=dict, description="files that the user changed since")
     seed: int | None = None
 
 
 class RepositoryAnswer(Wire):
     """A repository that the tenant has sent."""
 
-    id: str = Field(description="what `repository` of a session takes")
+    id: str = Field(description="name that `repository` of a session takes")
     object: Literal["repository"] = "repository"
     bytes: int = Field(description="disk that counts against the tenant's quota")
     files: int
@@ -281,9 +290,9 @@ class RepositoryAnswer(Wire):
     expires_at: int
     """seconds since 1970; each session that names it begins the time anew"""
     package_paths: list[str]
-    """taken for product code, by their names"""
+    """folders taken for product code, by their names"""
     test_paths: list[str]
-    """taken for tests, which `pytest` runs"""
+    """folders and files taken for tests, which `pytest` runs"""
 
 
 class RepositoryList(Wire):
@@ -311,9 +320,11 @@ class AgentAnswer(Wire):
     status: str
     detail: str
     final_message: str
-    diff: str = Field(description="unified, against the files the user had when the session began")
+    diff: str = Field(
+        description="unified diff against the files the user had when the session began"
+    )
     changed_files: dict[str, str | None]
-    """path -> whole text now; null: removed"""
+    """whole text of each changed file by path; null: removed"""
     turns: int
     tool_calls: int
     latency_seconds: float
@@ -325,9 +336,9 @@ class FeedbackRequest(Wire):
 
     interaction_id: Name
     signal: ClientSignal
-    value: float = Field(default=1.0, ge=0, le=1, description="a share, or 1 for yes")
+    value: float = Field(default=1.0, ge=0, le=1, description="share from 0 to 1, or 1 for yes")
     feedback_id: FeedbackId | None = None
-    """a repeated id changes nothing; None: a signal counts once per interaction"""
+    """id of the signal: a repeated one changes nothing; None: a signal counts once per interaction"""
 
 
 class FeedbackAnswer(Wire):

@@ -80,7 +80,7 @@ async def serve(app: ASGIApp, host: str, port: int) -> None:
 def _configure(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
     protocol = type("Timed", (_TimedProtocol,), {"head_seconds": head_seconds})
     return uvicorn.Config(
-        _SoundHeads(app),
+        HeaderValidationMiddleware(app),
         log_level="warning",
         timeout_graceful_shutdown=5,
         http=protocol,
@@ -97,7 +97,7 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _SoundHeads:
+class HeaderValidationMiddleware:
     """Middleware against request smuggling: refuses heads that a proxy in front may read differently, which
     would then take part of a body for the next request.
     """

@@ -71,8 +71,8 @@ class ChainManifest(Record):
     epoch: int
     base_version: int | None
     """version the delta starts from; None: there is no delta"""
-    delta: ShardObjects = Field(description="by shard; empty: there is no delta")
-    anchor: ShardObjects = Field(description="by shard; empty: there is no anchor")
+    delta: ShardObjects = Field(description="delta of each shard; empty: there is no delta")
+    anchor: ShardObjects = Field(description="anchor of each shard; empty: there is no anchor")
     tensors: dict[str, TensorEntry]
     changed_elements: int
     """elements whose bits differ from base_version; all of them without a base"""

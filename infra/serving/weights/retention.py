@@ -41,7 +41,7 @@ class ReaderRecord(Record):
     """version being fetched now; None: none"""
     refused_version: int | None = None
     """version that could not be built or applied; None: none"""
-    reason: str = Field(default="", description="why it was refused")
+    reason: str = Field(default="", description="reason of the refusal")
     at: float = Field(description="seconds since 1970")
 
 

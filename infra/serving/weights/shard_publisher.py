@@ -35,7 +35,7 @@ from ostinato.infra.serving.weights.manifest import (
     read_manifest,
     seal_record,
 )
-from ostinato.infra.serving.weights.patient_store import PatientStore
+from ostinato.infra.serving.weights.retrying_store import RetryingStore
 from ostinato.infra.serving.weights.shards import (
     PublishPlan,
     ShardRecord,
@@ -71,7 +71,7 @@ class Publisher(ABC):
                 f"shard is {shard} of {num_shards}, wanted 0 or more and less ({chain_id})"
             )
         self.chain_id = chain_id
-        self._objects = PatientStore.around(objects)
+        self._objects = RetryingStore.around(objects)
         self._shard = shard
         self._num_shards = num_shards
         self._waiting = waiting or Waiting()
@@ -220,7 +220,7 @@ class ShardPublisher(Publisher):
         return manifest
 
     def _await_commit(self, version: int) -> ChainManifest:
-        self._waiting.until_there(
+        self._waiting.wait_for_object(
             self._objects,
             manifest_key(self.chain_id, version),
             f"committed after shard {self._shard} was uploaded",

@@ -26,7 +26,7 @@ from ostinato.infra.serving.weights.manifest import (
 )
 
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 600.0  # a rank may still be in its step when the first one publishes
+TIMEOUT_SECONDS = 600.0  # a rank may still be in its step when the first one publishes
 
 
 class PublishPlan(Record):
@@ -35,7 +35,9 @@ class PublishPlan(Record):
     version: int
     epoch: int
     num_shards: int
-    base_version: int | None = Field(description="None: no delta, an anchor alone")
+    base_version: int | None = Field(
+        description="version the delta starts from; None: no delta, an anchor alone"
+    )
     has_anchor: bool
 
 
@@ -57,13 +59,13 @@ class ShardRecord(Record):
 class Waiting:
     """Time limit and polling of one rank's wait for another. `check` runs between polls and may raise."""
 
-    patience_seconds: float = PATIENCE_SECONDS
+    timeout_seconds: float = TIMEOUT_SECONDS
     poll_seconds: float = POLL_SECONDS
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     check: Callable[[], None] = lambda: None
 
-    def until_there(
+    def wait_for_object(
         self,
         objects: ObjectStore,
         key: str,
@@ -71,12 +73,12 @@ class Waiting:
         look: Callable[[], None] = lambda: None,
     ) -> None:
         """Waits for an object. `whence` ends the error's message. `look` runs between polls and may raise."""
-        deadline = self.clock() + self.patience_seconds
+        deadline = self.clock() + self.timeout_seconds
         while not objects.exists(key):
             look()
             if self.clock() >= deadline:
                 raise StorageError(
-                    f"{key} did not come within {self.patience_seconds:.0f} s, wanted it {whence}"
+                    f"{key} did not come within {self.timeout_seconds:.0f} s, wanted it {whence}"
                 )
             self.check()
             self.sleep(self.poll_seconds)
@@ -98,7 +100,7 @@ def await_record(
     check: Callable[[], None] = lambda: None,
 ) -> Sealed:
     """The record once it is there. `check` runs between polls and may raise."""
-    waiting.until_there(objects, key, "from the rank that writes it", check)
+    waiting.wait_for_object(objects, key, "from the rank that writes it", check)
     return open_record(kind, key, objects.get_bytes(key))
 
 

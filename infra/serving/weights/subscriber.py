@@ -32,8 +32,8 @@ from ostinato.infra.serving.weights.manifest import (
     list_versions,
     read_manifest,
 )
-from ostinato.infra.serving.weights.patient_store import PatientStore
 from ostinato.infra.serving.weights.retention import ReaderRecord, write_reader
+from ostinato.infra.serving.weights.retrying_store import RetryingStore
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ChainSubscriber:
     ) -> None:
         """`reader_id`: name on the chain. None reads unseen. `shard`: the only one whose tensors are built."""
         self.chain_id = chain_id
-        self._objects = PatientStore.around(objects)
+        self._objects = RetryingStore.around(objects)
         self._reader_id = reader_id
         self._shard = shard
         self._clock = clock
@@ -101,7 +101,7 @@ class ChainSubscriber:
         The cheapest path is tried first, then every other one; StorageError names what failed on each, and the
         publisher is asked for an anchor.
         """
-        self._tell(wanted_version=version)
+        self._report(wanted_version=version)
         target = read_manifest(self._objects, self.chain_id, version)
         if self._held is not None and self._held_manifest == target:
             return dict(self._held)
@@ -131,13 +131,13 @@ class ChainSubscriber:
     def acknowledge(self, version: int) -> None:
         """Records on the chain that `version` was applied and verified."""
         self._applied_version = version
-        self._tell()
+        self._report()
 
     def refuse(self, version: int, reason: str) -> None:
         """Records on the chain that `version` could not be built or applied."""
-        self._tell(refused_version=version, reason=reason)
+        self._report(refused_version=version, reason=reason)
 
-    def _tell(
+    def _report(
         self,
         *,
         wanted_version: int | None = None,

@@ -45,7 +45,7 @@ def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
     only interactions of the window's source: people's and simulated users' are never in one batch.
     """
     interactions = ledger.interactions
-    late = interactions.said_about(
+    late = interactions.with_feedback_between(
         window.from_watermark,
         line=window.line,
         after=window.said_after,

@@ -103,7 +103,7 @@ class ServingLine:
         """Scorecards of the line's newest champions that compare with the candidate's: one each,
         the newest. What was rolled back and what was measured on other problems is not among them.
         """
-        standing = self._ledger.promotions.standing(self.name)
+        standing = self._ledger.promotions.active_checkpoints(self.name)
         rows = self._ledger.scorecards.of_suite(candidate.suite, standing[-count:])
         cards = [Scorecard.model_validate(row.payload) for row in rows]
         return list({card.checkpoint: card for card in cards if _compare(card, candidate)}.values())

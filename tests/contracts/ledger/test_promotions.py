@@ -18,7 +18,7 @@ def test_promotions_and_roll_backs_walk_the_stack(ledger: Ledger) -> None:
     assert promotions.roll_back(LINE, "users reverted edits", 4.0).checkpoint_id == "b"
     assert promotions.roll_back(LINE, "again", 5.0).checkpoint_id == "a"
     promotions.promote(LINE, "d", None, "by hand", 6.0)
-    assert promotions.standing(LINE)[-1] == "d"
+    assert promotions.active_checkpoints(LINE)[-1] == "d"
 
     back = promotions.roll_back(LINE, "no", 7.0)
     assert (back.checkpoint_id, back.scorecard_id) == ("a", "card-a")

@@ -284,7 +284,7 @@ class AgentService:
             session_id=session.session_id,
             interaction_id=interaction.interaction_id,
             status=transcript.end_reason.value,
-            detail=_told_detail(transcript),
+            detail=_public_detail(transcript),
             final_message=transcript.final_message,
             diff=describe_changes(pristine, session.files_at_start, changed),
             changed_files={
@@ -312,7 +312,7 @@ class AgentService:
         return session
 
 
-def _told_detail(transcript: Transcript) -> str:
+def _public_detail(transcript: Transcript) -> str:
     """Why an attempt ended. Of a box or an engine nothing but that it failed."""
     if transcript.end_reason is EndReason.ENGINE_FAILED:
         return "the engine failed"

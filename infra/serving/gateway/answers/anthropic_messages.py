@@ -149,7 +149,7 @@ class CountRequest(OpenAIWire):
     system: Text | None = None
     tools: list[AnthropicTool] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: dict[str, Any] | None = None
-    """auto or none"""
+    """choice of tools: auto or none"""
 
 
 class MessagesRequest(SampledRequest, CountRequest):

@@ -18,7 +18,7 @@ from ostinato.infra.agent.transcript import (
 )
 from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, Answering, AnswerText
 from ostinato.infra.serving.gateway.answers.messages import (
-    Conversation,
+    ChatHistory,
     arrange,
     history_key,
     render_messages,
@@ -100,7 +100,7 @@ class ChatService:
     def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
         self._arms, self._renderer, self._recorder = context.arms, context.renderer, recorder
         self._config, self._clock = context.config, context.clock
-        self._conversations: TenantCache[Conversation] = TenantCache(
+        self._conversations: TenantCache[ChatHistory] = TenantCache(
             MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
         self._generator = AnswerGenerator(context.renderer)
@@ -199,12 +199,12 @@ class ChatService:
             key = self._key(answering.owner, answering.request, history)
             tokens = tuple(answering.builder.token_ids)
             self._conversations.put(
-                answering.tenant.name, key, Conversation(answering.session_id, tokens)
+                answering.tenant.name, key, ChatHistory(answering.session_id, tokens)
             )
         await self._record(answering, parsed=parsed)
-        return self._told(answering, message, finish_reason)
+        return self._finished(answering, message, finish_reason)
 
-    def _told(self, answering: Answering, message: ChatMessage, finish_reason: str) -> Finished:
+    def _finished(self, answering: Answering, message: ChatMessage, finish_reason: str) -> Finished:
         prompt_tokens = answering.prompt_tokens
         return Finished(
             message,
@@ -280,7 +280,7 @@ class ChatService:
 
     def _continued(
         self, owner: tuple[str, str], request: ChatRequest
-    ) -> tuple[Conversation | None, list[ChatMessage]]:
+    ) -> tuple[ChatHistory | None, list[ChatMessage]]:
         """The known conversation up to the last assistant message, and the messages since. None, and all
         messages, where it is not known.
         """
@@ -315,7 +315,7 @@ class ChatService:
         """Text that later tokens cannot change: no half character, nothing that may become a stop
         string, nothing that may be a call when tools are offered.
         """
-        text = answering.text.settled
+        text = answering.text.stable_text
         if not answering.tools:
             return text
         return self._form.showable(text, is_opened=answering.is_thought_open)

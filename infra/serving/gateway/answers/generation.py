@@ -53,7 +53,7 @@ class AnswerText:
         return self._add(self._decoder.decode(b"", final=True))
 
     @property
-    def settled(self) -> str:
+    def stable_text(self) -> str:
         """The part of the text that stays whatever follows: no end that may begin a stop."""
         if self.is_stopped:
             return self.text

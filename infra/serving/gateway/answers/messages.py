@@ -73,7 +73,7 @@ def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatM
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatHistory:
     """A chat so far. `token_ids` stand for all messages up to and including the last answer."""
 
     session_id: str

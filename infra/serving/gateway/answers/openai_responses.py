@@ -162,7 +162,7 @@ class Namespace(OpenAIWire):
 
     type: Literal["namespace"]
     name: str
-    description: str = Field(default="", description="not shown to the model")
+    description: str = Field(default="", description="text that the model is not shown")
     tools: list[Annotated[PlainTool, _IS_PLAIN]] = Field(max_length=128, fail_fast=True)
 
 
@@ -182,16 +182,16 @@ class ResponsesRequest(SampledRequest):
     """POST /v1/responses."""
 
     input: TextOr[Items]
-    """a text of the user's, or items; text and calls of one answer are one of 512 messages"""
+    """text of the user, or items; text and calls of one answer count as one of 512 messages"""
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     tools: list[Tool] | None = Field(default=None, max_length=128, fail_fast=True)
     tool_choice: Any = None
-    """auto or none"""
+    """choice of tools: auto or none"""
     include: list[str] | None = Field(default=None, fail_fast=True)
-    """`message.output_text.logprobs`, or what no answer here has"""
+    """extras of the answer: `message.output_text.logprobs`; others are accepted and absent"""
     top_logprobs: int | None = None
-    """0 to 20 likeliest tokens at each place"""
+    """number of likeliest tokens per position, 0 to 20"""
 
 
 def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatRequest:
@@ -380,7 +380,7 @@ class ResponseWriter:
             "temperature": request.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
-            "tools": _told(request.tools or ()),
+            "tools": _describe_tools(request.tools or ()),
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -391,14 +391,16 @@ class ResponseWriter:
         return typed_event(type, sequence_number=next(self._numbers), **fields)
 
 
-def _told(tools: Iterable[FunctionTool | UnofferedTool | Namespace]) -> list[dict[str, Any]]:
+def _describe_tools(
+    tools: Iterable[FunctionTool | UnofferedTool | Namespace],
+) -> list[dict[str, Any]]:
     """Tools as they were understood."""
     told: list[dict[str, Any]] = []
     for tool in tools:
         if isinstance(tool, FunctionTool):
             told.append({**tool.model_dump(), "strict": False})
         elif isinstance(tool, Namespace):
-            told.append({**tool.model_dump(), "tools": _told(tool.tools)})
+            told.append({**tool.model_dump(), "tools": _describe_tools(tool.tools)})
     return told
 
 

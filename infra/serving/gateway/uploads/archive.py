@@ -1,12 +1,13 @@
 """A client's archive as the files of a repository: plain files inside one folder, for their owner alone."""
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.unpacking import ArchiveTooLarge, Member, MemberKind, stream_members
+from ostinato.infra.platform.unpacking import ArchiveTooLarge, Member, stream_members
 from ostinato.infra.sandbox.repository import CACHE_DIRECTORIES
 from ostinato.infra.serving.gateway.failures import ApiError
 
@@ -80,18 +81,19 @@ def unpack_repository(archive: Path, folder: Path) -> Unpacked:
 
 
 def _take(member: Member, folder: Path, found: Unpacked) -> None:
-    path = PurePosixPath(member.name)
+    path = PurePosixPath(member.info.name)
     if not path.parts or not CACHE_DIRECTORIES.isdisjoint(path.parts):
         return
     name = str(path)
     if not is_path(name):
-        raise _bad(f"entry is {_shown(member.name)}, wanted a path {WANTED}")
-    if member.kind is MemberKind.FOLDER:
+        raise _bad(f"entry is {_shown(member.info.name)}, wanted a path {WANTED}")
+    if member.info.isdir():
         _add_folders(name, (path, *path.parents), found)
         return
-    if member.kind is not MemberKind.FILE:
+    if not member.info.isreg():
+        kind = "link" if member.is_link else "device, pipe or the like"
         raise _bad(
-            f"entry {_shown(name)} is a {member.kind.value}, wanted files and folders (tar's option -h "
+            f"entry {_shown(name)} is a {kind}, wanted files and folders (tar's option -h "
             "puts in what links lead to)"
         )
     _add_folders(name, path.parents, found)
@@ -114,15 +116,15 @@ def _write(member: Member, folder: Path, path: PurePosixPath) -> int:
     """Number of bytes written."""
     for above in reversed(path.parents[:-1]):
         (folder / above).mkdir(mode=0o700, exist_ok=True)
-    mode = 0o700 if member.is_executable else 0o600
+    mode = 0o700 if member.info.mode & stat.S_IXUSR else 0o600
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     size = 0
     with os.fdopen(os.open(folder / path, flags, mode), "wb") as file:
-        for piece in member.pieces():
+        for piece in member.content:
             size += len(piece)
             if size > MAX_FILE_BYTES:
                 raise _too_large(
-                    f"entry {_shown(member.name)} has more than {MAX_FILE_BYTES} bytes, wanted less"
+                    f"entry {_shown(member.info.name)} has more than {MAX_FILE_BYTES} bytes, wanted less"
                 )
             file.write(piece)
     return size

@@ -53,7 +53,7 @@ class UploadStore:
         self._bytes_per_tenant, self._wall_clock = bytes_per_tenant, wall_clock
 
     @contextmanager
-    def spooled(self, tenant: str) -> Iterator[Path]:
+    def temporary_archive(self, tenant: str) -> Iterator[Path]:
         """A new empty file for an archive on its way in, gone after the block."""
         with _on_disk():
             path = self._folder(tenant) / f".archive-{secrets.token_hex(8)}"

@@ -38,7 +38,7 @@ class Uploads:
         self._sending: Counter[str] = Counter()
 
     @contextmanager
-    def spooled(self, tenant: str) -> Iterator[Path]:
+    def temporary_archive(self, tenant: str) -> Iterator[Path]:
         """A file for an archive that a tenant sends, gone after the block."""
         if self._sending[tenant] >= MAX_SENDING:
             raise ApiError(
@@ -50,7 +50,7 @@ class Uploads:
             )
         self._sending[tenant] += 1
         try:
-            with self.store.spooled(tenant) as path:
+            with self.store.temporary_archive(tenant) as path:
                 yield path
         finally:
             self._sending[tenant] -= 1

@@ -189,7 +189,7 @@ def test_an_attempt_starts_over_with_its_files_put_back(renderer, environment) -
 
 def test_jobs_are_numbered_on_after_a_start_over(environment) -> None:
     environment.state.num_jobs, environment.state.todo = 2, "[ ] test"
-    asyncio.run(environment.put_back())
+    asyncio.run(environment.restore_files())
     assert (environment.state.num_jobs, environment.state.todo) == (2, "")
 
 

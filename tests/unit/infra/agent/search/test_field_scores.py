@@ -8,8 +8,8 @@ from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.field_scores import (
     BODY_ONLY,
     BY_FIELD,
+    ChunkPostings,
     FieldRule,
-    Segment,
     score_words,
 )
 from ostinato.models.search_encoder.code_words import FIELDS, describe_code, split_words
@@ -18,7 +18,7 @@ NAMES = ("load", "load_later_from_disk", "store", "load_load", "")
 OFF = FieldRule(0.0, 1.0, 0.5)
 
 
-def segment_of(names: tuple[str, ...]) -> Segment:
+def segment_of(names: tuple[str, ...]) -> ChunkPostings:
     chunks, features = [], []
     for number, name in enumerate(names):
         path, text = f"kit/m{number}.py", f"def {name}(value):\n    return value"
@@ -26,7 +26,7 @@ def segment_of(names: tuple[str, ...]) -> Segment:
         features.append(
             describe_text(describe_code(path, name, text), np.zeros(0, dtype=np.float32))
         )
-    return Segment(chunks, features)
+    return ChunkPostings(chunks, features)
 
 
 def scores(question: str, rules: tuple[FieldRule, ...]) -> np.ndarray:

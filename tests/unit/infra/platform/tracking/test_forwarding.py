@@ -165,7 +165,7 @@ def test_stage_does_not_wait_for_a_tracker_that_hangs(
 ) -> None:
     MetricsLog(directory / METRICS).append(1, {"loss": 1.0})
     patience = LIMIT_SECONDS
-    with tracked(directory, settings_of(directory, "hanging"), patience_seconds=patience) as begin:
+    with tracked(directory, settings_of(directory, "hanging"), timeout_seconds=patience) as begin:
         begin()
         wait_for(lambda: bool(seen(directory)))
     [pid] = seen(directory)
@@ -178,7 +178,7 @@ def test_stage_does_not_wait_for_a_tracker_that_hangs(
 def test_tracker_that_hangs_is_ended(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     MetricsLog(directory / METRICS).append(1, {"loss": 1.0})
     with caplog.at_level(logging.WARNING):
-        with tracked(directory, settings_of(directory, "hanging"), patience_seconds=0.1) as begin:
+        with tracked(directory, settings_of(directory, "hanging"), timeout_seconds=0.1) as begin:
             begin()
             wait_for(lambda: bool(seen(directory)))
         wait_for(lambda: bool(caplog.messages))

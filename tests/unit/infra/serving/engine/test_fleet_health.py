@@ -176,7 +176,7 @@ async def test_trap_16_a_dead_replica_serves_again_only_with_the_newest_weights(
 
 async def test_a_fleet_over_an_empty_chain_serves_nothing(tmp_path: Path) -> None:
     objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
-    fleet, _ = make_fleet((objects, "empty"), patience_seconds=0.05)
+    fleet, _ = make_fleet((objects, "empty"), timeout_seconds=0.05)
     assert await fleet.follow(objects, "empty") == [None, None]
     with pytest.raises(EngineError, match="wanted one"):
         await fleet.generate(request(0))

@@ -10,8 +10,8 @@ from ostinato.infra.serving.engine.health import (
     HealthEvent,
     ReplicaHealth,
     ReplicaState,
-    hear,
     observe,
+    observe_report,
 )
 
 happenings = st.lists(
@@ -108,7 +108,7 @@ def test_a_dead_replica_that_reports_is_what_it_reports(
     reported: ReplicaState, wanted: ReplicaState
 ) -> None:
     dead = ReplicaHealth(ReplicaState.DEAD, process_id=1)
-    assert hear(dead, reported, at=1.0, process_id=1, version=3).state is wanted
+    assert observe_report(dead, reported, at=1.0, process_id=1, version=3).state is wanted
 
 
 def test_a_verified_apply_names_its_version() -> None:

@@ -188,8 +188,8 @@ async def test_body_that_does_not_come_is_given_up(toy: Toy) -> None:
         said.append(message)
 
     tenant = toy.context.config.tenants[0]
-    spooled = toy.context.uploads.spooled
-    app = RequestLimits(toy.app, lambda _: tenant, spooled, body_seconds=0.01)
+    temporary_archive = toy.context.uploads.temporary_archive
+    app = RequestLimits(toy.app, lambda _: tenant, temporary_archive, body_seconds=0.01)
     await app(
         {"type": "http", "method": "POST", "path": "/v1/feedback", "headers": []}, never, send
     )

@@ -21,8 +21,8 @@ from tests.unit.infra.serving.weights.strategies import changed, random_bits, sa
 from tests.unit.infra.serving.weights.test_chain import spoil
 
 Weights = dict[str, torch.Tensor]
-QUICK = Waiting(patience_seconds=20.0, poll_seconds=0.001)
-BRIEF = Waiting(patience_seconds=0.05, poll_seconds=0.005)
+QUICK = Waiting(timeout_seconds=20.0, poll_seconds=0.001)
+BRIEF = Waiting(timeout_seconds=0.05, poll_seconds=0.005)
 
 
 def open_store(directory: Path) -> ObjectStore:

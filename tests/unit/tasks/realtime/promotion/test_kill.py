@@ -13,21 +13,20 @@ from tests.unit.tasks.realtime.promotion.test_serving_line import decision
 
 KILLED = """
 import os, signal, sys
-from ostinato.infra.platform.ledger import Ledger, promotions
+from ostinato.infra.platform.ledger import Ledger
+from ostinato.infra.platform.ledger.repositories import PromotionRepository
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from tests.unit.tasks.realtime.promotion.test_serving_line import decision
 
 ledger = Ledger(sys.argv[1])
-place, name = (
-    (promotions, "_add") if sys.argv[2] == "inside" else (promotions.PromotionRepository, "promote")
-)
-whole = getattr(place, name)
+name = "_add" if sys.argv[2] == "inside" else "promote"
+whole = getattr(PromotionRepository, name)
 
 def die(*arguments, **named):
     whole(*arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(place, name, die)
+setattr(PromotionRepository, name, die)
 ServingLine(ledger, "nano", clock=lambda: 2.0).decide(decision("b"))
 """
 

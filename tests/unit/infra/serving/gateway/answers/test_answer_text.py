@@ -40,8 +40,8 @@ def test_text_is_cut_where_reading_by_character_cuts_it(
     settled = ""
     for piece in pieces_of(text.encode(), lengths):
         is_stopped = answer.feed(piece)
-        assert answer.settled.startswith(settled)
-        settled = answer.settled
+        assert answer.stable_text.startswith(settled)
+        settled = answer.stable_text
         if is_stopped:
             break
     answer.close()
@@ -54,7 +54,7 @@ def test_text_is_cut_where_reading_by_character_cuts_it(
 def test_no_more_is_held_back_than_may_begin_a_stop(text: str, stops: list[str]) -> None:
     answer = AnswerText(stops)
     if not answer.feed(text.encode()):
-        held = text[len(answer.settled) :]
+        held = text[len(answer.stable_text) :]
         assert not held or any(stop.startswith(held) for stop in stops)
 
 

@@ -174,8 +174,8 @@ async def test_an_archive_that_does_not_come_is_given_up(tmp_path: Path) -> None
 
 @pytest.mark.asyncio
 async def test_a_tenant_sends_two_at_once(toy: Toy) -> None:
-    spooled = toy.context.uploads.spooled
-    with spooled("team"), spooled("team"), spooled("private"):
+    temporary_archive = toy.context.uploads.temporary_archive
+    with temporary_archive("team"), temporary_archive("team"), temporary_archive("private"):
         async with toy.client() as client:
             answer = await client.post(PATH, content=files_tar(GOOD))
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_uploads")
@@ -193,6 +193,6 @@ def test_damaged_bytes_are_always_the_same_kind_of_error(tmp_path: Path) -> None
         path.write_bytes(damaged)
         try:
             for member in stream_members(path, MIB, max_entries=100):
-                b"".join(member.pieces())
+                b"".join(member.content)
         except ConfigError:
             continue

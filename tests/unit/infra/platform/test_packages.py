@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages.pip_questions import default_index
+from ostinato.infra.platform.packages import default_index
 from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, fetch_wheel
 
 NAME = "evil-pkg"

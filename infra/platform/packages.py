@@ -1,12 +1,16 @@
-"""Source archives and wheels at the indexes that pip is configured with, fetched without pip.
+"""Packages of the indexes that pip is configured with: questions to pip, and files fetched without it.
 
 `pip download` runs code of a source archive to get its metadata, even where no checksum was given to
 compare. Here files are only copied. Of pip's configuration `index-url`,
 `extra-index-url`, `find-links`, `no-index`, `trusted-host`, `cert`, `proxy` and `timeout` count.
 """
 
+import functools
+import json
 import logging
+import re
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,15 +35,70 @@ from unearth.finder import Source
 from unearth.preparer import download_link
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages.pip_questions import default_index, read_pip_settings
+from ostinato.infra.platform.syntax import evaluate_literal
 
+_SECONDS = 300  # for one package
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _MAX_FILE_BYTES = 4 << 30
-_SECONDS = 300  # for one package
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
 # fetch_file's error tells what unearth warns of
 logging.getLogger("unearth").setLevel(logging.ERROR)
+
+
+def newest_version(name: str) -> str:
+    """The newest release of a package. ConfigError when the index has none."""
+    said = _pip("index", "versions", name)
+    found = re.match(r"\S+ \(([^)]+)\)", said)
+    if found is None:
+        raise ConfigError(f"package {name!r}: pip tells no version: {said[:200]!r}")
+    return found[1]
+
+
+def pin(requirements: Sequence[str]) -> tuple[str, ...]:
+    """The requirements and all they depend on as name==version, from wheels alone: nothing is built.
+    ConfigError with pip's message when there is no such set.
+    """
+    if not requirements:
+        return ()
+    report = _pip(
+        *("install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary", ":all:"),
+        *("--report", "-", *requirements),
+    )
+    found = [item["metadata"] for item in json.loads(report)["install"]]
+    return tuple(sorted(f"{item['name'].lower()}=={item['version']}" for item in found))
+
+
+def read_pip_settings() -> dict[str, str]:
+    """pip's options by name, out of its files and the environment as they count for `pip download`."""
+    found = {"default-timeout": "15"}
+    told = [
+        re.match(r"([^=]+)\.([\w-]+)=(.*)", line) for line in _pip("config", "list").splitlines()
+    ]
+    for section in ("global", "download", ":env:"):  # later ones override earlier ones
+        found |= {m[2]: str(evaluate_literal(m[3])) for m in told if m and m[1] == section}
+    return found
+
+
+@functools.cache
+def default_index() -> str:
+    """The index that pip takes where its settings name none: distributions of Python and mirrors change it."""
+    return _run("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)").strip()
+
+
+def _pip(*arguments: str) -> str:
+    return _run("-m", "pip", *arguments, "--disable-pip-version-check")
+
+
+def _run(*arguments: str) -> str:
+    command, asked = [sys.executable, "-P", *arguments], " ".join(arguments[2:3]) or "default index"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"pip {asked} did not end in {_SECONDS} s") from error
+    if done.returncode != 0:
+        raise ConfigError(f"pip {asked}: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done.stdout
 
 
 class _Client(PyPIClient):

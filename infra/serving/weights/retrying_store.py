@@ -25,7 +25,7 @@ _LASTING_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 Result = TypeVar("Result")
 
 
-class PatientStore(ObjectStore):
+class RetryingStore(ObjectStore):
     """The part of `ObjectStore` that chains use, with retries."""
 
     def __init__(self, inner: ObjectStore, attempts: int = ATTEMPTS) -> None:
@@ -34,30 +34,30 @@ class PatientStore(ObjectStore):
         self._attempts = attempts
 
     @classmethod
-    def around(cls, objects: ObjectStore) -> "PatientStore":
+    def around(cls, objects: ObjectStore) -> "RetryingStore":
         """A retrying store over `objects`, or `objects` itself when it is one."""
-        return objects if isinstance(objects, PatientStore) else cls(objects)
+        return objects if isinstance(objects, RetryingStore) else cls(objects)
 
     def put_bytes(self, key: str, data: bytes) -> str:
-        return self._patiently(lambda: self._inner.put_bytes(key, data))
+        return self._with_retries(lambda: self._inner.put_bytes(key, data))
 
     def put_new(self, key: str, data: bytes) -> bool:
         """As ObjectStore.put_new. After a repeat False may mean that the first try did store it."""
-        return self._patiently(lambda: self._inner.put_new(key, data))
+        return self._with_retries(lambda: self._inner.put_new(key, data))
 
     def get_bytes(self, key: str, checksum: str | None = None) -> bytes:
-        return self._patiently(lambda: self._inner.get_bytes(key, checksum))
+        return self._with_retries(lambda: self._inner.get_bytes(key, checksum))
 
     def exists(self, key: str) -> bool:
-        return self._patiently(lambda: self._inner.exists(key))
+        return self._with_retries(lambda: self._inner.exists(key))
 
     def list(self, prefix: str = "") -> list[str]:
-        return self._patiently(lambda: self._inner.list(prefix))
+        return self._with_retries(lambda: self._inner.list(prefix))
 
     def delete(self, key: str) -> None:
-        self._patiently(lambda: self._inner.delete(key))
+        self._with_retries(lambda: self._inner.delete(key))
 
-    def _patiently(self, call: Callable[[], Result]) -> Result:
+    def _with_retries(self, call: Callable[[], Result]) -> Result:
         return Retrying(
             retry=retry_if_exception(is_passing),
             stop=stop_after_attempt(self._attempts),
