@@ -81,7 +81,7 @@ async def test_what_waits_for_a_client_that_is_gone_is_dropped(
     replica, gone = await make_pair(tmp_path)
     await gone.generate(request(0))
     await gone.close()
-    monkeypatch.setattr(replica, "_GONE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr("ostinato.infra.serving.engine.replica._GONE_SECONDS", 0.0)
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     assert (await mailbox.generate(request(1))).request_id == "r1"
     assert list(replica._outboxes) == [mailbox._client_id]
