@@ -1,6 +1,6 @@
 """Settings and request of an agent attempt.
 
-`HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (what one environment narrows),
+`HarnessConfig` (the same for every attempt of a run), `ToolPolicy` (restrictions of one environment),
 `PromptFacts` and `AgentRequest` (one attempt).
 """
 

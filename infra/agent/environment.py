@@ -28,7 +28,7 @@ class ToolRefusal(Exception):
 
 
 class ToolTimeout(Exception):
-    """A command was ended for its time. The message says what it had printed."""
+    """A command was ended at its time limit. The message holds its output so far."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class HarnessState:
     originals: dict[str, str | None] = field(default_factory=dict)  # None: the file is new
     todo: str = ""
     todos: dict[str, str] = field(default_factory=dict)  # item -> its mark
-    seen: dict[str, str] = field(default_factory=dict)  # path -> hash of what was last shown
+    seen: dict[str, str] = field(default_factory=dict)  # path -> hash of the content last shown
     num_jobs: int = 0  # background commands so far
 
 
@@ -76,7 +76,7 @@ class AgentEnvironment:
             return await self.sandbox.list(path)
 
     async def write_text(self, path: str, text: str) -> None:
-        """Writes a file and remembers what it held before the attempt first changed it."""
+        """Writes a file and remembers its content before the attempt first changed it."""
         if path not in self.state.originals:
             try:
                 self.state.originals[path] = await self.read_text(path)

@@ -1,4 +1,4 @@
-"""Regions: what read_file shows and line edits change.
+"""Regions of files: shown by read_file, changed by line edits.
 
 `Region`: a stretch of a file as it was last read, and the edits stated against it. An edit restates
 the region: it applies to the text as read, so a second edit replaces the first.
@@ -172,7 +172,7 @@ def _indent(line: str) -> int:
 
 
 def show_lines(region: Region, limit_lines: int) -> tuple[str, Region]:
-    """The view of a region (at most `limit_lines`) and the region cut to what was shown."""
+    """The view of a region (at most `limit_lines`) and the region cut to the lines shown."""
     hidden = len(region.lines) - limit_lines
     if hidden > 0:
         shown = region.lines[:limit_lines]

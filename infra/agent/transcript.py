@@ -1,4 +1,4 @@
-"""The record of one attempt as tokens: segments, turns, and what ended it.
+"""The record of one attempt as tokens: segments, turns, and the reason of its end.
 
 Shapes: T tokens of the segment (prompt, answers and tool results together), L MoE layers, K experts
 per token.
@@ -58,7 +58,7 @@ MODEL_FAULTS = frozenset(
 
 
 class ToolCallRecord(Record):
-    """One call as the model wrote it and what came back."""
+    """One call as the model wrote it, and its outcome."""
 
     tool: str
     arguments: dict[str, str]

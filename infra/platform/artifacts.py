@@ -1,4 +1,4 @@
-"""Artifacts: what a stage leaves for the next, as files with identity and lineage.
+"""Artifacts: results of stages as files with identity and lineage.
 
 Bytes go to the object store under a prefix that ends in `artifact.json`, written last: without it
 the artifact does not exist. The ledger only indexes; it is rebuilt from `artifact.json` when a kill
@@ -84,7 +84,7 @@ class Manifest(Record):
 
 
 class Identity(Record):
-    """Everything that decides what a stage makes: settings, code and parents."""
+    """Everything that the artifact of a stage depends on: settings, code and parents."""
 
     kind: str
     name: str
@@ -101,7 +101,7 @@ class Identity(Record):
 
 
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of what `recipe` (model or JSON value) makes out of `parents`: 16 hex digits."""
+    """Identity of the artifact that `recipe` (model or JSON value) makes of `parents`: 16 hex digits."""
     return _digest_of(
         _as_json(recipe),
         [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents],
@@ -152,7 +152,7 @@ class Artifacts:
         code: Mapping[str, str],
         parents: Sequence[ArtifactRef],
     ) -> Identity:
-        """The identity of what a stage would make."""
+        """The identity of the artifact that a stage would make."""
         lineage = [
             f"{parent.kind}/{parent.name}/{self.manifest(parent).settings_fingerprint}"
             for parent in parents
@@ -325,10 +325,10 @@ class Artifacts:
                 f"object {key} in {self._objects.url} is corrupt: {error.error_count()} wrong "
                 "fields, wanted an artifact manifest; delete it and run again to make it anew"
             ) from error
-        told = _prefix(manifest.kind, manifest.name, manifest.fingerprint)
-        if told != prefix:
+        named = _prefix(manifest.kind, manifest.name, manifest.fingerprint)
+        if named != prefix:
             raise StorageError(
-                f"object {key} in {self._objects.url} is that of {told}; delete it and run again to "
+                f"object {key} in {self._objects.url} is that of {named}; delete it and run again to "
                 "make it anew"
             )
         return manifest

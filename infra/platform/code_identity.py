@@ -1,4 +1,4 @@
-"""Identity of the code behind a stage: what its entry imports, and what those modules read.
+"""Identity of the code behind a stage: modules that its entry imports, and files that those read.
 
 A module's digest is that of its syntax tree without comments and docstrings, so prose changes
 nothing. C sources and data files belong to the module that names them. The versions of packages that
@@ -32,7 +32,7 @@ PLUGIN_GROUPS = (
     "ostinato.admissions",
     "ostinato.engines",
 )
-# import name -> distribution, of packages whose version changes what a stage computes (torch's fixes Triton's)
+# import name -> distribution, of packages that stages compute with, so that their versions count (torch's fixes Triton's)
 COMPUTING_PACKAGES = {
     "torch": "torch",
     "megatron": "megatron-core",
@@ -59,7 +59,7 @@ _PROSE_SUFFIXES = {".md", ".pyc"}
 
 
 class ModuleFacts(NamedTuple):
-    """Digest of a file. Of a Python module also what it imports and the strings it holds."""
+    """Digest of a file. Of a Python module also its imports and strings."""
 
     digest: str
     imported: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class SourceTree:
     """Import graph and digests of a package's modules, each parsed once."""
 
     def __init__(self, root: Path, package: str = "ostinato", cache: Path | None = None) -> None:
-        """`root`: the folder that is imported as `package`. `cache`: file of what was parsed, by content."""
+        """`root`: the folder that is imported as `package`. `cache`: file of parsed modules, by content."""
         self._root = root
         self._package = package
         self._paths = dict(_find_modules(root, package))
@@ -241,7 +241,7 @@ def _parents(module: str) -> Iterator[str]:
 
 
 def _strip_prose(tree: ast.Module) -> Iterator[str]:
-    """Takes out docstrings and what only type checkers import. Yields the imported names."""
+    """Takes out docstrings and imports for type checkers alone. Yields the imported names."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()

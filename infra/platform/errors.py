@@ -1,7 +1,7 @@
 """The flat family of errors, named by the boundary they cross, and the one helper that assigns
 strays.
 
-Each takes one message (so it survives pickling) that says what, the value seen, the value wanted
+Each takes one message (so it survives pickling) that names the fault, the value seen, the value wanted
 and the id.
 """
 
@@ -39,7 +39,7 @@ class CapacityExhausted(SandboxError):
 
 
 class OutOfMemory(SandboxError):
-    """The sandbox went over its own memory limit and was ended by it: the fault of what ran there."""
+    """The sandbox went over its own memory limit and was ended by it: the fault of the program in it."""
 
 
 class OutputLimit(SandboxError):

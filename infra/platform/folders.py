@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
-    """Path below the folder and bytes of each regular file, -1 for what cannot be read. Links are not followed;
+    """Path below the folder and bytes of each regular file, -1 for entries that cannot be read. Links are not followed;
     `enters` says of a folder's path below whether it is looked into. Folders may be nested deeper than Python's stack.
     """
     waiting = [""]

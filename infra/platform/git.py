@@ -118,7 +118,7 @@ def fetch_commit(url: str, revision: str, repository: Path, *, with_history: boo
         if (repository / "HEAD").is_file():
             with suppress(ProblemError):
                 return _fetch(url, revision, repository, with_history)
-        # aside, so that what is at `repository` came whole
+        # aside, so that `repository` is always complete
         with tempfile.TemporaryDirectory(dir=repository.parent) as folder:
             new = Path(folder) / "new"
             run_git(None, "init", "--quiet", "--bare", "--template=", "--", str(new))
@@ -140,11 +140,11 @@ def fetch_newest(url: str, revision: str, repository: Path) -> tuple[str, str]:
         if not stamp.is_file():
             raise
         fetched_at = stamp.stat().st_mtime
-        told = time.strftime("%Y-%m-%d %H:%M", time.localtime(fetched_at))
+        stated = time.strftime("%Y-%m-%d %H:%M", time.localtime(fetched_at))
         age_hours = max(0.0, time.time() - fetched_at) / 3600
         commit = resolve_commit(repository, _latest(revision))
         return commit, (
-            f"the copy fetched on {told}, {age_hours:.1f} hours ago, is used, with commit {commit[:12]} as its "
+            f"the copy fetched on {stated}, {age_hours:.1f} hours ago, is used, with commit {commit[:12]} as its "
             f"{revision}, since a newer one cannot be had: {error}"
         )
 

@@ -42,7 +42,7 @@ SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
-# fetch_file's error tells what unearth warns of
+# fetch_file's error holds unearth's warnings
 logging.getLogger("unearth").setLevel(logging.ERROR)
 
 

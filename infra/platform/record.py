@@ -15,7 +15,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @runtime_checkable
 class Placed(Protocol):
-    """A request some of whose fields say only where it is computed. Changing those keeps its results and its
+    """A request with fields that say only where it is computed. Changing those keeps its results and its
     resume points.
     """
 

@@ -38,7 +38,7 @@ def read_rows(
 
 @contextmanager
 def open_parquet(file: Path | IO[bytes], place: str) -> Iterator[Any]:
-    """The file as pyarrow's ParquetFile, of which the footer alone is read so far. `place`: what errors call it."""
+    """The file as pyarrow's ParquetFile, of which the footer alone is read so far. `place`: its name in errors."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:

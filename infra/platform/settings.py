@@ -1,6 +1,6 @@
 """Where this installation runs: directories, URLs, ports and limits of this machine.
 
-What a run computes belongs to the recipe, never here: settings say where and on what, and are no
+Whatever changes results belongs to the recipe, never here: settings are places and limits, and are no
 part of an artifact's identity.
 """
 

@@ -40,7 +40,7 @@ class SourceArchive(Record):
 def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     """The cached source archive, downloaded on the first call.
 
-    What comes is kept when its checksum is the pinned one, or the index's where none is pinned.
+    The download is kept when its checksum is the pinned one, or the index's where none is pinned.
     ConfigError says how to supply it by hand.
     """
     return _fetch(source, cache / f"{source.name}-{source.version}")

@@ -46,7 +46,7 @@ def parse_once(text: str | bytes) -> ast.Module:
 def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:
     """Functions, methods and classes with their qualified names, in file order.
 
-    What stands in an `if` or `try` of a module or class counts, what stands in a function does not.
+    Definitions within an `if` or `try` of a module or class count, those within a function do not.
     """
     yield from _walk_body(tree.body, "")
 

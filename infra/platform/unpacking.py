@@ -55,7 +55,7 @@ class Member(NamedTuple):
 def stream_members(
     archive: Path, max_bytes: int, *, max_entries: int | None = None, title: str | None = None
 ) -> Iterator[Member]:
-    """Entries of a tar or zip archive in its order. `title`: what errors call it; None: its path."""
+    """Entries of a tar or zip archive in its order. `title`: its name in errors; None: its path."""
     label = title or str(archive)
     with _readable(label):
         if zipfile.is_zipfile(archive):

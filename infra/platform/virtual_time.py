@@ -1,4 +1,4 @@
-"""An asyncio loop whose clock jumps to the next timer instead of sleeping.
+"""An asyncio loop on a virtual clock that jumps to the next timer instead of sleeping.
 
 `run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated
 hour takes milliseconds and is the same on every run. Real sockets and threads must not be awaited

@@ -63,7 +63,7 @@ def part_answer(text: str, call: str, *, is_opened: bool) -> AnswerParts:
 def parse_outside(
     text: str, call: str, parse: Callable[[str], ParsedAnswer], *, is_opened: bool
 ) -> ParsedAnswer:
-    """What `parse` reads out of a text whose thoughts are prose, whatever they hold."""
+    """The calls and prose of a text in which thoughts are prose, whatever they hold."""
     thoughts = part_answer(text, call, is_opened=is_opened).thoughts
     if not thoughts:
         return parse(text)

@@ -220,7 +220,7 @@ class _Attempt:
         return config.summary_limit_tokens + SUMMARY_MARGIN_TOKENS
 
     def _show_results(self, results: list[CallResult]) -> None:
-        """Shows the results, and what is left of the budgets once that is little."""
+        """Shows the results, and the rest of the budgets once little is left."""
         config = self.config
         note, room = None, None
         if config.announce_turns or config.announce_tokens:
@@ -288,7 +288,7 @@ class _Attempt:
         return answer.text.lstrip().startswith(START_OVER)
 
     async def _start_over(self, answer: Answer) -> None:
-        """The next segment begins with the request and what the model wrote to itself."""
+        """Begins the next segment with the request and the model's note to itself."""
         self.num_restarts += 1
         await self.environment.restore_files()
         await self.conversation.restart(

@@ -1,6 +1,6 @@
 """Runs the calls of one turn.
 
-The order: a call waits for the earlier calls it conflicts with (one writes what the other touches)
+The order: a call waits for the earlier calls it conflicts with (one writes a resource that the other touches)
 and otherwise runs beside them; there is exactly one result per call, in call order, whatever fails.
 A mistake of the model is a result that it reads. An infrastructure failure is retried and then
 raised, after the other calls have ended: such an attempt is masked in training, not punished.
@@ -66,7 +66,7 @@ async def execute_calls(
     not mend.
     """
     calls = _with_ids(calls, turn) if dialect_of(config).is_explained else calls
-    if config.place_tags:  # before any call runs: a tag means what the model has read
+    if config.place_tags:  # before any call runs: a tag refers to results that the model has read
         calls = [await follow_place(call, environment) for call in calls]
     tools = catalogue_of(config)
     touched = [_touched(call, tools) for call in calls]

@@ -49,7 +49,7 @@ class MessageConversation:
     temperature: float = 1.0
     session_id: str = ""
     sends_max_tokens: bool = True
-    """False for servers whose contexts may be smaller than the harness's: they refuse what exceeds them"""
+    """False for servers with contexts that may be smaller than the harness's: they refuse larger limits"""
     messages: list[dict[str, Any]] = field(default_factory=list)
     interaction_ids: list[str] = field(default_factory=list)
     _counted_tokens: int = 0

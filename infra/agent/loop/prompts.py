@@ -44,7 +44,7 @@ def write_system_prompt(
 
 
 def write_first_message(prompt: str, facts: PromptFacts) -> str:
-    """The user's message after what the user has looked at lately."""
+    """The user's message after the files that the user has looked at lately."""
     if not facts.recent_files:
         return prompt
     shown = "\n\n".join(

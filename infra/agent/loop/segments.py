@@ -36,7 +36,7 @@ class SegmentBuilder:
         del self.token_ids[len(self.token_ids) - num_tokens :]
 
     def append_generation(self, generation: Generation) -> None:
-        """Adds what the model sampled after the tokens so far."""
+        """Adds tokens that the model sampled after those so far."""
         self._sampled.append((len(self.token_ids), generation))
         self.token_ids.extend(generation.token_ids)
 

@@ -1,7 +1,7 @@
 """Cuts files into chunks along their syntax: every line of a file is in exactly one chunk.
 
-Functions are chunks; a class is a chunk of what its methods do not hold; the rest of a module is
-cut where definitions stand; long chunks and files of unknown languages fall into windows.
+Functions are chunks; a class without its methods is a chunk; the rest of a module is
+cut at definitions; long chunks and files of unknown languages fall into windows.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A tool as one object: its arguments with kinds and bounds, what a call touches, and what runs.
+"""A tool as one object: its arguments with kinds and bounds, the resources of a call, and its function.
 
 Schemas, system prompt (loop/prompts.py) and the checks of a call's arguments are all made from
 these definitions, so they cannot differ.
@@ -21,7 +21,7 @@ FILE = "files/{path}"  # the file in a call's path argument
 Values = Mapping[str, Any]
 """Arguments by name, converted to the kinds of their definitions."""
 Output = str | Callable[[], str]
-"""What the model reads; a callable is called once the turn's other calls have run."""
+"""Text that the model reads; a callable is called once the turn's other calls have run."""
 Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
 Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list"]
 Value = str | int | bool | tuple[str, ...]
@@ -67,7 +67,7 @@ class Argument:
         return "text"
 
     def convert(self, raw: str) -> Value:
-        """The typed value of what was written. ValueError says what was wanted."""
+        """The typed value of a written one. The message of ValueError is the valid form."""
         raw = raw if self.is_text else raw.strip()
         if self.kind == "integer":
             return self._integer(raw)
@@ -127,10 +127,10 @@ def optional(name: str, description: str, kind: Kind = "line", **bounds: Any) ->
 class Tool:
     """One tool of the agent.
 
-    `run` gets the environment, the values and the harness settings. It raises ToolFailure for what
-    the model should read and ToolRefusal for what a policy forbids. `reads` and `writes` name
-    resources: "files/{path}" stands for the file in the path argument, "files" for all; calls that
-    conflict run in order. `rule` looks at all values together and says what is wrong with them.
+    `run` gets the environment, the values and the harness settings. It raises ToolFailure with a
+    message for the model and ToolRefusal where a policy forbids the call. `reads` and `writes` name
+    resources: "files/{path}" is the file in the path argument, "files" are all; calls that
+    conflict run in order. `rule` returns the fault of all values together, or an empty text.
     """
 
     name: str
@@ -166,7 +166,7 @@ def tool(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Typed values, or the error that names what is wrong."""
+    """Typed values, or an error that names the fault."""
 
     values: dict[str, Value]
     error: str = ""
@@ -246,10 +246,10 @@ def resources(tool: Tool, arguments: Mapping[str, str]) -> tuple[frozenset[str],
     try:
         path = normalize_path(arguments.get("path", "").split(":", 1)[0])
     except ValueError:
-        path = ""  # the call will fail; until then it stands for all files
+        path = ""  # the call will fail; until then it counts as all files
 
     def fill(names: tuple[str, ...]) -> frozenset[str]:
-        # A call without a path depends on what was read last, so it stands for all files.
+        # A call without a path depends on the file read last, so it counts as all files.
         return frozenset(
             (f"{FILES}/{path}" if path else FILES) if name == FILE else name for name in names
         )

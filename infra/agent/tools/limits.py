@@ -15,7 +15,7 @@ def cut_middle(text: str, limit_characters: int) -> str:
 
 
 def cut_lines(text: str, limit_characters: int) -> str:
-    """`text`, or its first and last whole lines around a note that counts what is missing.
+    """`text`, or its first and last whole lines around a note that counts the missing ones.
 
     The result is never longer than the limit (at least 80 characters).
     """

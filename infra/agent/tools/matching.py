@@ -121,7 +121,7 @@ def _replace_exact(text: str, old: str, new: str) -> str:
         row += text.count("\n", done, place)
         ends = _ends(lines, row, len(wanted))
         put = [part + ends[source] for part, (source, _) in zip(fresh, sources, strict=False)]
-        # a newline that begins `old` stands for its carriage return too
+        # a newline that begins `old` includes its carriage return
         start = place - (not wanted[0] and text.endswith("\r", done, place))
         parts += [text[done:start], *put, fresh[-1]]
         row, done = row + old.count("\n"), place + len(old)
@@ -129,7 +129,7 @@ def _replace_exact(text: str, old: str, new: str) -> str:
 
 
 def _sources(old: list[str], new: list[str]) -> Iterator[tuple[int, bool]]:
-    """For each new line the old one that it stands for or follows, and whether it repeats that one."""
+    """The old line that each new line replaces or follows, and whether it repeats that one."""
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for tag, start, end, first, last in matcher.get_opcodes():
         for offset in range(last - first):

@@ -83,7 +83,7 @@ def _explain(error: SQLAlchemyError) -> str:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # a password would stand before the @ or among the options
+    except (ArgumentError, ValueError):  # a password would be before the @ or among the options
         shown = url.rpartition("@")[2].partition("?")[0]
         raise ConfigError(f"ledger URL ends with {shown!r}, {_FORMS}") from None
     if parsed.drivername in ("postgresql", "postgres"):
@@ -94,7 +94,7 @@ def _parse(url: str) -> URL:
 
 
 def _without_password(url: URL) -> str:
-    """The URL without a password, which may also stand among its options."""
+    """The URL without a password, which may also be among its options."""
     return url.difference_update_query(["password", "sslpassword"]).render_as_string()
 
 
@@ -117,7 +117,7 @@ def _create_sqlite(url: URL) -> Engine:
 
 def _keep_new_file_private(file: Path) -> None:
     """Makes an empty database file its owner's alone. SQLite gives its log and index the same mode."""
-    with suppress(OSError):  # somebody else's file, or one that is no file
+    with suppress(OSError):  # another user's file, or no regular file
         if file.stat().st_size == 0:
             file.chmod(0o600)
 

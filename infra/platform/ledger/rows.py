@@ -1,4 +1,4 @@
-"""Rows as frozen records: what repositories return. Instants are seconds since the epoch."""
+"""Rows of the ledger as frozen records. Instants are seconds since the epoch."""
 
 from enum import StrEnum
 from typing import Any

@@ -43,7 +43,7 @@ class ObjectStore:
         )
 
     def put_bytes(self, key: str, data: bytes) -> str:
-        """Store atomically, replacing what was there. Returns the checksum."""
+        """Store atomically, replacing an object that is there. Returns the checksum."""
         with self._operation("put", key):
             self._backend.write(key, data)
         return checksum_bytes(data)
@@ -104,7 +104,7 @@ class ObjectStore:
             return self._backend.changed_at(folder)
 
     def versions(self, path: str, suffix: str = "") -> dict[str, str]:
-        """By key what changes with the bytes, a checksum or an ETag: of the object `path`, or of those
+        """A checksum or an ETag by key, which changes with the bytes: of the object `path`, or of those
         below it that end in `suffix`. An empty path is the whole store.
         """
         with self._operation("list", path or "."):

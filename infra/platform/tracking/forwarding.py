@@ -41,7 +41,7 @@ STATE = "trackers.json"  # id of the run, and bytes of metrics.jsonl that each t
 LOG = "trackers.log"
 _LOCK = "trackers.lock"
 _POLL_SECONDS = 0.5
-_TIMEOUT_SECONDS = 60.0  # for what is left when the stage has ended
+_TIMEOUT_SECONDS = 60.0  # for the last numbers when the stage has ended
 _NICENESS = 10
 
 
@@ -70,7 +70,7 @@ def tracked(
         yield begin
     finally:
         for process in started:
-            # waits for the last numbers beside what the caller does next; its warning is for the caller's log
+            # waits for the last numbers beside the caller's next work; its warning is for the caller's log
             caller = contextvars.copy_context()
             threading.Thread(target=caller.run, args=(process.finish, timeout_seconds)).start()
 
@@ -87,7 +87,7 @@ def run_beside(
     name: str, command: Sequence[str], settings: Settings, timeout_seconds: float
 ) -> None:
     """Runs a module with its arguments in a process and a thread of that name. The caller neither waits nor
-    fails for it: what goes wrong is one warning.
+    fails for it: each failure is one warning.
     """
     log = settings.home / "logs" / f"{command[0].rpartition('.')[2]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class TrackerProcess:
         self._mark = mark_process(self._process.pid)
 
     def finish(self, timeout_seconds: float) -> None:
-        """Lets the process do what is left, then ends its session."""
+        """Lets the process send its last numbers, then ends its session."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -149,7 +149,7 @@ class Forwarding:
             self._state = json.loads((directory / STATE).read_text())
 
     def run(self, stopped: threading.Event) -> bool:
-        """Forwards until the event, then what is left. Whether all went well."""
+        """Forwards until the event, then the rest of the file. Whether all went well."""
         threads = [
             threading.Thread(target=self._guarded, args=(name, stopped), daemon=True)
             for name in self._settings.trackers

@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _find_checkpoint(settings: Settings, asked: argparse.Namespace) -> RegisteredCheckpoint | None:
-    """What to register. None: the line has no champion."""
+    """The checkpoint to register. None: the line has no champion."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         artifacts = open_artifacts(settings, ledger)
         if asked.kind == "export":

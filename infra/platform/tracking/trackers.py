@@ -47,7 +47,7 @@ class TrackedRun:
 
     run_id: str  # the same when the stage is resumed
     group: str  # recipe and seed, such as nano-seed0
-    name: str  # kind and fingerprint of what the stage makes
+    name: str  # kind and fingerprint of the stage's artifact
     home: Path  # of the installation; files of trackers go below it
     config: Mapping[str, Any]  # the request of the stage
 
@@ -60,7 +60,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Sends what is left and ends the run."""
+        """Sends the last numbers and ends the run."""
         ...
 
 

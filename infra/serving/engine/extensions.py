@@ -1,6 +1,6 @@
 """The decode engines by name.
 
-A package adds one through the entry point group `ostinato.engines`, which names what makes an `Engine` (start.py)
+A package adds one through the entry point group `ostinato.engines`, which names a function that makes an `Engine` (start.py)
 of a shape, weights, their version, an `EngineConfig` and the engine's name. Imports without torch, so that recipes
 are read without it.
 """

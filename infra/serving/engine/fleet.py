@@ -1,7 +1,7 @@
 """Several engine replicas as one `ModelClient`.
 
 `EngineFleet` is the client side: routing, error translation, health, updates of all replicas. Any number
-of processes may each hold one over the same actors, which `mailbox_replica` starts. A request whose replica
+of processes may each hold one over the same actors, which `start_replicas` starts. A request whose replica
 died raises EngineError and is not repeated here: only the caller knows whether a repeat is safe.
 """
 
@@ -146,7 +146,7 @@ class EngineFleet:
     async def follow(
         self, objects: ObjectStore, chain_id: str, version: int | None = None
     ) -> list[int | None]:
-        """Binds every replica to a chain at a version. None: the newest. Returns what each applied."""
+        """Binds every replica to a chain at a version. None: the newest. Returns the version that each applied."""
         calls = {
             name: actor.follow.remote(objects, chain_id, version)
             for name, actor in self._replicas.items()
@@ -183,7 +183,7 @@ class EngineFleet:
         self._update_health(name, health)
 
     def _update_health(self, name: str, told: Mapping[str, Any]) -> None:
-        """Notes what a replica told of itself."""
+        """Updates the health by a replica's own report."""
         health = observe_report(
             self._health[name],
             ReplicaState(told["state"]),

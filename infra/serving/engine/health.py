@@ -14,10 +14,10 @@ class ReplicaState(StrEnum):
 
     STARTING = "starting"  # holds no verified weights yet
     SERVING = "serving"  # healthy
-    SUSPECT = "suspect"  # did not answer in time: gets nothing new, keeps what it has
+    SUSPECT = "suspect"  # did not answer in time: gets no new requests, keeps its own
     STALE = "stale"  # an update failed: refuses requests until a verified one is applied
     DEAD = "dead"  # its process is gone, or was silent for too long
-    RESTARTING = "restarting"  # a new process stands in its place, without verified weights
+    RESTARTING = "restarting"  # a new process took its place, without verified weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ TRANSITIONS: dict[ReplicaState, dict[HealthEvent, ReplicaState]] = {
     | {
         _E.VERIFIED: _S.DEAD,  # a late answer of the process that died
         _E.REFUSED: _S.DEAD,
-        _E.ANSWERED: _S.RESTARTING,  # somebody lives there; what it serves is not known
+        _E.ANSWERED: _S.RESTARTING,  # a process lives there; its version is not known
         _E.SILENT: _S.DEAD,
     },
     _S.RESTARTING: _USUAL | {_E.ANSWERED: _S.RESTARTING, _E.SILENT: _S.RESTARTING},

@@ -104,7 +104,7 @@ class LocalEngine:
         return SwapReport(version, prepare_seconds, self._clock() - started_at)
 
     def statistics(self) -> dict[str, float]:
-        """Running totals of the engine and what it holds now."""
+        """Running totals of the engine and its present load."""
         engine = self._engine
         return engine.statistics.snapshot() | engine.load() | {"version": float(engine.version)}
 

@@ -1,6 +1,6 @@
-"""Requests and answers in batches: one call of Ray carries what gathered in a few milliseconds.
+"""Requests and answers in batches: one call of Ray carries those of a few milliseconds.
 
-`Mailbox` is the client side of one replica (the other: `mailbox_replica`): a future per request, one call
+`Mailbox` is the client side of one replica (the other: `MailboxReplica`): a future per request, one call
 under way that collects. A call of Ray costs 1.4 ms of processor time on both sides together, a batched
 request 0.3 ms. It routes nothing: the fleet does.
 """

@@ -63,7 +63,7 @@ class RequestRouter:
         return home
 
     def finish(self, replica_id: str, tokens: int) -> None:
-        """Takes back what `choose` counted."""
+        """Takes back the tokens that `choose` counted."""
         self._loads[replica_id].outstanding_tokens -= tokens
         self._note(replica_id)
 

@@ -21,7 +21,7 @@ from ostinato.models.spec import ModelSpec
 
 
 class Engine(StreamingClient, Protocol):
-    """A decoder of one model whose weights can be changed while it answers. Serves one event loop."""
+    """A decoder of one model with weights that can be changed while it answers. Serves one event loop."""
 
     @property
     def version(self) -> int:

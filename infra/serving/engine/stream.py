@@ -52,7 +52,7 @@ class EngineStream:
                 return
 
     def close(self) -> Generation:
-        """Everything that was sampled. Cancels what still runs. Raises what ended the engine."""
+        """Everything that was sampled. Cancels a request that still runs. Raises the error that ended the engine."""
         if self._error is not None:
             raise self._error
         if self._generation is None:

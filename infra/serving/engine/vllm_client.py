@@ -107,7 +107,7 @@ class VllmEngine:
             self._streams.pop(request.request_id, None)
 
     def _cancel(self, request: GenerateRequest) -> Generation:
-        """What a stream's reader has of an answer that it no longer waits for."""
+        """The part of an answer that a stream's reader has, and no longer waits for."""
         task, sampled = self._streams.pop(request.request_id)
         task.cancel()  # and with it the request in vLLM
         return self._finish(request, sampled, StopReason.CANCELLED)
@@ -220,7 +220,10 @@ class VllmEngine:
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
         place = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=self._directory.name))
-        nothing_stops = {"bos_token_id": None, "eos_token_id": None}  # but what a request names
+        nothing_stops = {
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }  # but the tokens that a request names
         write_model_directory(place, self.spec, fetch_from(weights), self._dtype, nothing_stops)
         return place
 

@@ -1,1 +1,1 @@
-"""The door for users: an OpenAI-compatible API, agent sessions, feedback, arms."""
+"""HTTP gateway for users: an OpenAI-compatible API, agent sessions, feedback, arms."""

@@ -156,7 +156,7 @@ Asked = TypeVar("Asked", ChatRequest, AgentSessionRequest)
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
-    """Our own headers of what begins an interaction, in any API."""
+    """Our own headers of requests that begin an interaction, in any API."""
 
     session: str | None
     store: bool | None
@@ -211,7 +211,7 @@ def _add_openai_routes(app: FastAPI, gateway: Gateway) -> None:
         "object": "model",
         "created": 0,
         "owned_by": "ostinato",
-        # what a client that runs the tools itself must do as training did
+        # limits and tools for a client that runs the tools itself, as in training
         "harness": config.harness.model_dump(mode="json"),
     }
 
@@ -296,7 +296,7 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_upload_routes(app: FastAPI, uploads: Uploads) -> None:
-    def told(tenant: Caller, upload: Upload) -> RepositoryAnswer:
+    def describe(tenant: Caller, upload: Upload) -> RepositoryAnswer:
         return RepositoryAnswer(
             id=upload.upload_id,
             bytes=upload.disk_bytes,
@@ -309,12 +309,12 @@ def _add_upload_routes(app: FastAPI, uploads: Uploads) -> None:
 
     @app.post(UPLOADS_PATH, openapi_extra=ARCHIVE_BODY)
     async def send_repository(request: Request, tenant: Tenant) -> RepositoryAnswer:
-        return told(tenant, await uploads.keep(tenant.name, request.state.archive))
+        return describe(tenant, await uploads.keep(tenant.name, request.state.archive))
 
     @app.get(UPLOADS_PATH)
     async def list_repositories(tenant: Tenant) -> RepositoryList:
         found = uploads.store.list(tenant.name)
-        return RepositoryList(data=[told(tenant, upload) for upload in found])
+        return RepositoryList(data=[describe(tenant, upload) for upload in found])
 
     @app.delete(UPLOADS_PATH + "/{repository_id}", status_code=204)
     async def delete_repository(repository_id: str, tenant: Tenant) -> None:
@@ -365,8 +365,8 @@ async def _answer(gateway: Gateway, answering: Answering, writer: AnswerWriter) 
     """The answer as events or whole, as the request wants it, in its API's format."""
     headers = {"x-ostinato-interaction": answering.interaction_id}
     if answering.request.stream:
-        told = _until_fault(gateway, answering, writer)
-        events = with_pings(told, writer.ping, gateway.context.config.ping_seconds)
+        answer = _until_fault(gateway, answering, writer)
+        events = with_pings(answer, writer.ping, gateway.context.config.ping_seconds)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     finished = await gateway.chat.answer(answering)
     return JSONResponse(writer.whole(finished), headers=headers)
@@ -426,6 +426,6 @@ def _answer_errors(app: FastAPI) -> None:
     async def broken(request: Request, error: Exception) -> JSONResponse:
         logger.error("path=%r broken=%r", request.url.path, error)
         body = error_body("a fault of this server; its log names it", code="internal_error")
-        if is_anthropic(request.url.path):  # this handler stands outside of all middleware
+        if is_anthropic(request.url.path):  # this handler is outside of all middleware
             body = error_answer(500, body)
         return JSONResponse(body, status_code=500)

@@ -16,7 +16,7 @@ CONTROL, CANDIDATE = "control", "candidate"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of an A/B. `weight_version` is what its model serves."""
+    """One side of an A/B. `weight_version` is that of its model."""
 
     name: str
     checkpoint_id: str

@@ -1,4 +1,4 @@
-"""Settings of the gateway: who may call, how much, and what each answer may cost."""
+"""Settings of the gateway: callers, their rates and budgets, and limits of each answer."""
 
 from pydantic import Field, SecretStr
 
@@ -50,7 +50,7 @@ class Caller(Record):
 
 
 class TenantConfig(Caller):
-    """A caller whose keys are settings."""
+    """A caller with keys that are settings."""
 
     api_keys: tuple[SecretStr, ...] = Field(min_length=1)
     """keys, each of which identifies the tenant"""

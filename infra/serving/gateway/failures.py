@@ -24,7 +24,7 @@ NeutralValues = Mapping[str, tuple[tuple[Any, ...], str]]
 
 
 class ApiError(HTTPException):
-    """Refusal: HTTP status, message with what was wanted, code, and field at fault."""
+    """Refusal: HTTP status, message with the value wanted, code, and field at fault."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class BodyScan:
         self._rest_at = 0
         self._is_inside = False  # of a string
         self._depth = self._num_brackets = self._num_commas = 0
-        self._wanted_lows = _NONE  # places where the second half of a pair must stand
+        self._wanted_lows = _NONE  # places where the second half of a pair must be
 
     def feed(self, piece: bytes, *, is_last: bool) -> None:
         """Takes the next piece. ApiError for a body that is not UTF-8, too deeply nested or too large."""
@@ -117,7 +117,7 @@ class BodyScan:
         codes = np.frombuffer(text.replace(b'\\"', b"  "), dtype=np.uint8)
         if not len(codes):
             return
-        # an odd number of quotes before a byte: it stands in a string
+        # an odd number of quotes before a byte: it is in a string
         is_inside = np.bitwise_xor.accumulate(codes == ord('"')) ^ self._is_inside
         self._is_inside = bool(is_inside[-1])
         marks = _MARKS[codes]
@@ -241,7 +241,7 @@ class RequestLimits:
             body = file.getvalue()
             await self._scan(body)
         except ApiError as refusal:
-            # what is left of the body stays unread, so the connection cannot be used again
+            # the rest of the body stays unread, so the connection cannot be used again
             answer = refusal_answer(refusal, {"connection": "close"})
             await answer(scope, receive, send)
             return
@@ -287,7 +287,7 @@ def _given_first(body: bytes, receive: Receive) -> Receive:
 async def _refuse_unread(
     refusal: ApiError | OstinatoError, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answers at once, then drops what still comes of the body for a while: a connection closed
+    """Answers at once, then drops the rest of the body for a while: a connection closed
     before would take the answer from a client that is still sending.
     """
     if isinstance(refusal, OstinatoError):

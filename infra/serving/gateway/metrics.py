@@ -1,4 +1,4 @@
-"""Numbers of a gateway for Prometheus: requests by route, and what every tenant used.
+"""Numbers of a gateway for Prometheus: requests by route, and usage by tenant.
 
 `Metrics` makes the page; `CountRequests` is the ASGI middleware that counts for it.
 """

@@ -38,7 +38,7 @@ class Interaction:
     problem_kind: str
     consent: bool
     latency_seconds: float
-    account: str  # whose budget it is counted against
+    account: str  # account that its tokens are counted against
     is_abandoned: bool = False
 
 
@@ -140,7 +140,7 @@ class Recorder:
             segment.oldest_version for segment in transcript.segments if segment.sampled_tokens
         ]
         if self._ledger.interactions.get(interaction.interaction_id) is not None:
-            return  # asked again with the same idempotency key: what was kept first stands
+            return  # asked again with the same idempotency key: the first record stays
         now = self._clock()
         # a key of its own: of two requests at once the row tells which transcript is kept
         name = f"transcript-{secrets.token_hex(4)}.safetensors"

@@ -188,7 +188,7 @@ class StreamOptions(OpenAIWire):
 class SampledRequest(OpenAIWire):
     """Fields that the request for an answer has in every API."""
 
-    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
+    model_config = ConfigDict(extra="allow")  # kept, since some are refused by name
 
     model: str
     stream: bool | None = None

@@ -133,7 +133,7 @@ class ServedModels:
 
 
 async def _answer_once(engine: Engine) -> None:
-    """Has the engine load and compile what an answer needs, so that no user waits for it."""
+    """Has the engine load and compile all that an answer needs, so that no user waits for it."""
     request = GenerateRequest(
         request_id="warm-up",
         session_id="warm-up",

@@ -31,7 +31,7 @@ class TokenBucket:
 
     def seconds_until_token(self, now_seconds: float) -> float:
         """0 when a token is there, else the seconds until one will be."""
-        # a clock that stands still or steps back gives nothing
+        # a clock that stops or steps back gives nothing
         passed_seconds = now_seconds - self._seen_at_seconds
         if passed_seconds > 0:
             self._level = min(self._burst, self._level + passed_seconds * self._per_second)

@@ -117,7 +117,7 @@ class ChainPublisher(Publisher):
         return self._last_manifest
 
     def commit(self, version: int, staged: Tensors) -> ChainManifest:
-        """Commits what was staged as `version`, which must be newer than the last.
+        """Commits the staged weights as `version`, which must be newer than the last.
 
         The same version with the same bits again is answered with its manifest; with other bits it is refused. After
         a failure the next publish looks at the chain anew under a new epoch, since the failed one may have been
@@ -289,7 +289,7 @@ class ChainPublisher(Publisher):
                     keep_versions=self._keep_versions,
                     now=self._clock(),
                 )
-        except StorageError as error:  # the version is committed; what stays is met again later
+        except StorageError as error:  # the version is committed; the rest is collected later
             logger.warning(
                 "chain=%s version=%d garbage stays: %s", self.chain_id, manifest.version, error
             )

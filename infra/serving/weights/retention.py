@@ -1,4 +1,4 @@
-"""Readers of a weight chain, and the garbage collection that spares what they need.
+"""Readers of a weight chain, and garbage collection, which keeps the versions they need.
 
 A record that its reader has not renewed within the lease no longer counts, so a dead replica protects
 nothing for ever.
@@ -60,7 +60,7 @@ def list_readers(
     *,
     now: float | None = None,
 ) -> list[ReaderRecord]:
-    """Every reader whose lease runs (all of them when `now` is None), by id.
+    """Every reader with a running lease (all of them when `now` is None), by id.
 
     A record that cannot be read raises StorageError: garbage collection must not guess.
     """
@@ -74,7 +74,7 @@ def list_readers(
 def needed_by_readers(
     objects: ObjectStore, chain_id: str, readers: Iterable[ReaderRecord], latest: int
 ) -> set[int]:
-    """Versions readers hold or fetch, and every delta on the way from what they hold to the newest."""
+    """Versions readers hold or fetch, and every delta on the way from those to the newest."""
     needed: set[int] = set()
     for reader in readers:
         needed |= {v for v in (reader.held_version, reader.wanted_version) if v is not None}
@@ -109,7 +109,7 @@ def collect_garbage(
 ) -> list[int]:
     """Deletes versions that neither the newest `keep_versions` nor a reader's are built from.
 
-    Readers count whose lease runs at `now`; all of them when it is None. A manifest goes before its objects, so that
+    Readers with a lease that runs at `now` count; all of them when it is None. A manifest goes before its objects, so that
     a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
     cannot be read, nothing is deleted and StorageError says so. Returns the deleted versions.
     """
@@ -126,7 +126,7 @@ def collect_garbage(
     needed: set[int] = set()
     for version in sorted(kept, reverse=True):
         needed |= _history(objects, chain_id, version, needed)
-    # Newest first: killed on the way, this leaves no version without what it is built from.
+    # Newest first: killed on the way, this leaves no version without the objects it is built from.
     doomed = [version for version in reversed(versions) if version not in needed]
     for version in doomed:
         objects.delete(manifest_key(chain_id, version))
@@ -149,7 +149,7 @@ def collect_orphans(objects: ObjectStore, chain_id: str, *, now: float) -> list[
         if now - claimed_at(objects, chain_id, successor) > ORPHAN_GRACE_SECONDS
     ]
     written = [key for key in objects.list(f"{chain_prefix(chain_id)}/") if _IN_VERSION.search(key)]
-    # looked at last: what is committed by now stays
+    # read last: versions committed by now stay
     committed = tuple(
         f"{version_prefix(chain_id, version)}/" for version in list_versions(objects, chain_id)
     )

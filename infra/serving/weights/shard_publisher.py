@@ -1,9 +1,9 @@
 """Publishing by one rank, and publishing beside training.
 
-`Publisher`: the copy of the rank's tensors published last, and the upload of what changed. That copy is
+`Publisher`: the copy of the rank's tensors published last, and the upload of changes. That copy is
 replaced only after a version is committed, so a failed publish changes nothing. `ShardPublisher`: every rank
-but the first, whose epoch is handed to it (`ChainPublisher` is the first's). `OverlappedPublisher`: a thread
-that commits what was staged; the next `start` waits for it, so a slow store slows training down and versions
+but the first, which hands it its epoch (`ChainPublisher` is the first's). `OverlappedPublisher`: a thread
+that commits staged weights; the next `start` waits for it, so a slow store slows training down and versions
 neither pile up in memory nor overtake one another.
 """
 
@@ -76,11 +76,11 @@ class Publisher(ABC):
         self._num_shards = num_shards
         self._waiting = waiting or Waiting()
         self._epoch: int | None = None
-        self._base: Tensors | None = None  # what the next delta starts from
+        self._base: Tensors | None = None  # start of the next delta
 
     @property
     def has_epoch(self) -> bool:
-        """False before `resume` and after a publish that failed: what the chain holds is not known then."""
+        """False before `resume` and after a publish that failed: the chain's content is not known then."""
         return self._epoch is not None
 
     @property
@@ -253,7 +253,7 @@ class OverlappedPublisher:
         return self._under_way is not None
 
     def start(self, version: int, weights: Tensors) -> ChainManifest | None:
-        """Finishes the version under way, whose manifest it returns (None: there was none), copies the
+        """Finishes the version under way, and returns its manifest (None: there was none), copies the
         weights and commits them in the background.
         """
         before = self.finish()

@@ -1,8 +1,8 @@
 """The reading end of a weight chain.
 
 `ChainSubscriber`: one per engine replica. It holds the newest version it built, so that the next
-one costs only a delta. A subscriber with a reader id records on the chain what it fetches, holds and
-refuses, and garbage collection spares what it needs.
+one costs only a delta. A subscriber with a reader id records on the chain the versions that it fetches, holds and
+refuses, and garbage collection keeps those it needs.
 """
 
 import logging
@@ -64,7 +64,7 @@ class _BuildPath:
 
 
 class ChainSubscriber:
-    """Rebuilds published versions, from what it holds where it can and from an anchor where it must."""
+    """Rebuilds published versions, from the held version where it can and from an anchor where it must."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ChainSubscriber:
         shard: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`reader_id`: name on the chain. None reads unseen. `shard`: the only one whose tensors are built."""
+        """`reader_id`: name on the chain. None reads unseen. `shard`: the only one to build; None: all."""
         self.chain_id = chain_id
         self._objects = RetryingStore.around(objects)
         self._reader_id = reader_id
@@ -98,7 +98,7 @@ class ChainSubscriber:
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version by name, verified. They are shared with later fetches: do not write into them.
 
-        The cheapest path is tried first, then every other one; StorageError names what failed on each, and the
+        The cheapest path is tried first, then every other one; StorageError names the failure of each, and the
         publisher is asked for an anchor.
         """
         self._report(wanted_version=version)
@@ -186,7 +186,7 @@ class ChainSubscriber:
     def _history(
         self, target: ChainManifest, failures: list[str]
     ) -> Iterator[tuple[ChainManifest, tuple[ChainManifest, ...]]]:
-        """The target and what it starts from, newest first, each with the deltas that lead from it to the target."""
+        """The target and the versions that it starts from, newest first, each with the deltas that lead from it to the target."""
         current, deltas = target, ()
         while True:
             yield current, deltas

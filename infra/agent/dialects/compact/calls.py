@@ -1,7 +1,7 @@
 """The compact dialect, whose tool names and line tags are single tokens: reading of calls out of an answer.
 
 The grammar of the token form is `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>`
-and what is left over is the tool's primary argument. Nothing is guessed and nothing raises: a call
+and the rest is the tool's primary argument. Nothing is guessed and nothing raises: a call
 that breaks the grammar becomes a result the model can read.
 """
 

@@ -9,10 +9,10 @@ The grammar both ways: `write_call` and `parse_calls`.
     </old>
     </call>
 
-A value runs to the first closing tag of its own argument, whatever stands in between; that closing
+A value runs to the first closing tag of its own argument, whatever it holds; that closing
 tag itself is written with a backslash (`<\/old>`, and one more for each backslash there is). A line
-end after the opening tag and one before the closing tag belong to the form. Nothing else may stand
-in a call. Text in, calls and prose out: a call that breaks the grammar becomes a result the model
+end after the opening tag and one before the closing tag belong to the form. A call holds nothing
+else. Text in, calls and prose out: a call that breaks the grammar becomes a result the model
 can read, nothing is guessed and nothing raises.
 """
 
@@ -139,7 +139,7 @@ def _skip_space(text: str, position: int) -> int:
 
 def _resume(text: str, position: int, name: str, reason: str) -> tuple[ParsedCall, int]:
     """A malformed call, and the position after the next </call>, or the end of the text without one:
-    what follows the error may be the rest of a value and must not run.
+    text after the error may be the rest of a value and must not run.
     """
     end = text.find(CALL_END, position)
     return _malformed(name, reason), len(text) if end < 0 else end + len(CALL_END)

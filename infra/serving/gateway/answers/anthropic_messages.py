@@ -2,7 +2,7 @@
 
 For clients such as Claude Code. A request becomes a `ChatRequest`, so sessions, limits, records and
 refusals are those of `/v1/chat/completions`. Fields and values are those of the `anthropic` package
-2.14 and, where it has none, what Claude Code 2.1.332 was seen to send.
+2.14 and, where it has none, those that Claude Code 2.1.332 was seen to send.
 """
 
 import json
@@ -142,7 +142,7 @@ class AnthropicTool(OpenAIWire):
 class CountRequest(OpenAIWire):
     """POST /v1/messages/count_tokens."""
 
-    model_config = ConfigDict(extra="allow")  # kept for what is refused by name
+    model_config = ConfigDict(extra="allow")  # kept, since some are refused by name
 
     model: str
     messages: list[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -182,7 +182,7 @@ class AnthropicErrorAnswer(Wire):
 
 
 def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
-    """The same request as a chat completion. ApiError for what would change the answer and is not done."""
+    """The same request as a chat completion. ApiError for fields that would change the answer in an unsupported way."""
     check_model(request.model, served_model)
     check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER)
     messages = [each for message in request.messages for each in _chat_messages(message)]
@@ -305,7 +305,7 @@ class AnthropicErrors:
         if scope["type"] != "http" or not is_anthropic(scope["path"]):
             await self._app(scope, receive, send)
             return
-        held: Message | None = None  # the head of an error, whose body changes its length
+        held: Message | None = None  # the head of an error, until its body has its new length
 
         async def send_translated(message: Message) -> None:
             nonlocal held

@@ -177,7 +177,7 @@ class ChatService:
             finished = await self._finish(answering)
         finally:
             if not answering.is_recorded and answering.answer_ids:
-                # the client went away: what it did not wait for is still an interaction
+                # the client went away: its unfinished answer is still an interaction
                 await asyncio.shield(self._record(answering, is_abandoned=True))
         content = finished.message.text
         if content.startswith(shown) and content != shown:
@@ -194,7 +194,7 @@ class ChatService:
             )
         finish_reason = _finish_reason(answering, message)
         if answering.stop_reason is StopReason.STOP_TOKEN:
-            # other answers end inside the model's turn: their tokens do not stand for the message
+            # other answers end inside the model's turn: their tokens are not the whole message
             history = [*answering.request.messages, message]
             key = self._key(answering.owner, answering.request, history)
             tokens = tuple(answering.builder.token_ids)
@@ -343,7 +343,7 @@ def _check_top_logprobs(request: ChatRequest) -> None:
 
 
 def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
-    """ApiError for what this server does not do."""
+    """ApiError for an unsupported request."""
     check_model(request.model, config.model_name)
     tools = request.offered_tools
     check_neutral(request, NEUTRAL_VALUES, has_tools=bool(tools))

@@ -45,7 +45,7 @@ class AnswerText:
         return self.stop is not None
 
     def feed(self, token_bytes: bytes) -> bool:
-        """Adds one token. True when a stop is now complete. What follows a stop is not taken."""
+        """Adds one token. True when a stop is now complete. Text after a stop is not taken."""
         return self._add(self._decoder.decode(token_bytes))
 
     def close(self) -> bool:

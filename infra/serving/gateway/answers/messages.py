@@ -22,7 +22,7 @@ _SYSTEM_ROLES = ("system", "developer")
 
 def arrange(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages as a template can show them. Behind each answer come the results of its calls, in call
-    order, then what else was said. A system message behind other messages is the user's: templates have
+    order, then the other messages. A system message behind other messages is the user's: templates have
     one place for the system's, the start. ApiError for a call without one result, and a result without
     a call. An answer with its calls in its text is followed by results without ids, in their order.
     """
@@ -74,14 +74,14 @@ def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatM
 
 @dataclass(frozen=True, slots=True)
 class ChatHistory:
-    """A chat so far. `token_ids` stand for all messages up to and including the last answer."""
+    """A chat so far. `token_ids` are those of all messages up to and including the last answer."""
 
     session_id: str
     token_ids: tuple[int, ...]
 
 
 def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: str = "") -> str:
-    """A hash of who said what: the same for the same history of an owner under the same tools."""
+    """A hash of roles and texts: the same for the same history of an owner under the same tools."""
     said = [
         [
             "system" if message.role == "developer" else message.role,
@@ -98,7 +98,7 @@ def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: 
 
 
 def _canonical(arguments: str) -> str:
-    """The same JSON in one spelling: clients may read and write what they were given."""
+    """The same JSON in one spelling: clients may parse and write again the JSON that they were given."""
     try:
         return json.dumps(json.loads(arguments))
     except (ValueError, RecursionError):

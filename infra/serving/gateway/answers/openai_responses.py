@@ -1,7 +1,7 @@
 """OpenAI's Responses API over chat completions: requests in, responses and events out.
 
 For clients such as Codex. A request becomes a `ChatRequest`, so sessions, limits, records and refusals are those
-of `/v1/chat/completions`. Fields and values are those of the `openai` package 3.54 and, where it has none, what
+of `/v1/chat/completions`. Fields and values are those of the `openai` package 3.54 and, where it has none, those that
 Codex 0.171.0 was seen to send.
 """
 
@@ -106,7 +106,7 @@ class OutputItem(OpenAIWire):
 
 
 class ReasoningItem(OpenAIWire):
-    """Thoughts, which are passed over: the served model wrote none that stand outside of its text."""
+    """Thoughts, which are passed over: the served model wrote none outside of its text."""
 
     type: Literal["reasoning"]
 
@@ -195,7 +195,7 @@ class ResponsesRequest(SampledRequest):
 
 
 def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatRequest:
-    """The same request as a chat completion. ApiError for what would change the answer and is not done."""
+    """The same request as a chat completion. ApiError for fields that would change the answer in an unsupported way."""
     check_model(request.model, served_model)
     definitions = [
         function_tool(_full_name(namespace, tool.name), tool.description, tool.parameters)
@@ -360,7 +360,7 @@ class ResponseWriter:
         return self._body(status, output=output, incomplete_details=reason, usage=usage)
 
     def _body(self, status: str, **fields: Any) -> dict[str, Any]:
-        """The response in a state. It tells what was asked for as it was understood."""
+        """The response in a state, with the request as it was understood."""
         request = self._request
         return {
             "id": self._id,

@@ -87,7 +87,7 @@ class ToolForm(Protocol):
         ...
 
     def stated(self, tools: Sequence[ToolDefinition]) -> str:
-        """The part of the definitions that stands in the conversation's tokens."""
+        """The part of the definitions that is in the conversation's tokens."""
         ...
 
     def write_call(self, call: ToolCall) -> str:
@@ -97,7 +97,7 @@ class ToolForm(Protocol):
     def read(
         self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
     ) -> tuple[ChatMessage, ParsedAnswer]:
-        """Assistant message of a model's text. Calls that cannot run, or stand in thoughts, stay in the
+        """Assistant message of a model's text. Calls that cannot run, or are in thoughts, stay in the
         text. `is_opened`: the prompt opened a thought.
         """
         ...
@@ -131,7 +131,7 @@ class OwnTools:
         return ""
 
     def write_call(self, call: ToolCall) -> str:
-        """The primary argument stands without a tag where it holds no `<`."""
+        """The primary argument has no tag where it holds no `<`."""
         name = call.function.name
         tool = TOOLS.get(name)
         if tool is None:

@@ -13,7 +13,7 @@ from ostinato.infra.serving.gateway.failures import ApiError, fault_body
 from ostinato.infra.serving.gateway.schemas import ChatRequest, FunctionDefinition, ToolDefinition
 
 COMMENT = ": ping\n\n"
-"""What readers of server-sent events pass over."""
+"""A comment, which readers of server-sent events pass over."""
 
 
 class AnswerWriter(Protocol):
@@ -21,7 +21,7 @@ class AnswerWriter(Protocol):
 
     @property
     def ping(self) -> str:
-        """What is sent while there is nothing to tell."""
+        """The event that is sent while there is no other."""
         ...
 
     def whole(self, finished: Finished) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class UploadStore:
         return last_used(self._folder(tenant) / upload_id) + self._hours * HOUR_SECONDS
 
     def use(self, tenant: str, upload_id: str) -> None:
-        """Keeps an upload for its whole time from now on. What is gone already is no error."""
+        """Keeps an upload for its whole time from now on. One that is gone already is no error."""
         now = self._wall_clock()
         with suppress(FileNotFoundError):
             os.utime(self._folder(tenant) / upload_id / MANIFEST, (now, now))
@@ -116,7 +116,7 @@ class UploadStore:
         return PreparedRepository.load(self._folder(tenant) / upload_id)
 
     def remove(self, tenant: str, upload_id: str) -> None:
-        """Removes an upload. What is gone already is no error."""
+        """Removes an upload. One that is gone already is no error."""
         _remove(self._folder(tenant) / upload_id)
 
     def _fill(self, partial: Path, upload_id: str, archive: Path) -> Upload:

@@ -8,6 +8,6 @@ down_revision: str | None = "one_spine_2"
 
 
 def upgrade() -> None:
-    """Forward. What was recorded before names none."""
+    """Forward. Earlier rows name none."""
     column = sa.Column("checkpoint_id", sa.String(), nullable=False, server_default="")
     op.add_column("interactions", column)
