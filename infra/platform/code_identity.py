@@ -32,7 +32,7 @@ PLUGIN_GROUPS = (
     "ostinato.admissions",
     "ostinato.engines",
 )
-# import name -> distribution, of packages that stages compute with, so that their versions count (torch's fixes Triton's)
+# import name -> distribution, of packages that stages compute with: their versions count (torch's fixes Triton's)
 COMPUTING_PACKAGES = {
     "torch": "torch",
     "megatron": "megatron-core",

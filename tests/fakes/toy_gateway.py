@@ -25,8 +25,7 @@ from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig, RateLimitConfig, TenantConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
-from ostinato.infra.serving.gateway.uploads.store import UploadStore
-from ostinato.infra.serving.gateway.uploads.uploads import Uploads
+from ostinato.infra.serving.gateway.uploads.store import Uploads, UploadStore
 from ostinato.models.rendering import Renderer, train_tokenizer
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox

@@ -7,7 +7,7 @@ import tomli_w
 
 from ostinato.flows.stages.console import say
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.objects.checksum import checksum_bytes
+from ostinato.infra.platform.objects import checksum_bytes
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.problems.discovery.describing import DescribedSource, describe_source

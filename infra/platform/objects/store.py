@@ -9,8 +9,7 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
-from ostinato.infra.platform.objects.checksum import checksum_bytes, checksum_file
-from ostinato.infra.platform.objects.local import LocalBackend
+from ostinato.infra.platform.objects.local import LocalBackend, checksum_bytes, checksum_file
 from ostinato.infra.platform.objects.s3 import S3Backend, S3Options
 from ostinato.infra.platform.settings import Settings
 

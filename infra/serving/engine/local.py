@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.health import SwapReport
-from ostinato.infra.serving.engine.stream import EngineStream
+from ostinato.infra.serving.engine.start import EngineStream
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.weights import DecodeWeights, prepare_weights

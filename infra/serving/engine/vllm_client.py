@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.health import SwapReport
-from ostinato.infra.serving.engine.stream import EngineStream
+from ostinato.infra.serving.engine.start import EngineStream
 from ostinato.infra.serving.published_models import fetch_from, write_model_directory
 from ostinato.models.decode.config import EngineConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason

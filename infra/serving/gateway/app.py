@@ -66,8 +66,7 @@ from ostinato.infra.serving.gateway.schemas import (
     RepositoryList,
 )
 from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
-from ostinato.infra.serving.gateway.uploads.store import Upload
-from ostinato.infra.serving.gateway.uploads.uploads import Uploads
+from ostinato.infra.serving.gateway.uploads.store import Upload, Uploads
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
-from ostinato.infra.serving.gateway.uploads.uploads import Uploads
+from ostinato.infra.serving.gateway.uploads.store import Uploads
 from ostinato.models.rendering import Renderer
 
 

@@ -27,8 +27,7 @@ from ostinato.infra.serving.gateway.arms import CANDIDATE, CONTROL, Arm, ArmTabl
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
-from ostinato.infra.serving.gateway.uploads.store import UploadStore
-from ostinato.infra.serving.gateway.uploads.uploads import Uploads
+from ostinato.infra.serving.gateway.uploads.store import Uploads, UploadStore
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest

@@ -109,8 +109,8 @@ def collect_garbage(
 ) -> list[int]:
     """Deletes versions that neither the newest `keep_versions` nor a reader's are built from.
 
-    Readers with a lease that runs at `now` count; all of them when it is None. A manifest goes before its objects, so that
-    a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
+    Readers with a lease that runs at `now` count; all of them when it is None. A manifest goes before its objects,
+    so that a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
     cannot be read, nothing is deleted and StorageError says so. Returns the deleted versions.
     """
     if keep_versions < 1:

@@ -186,7 +186,7 @@ class ChainSubscriber:
     def _history(
         self, target: ChainManifest, failures: list[str]
     ) -> Iterator[tuple[ChainManifest, tuple[ChainManifest, ...]]]:
-        """The target and the versions that it starts from, newest first, each with the deltas that lead from it to the target."""
+        """The target and the versions that it starts from, newest first, each with the deltas from it to the target."""
         current, deltas = target, ()
         while True:
             yield current, deltas

@@ -13,7 +13,7 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.infra.serving.gateway.uploads.uploads import Uploads
+from ostinato.infra.serving.gateway.uploads.store import Uploads
 
 logger = logging.getLogger(__name__)
 Files = Mapping[str, bytes | None]
