@@ -97,7 +97,7 @@ def _open_tar(archive: Path, max_bytes: int, label: str) -> Iterator[tarfile.Tar
     opener = next((known for magic, known in _BY_MAGIC if start.startswith(magic)), open)
     with opener(archive, "rb") as stream:
         # headers and padding may take as much as the files, and 1 MiB more
-        counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, label)
+        counted = _Counted(stream, 2 * max_bytes + (1 << 20), max_bytes, label)  # type: ignore[arg-type]
         with tarfile.open(fileobj=counted, mode="r|") as opened:  # type: ignore[call-overload]
             yield opened
 
