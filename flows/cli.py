@@ -94,21 +94,12 @@ def run(
             help="for sft: .jsonl or .parquet of conversations", dir_okay=False, exists=True
         ),
     ] = None,
-    ships: Annotated[
-        bool,
-        typer.Option(
-            "--ship", help="for problem-verification: puts a new set beside the code, for a commit"
-        ),
-    ] = False,
 ) -> Answer:
     """Runs one flow of the chain and what it needs."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
         raise typer.BadParameter("--data FILE goes with sft, and sft with --data FILE")
-    if ships and name != "problem_verification":
-        raise typer.BadParameter("--ship goes with problem-verification")
     parameters = {} if data is None else {"data": str(data.resolve())}
-    parameters |= {"ships": True} if ships else {}
     options = make_options(settings, keep, rebuild)
     result = launch_flow(name, recipe, seed, options, parameters)
     return Answer({"flow": name, "result": result}, lambda: None)

@@ -43,7 +43,6 @@ from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
-SEARCH_ARMS = ("with", "without")  # agents that use code search, and those that do not
 BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
 _MAX_BITS = 63  # of an integer
@@ -218,12 +217,6 @@ def load_recipe(
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
-
-
-def arm_recipe(recipe: str, arm: str) -> str:
-    """Recipe of one arm of an ablation over `recipe`: called the same, with _ARM."""
-    stem = recipe.removesuffix(".toml")
-    return f"{stem}_{arm}" + recipe.removeprefix(stem)
 
 
 def _find_recipe(name_or_path: str) -> Path:

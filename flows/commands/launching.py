@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
-from ostinato.flows.recipe import SEARCH_ARMS, arm_recipe, base_directory, load_recipe
+from ostinato.flows.recipe import base_directory, load_recipe
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
@@ -74,11 +74,9 @@ def launch_flow(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )
     # a mistake in the recipe stops here, before anything starts
-    arms = SEARCH_ARMS if flow == "search_ablation" else ()
-    for needed in (recipe, *(arm_recipe(recipe, arm) for arm in arms)):
-        loaded = load_recipe(needed, seed=seed, overrides=options.overrides)
-        if flow in _TRAIN:
-            base_directory(loaded.base_checkpoint)  # ConfigError when nobody imported it
+    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+    if flow in _TRAIN:
+        base_directory(loaded.base_checkpoint)  # ConfigError when nobody imported it
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]

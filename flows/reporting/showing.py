@@ -18,7 +18,6 @@ from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.corpus.config import CorpusResult
-from ostinato.tasks.evaluation.locating import ArmComparison
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpResult
 from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
@@ -101,29 +100,6 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
     curves = [perplexity_curve(result.evaluations), *loss_curves(context, pretrained)]
     show_curves("pretraining", pretrained, curves)
-
-
-def show_ablation(found: ArmComparison) -> None:
-    """Both arms of the search ablation, and what they differ by."""
-    rows = [
-        {
-            "arm": name,
-            "solved": interval(arm.solved),
-            "shown": interval(arm.shown),
-            "located": interval(arm.located),
-            "solved when located": f"{arm.solved_when_located:.1%}",
-            "turns to locate": f"{arm.turns.mean:.1f}",
-            "tokens to locate": f"{arm.generated_tokens.mean + arm.read_tokens.mean:.0f}",
-        }
-        for name, arm in found.arms.items()
-    ]
-    difference = found.solved_difference
-    show_table(
-        rows,
-        key="search-ablation",
-        description=f"solve rate with minus without: {difference.mean:+.3f} "
-        f"[{difference.low:+.3f}, {difference.high:+.3f}]",
-    )
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:

@@ -98,27 +98,25 @@ def _add_environments(context: StageContext, problems: ArtifactRef) -> ArtifactR
     return context.ensure("environments", identity, (problems,), build)
 
 
-def build_proven_problems(context: StageContext, *, use_shipped: bool = True) -> ArtifactRef:
-    """Packages and git repositories -> proven problems. `use_shipped`: a set that ships is taken as it is."""
+def build_proven_problems(context: StageContext) -> ArtifactRef:
+    """Packages and git repositories -> proven problems. A set that ships is taken as it is."""
     recipe = context.recipe
-    selection = recipe.selection if use_shipped else ProblemSelection()
+    selection = recipe.selection
     request = ProblemsRequest(
         config=recipe.problems,
         selection=selection,
         archives_directory=context.settings.cache_directory / "archives",
-        use_shipped=use_shipped,
     )
-    kind = "problems" if use_shipped else "rebuilt-problems"
 
     def build(directory: Path) -> tuple[Path, dict]:
         result, summary = _run("problems", request, ProblemsResult, directory)
         return Path(result.directory), {**summary, SOURCES: _sources(recipe.problems)}
 
-    shipped = shipped_checksum(recipe.problems) if use_shipped else None
+    shipped = shipped_checksum(recipe.problems)
     others = {"selection": selection} if selection != ProblemSelection() else {}
     others |= {"shipped": shipped} if shipped is not None else {}
     identity = {"config": recipe.problems, **others} if others else recipe.problems
-    return context.ensure(kind, identity, (), build)
+    return context.ensure("problems", identity, (), build)
 
 
 def _sources(config: ProblemsConfig) -> list[str]:

@@ -10,7 +10,7 @@ from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
-PROBLEM_KINDS = ("problems", "environments", "rebuilt-problems")
+PROBLEM_KINDS = ("problems", "environments")
 KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # what has weights
 _TRAINED = "reinforced"  # what the chain of a recipe ends with
 

@@ -28,7 +28,6 @@ STAGES = {
     stage.name: stage
     for stage in (
         Stage("problems", "problems", ("ostinato.tasks.problems.run:main",)),
-        Stage("rebuilt-problems", "rebuilt-problems", ("ostinato.tasks.problems.run:main",)),
         Stage("environments", "environments", ("ostinato.tasks.problems.environments.run:main",)),
         Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
         Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",), trains=True),
@@ -39,8 +38,6 @@ STAGES = {
         ),
         Stage("evaluation", "scorecard", ("ostinato.tasks.evaluation.checkpoint.run:main",)),
         Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",)),
-        Stage("locating", "locating", ("ostinato.tasks.evaluation.checkpoint.run:main",)),
-        Stage("comparison", "search-ablation", ("ostinato.tasks.evaluation.locating",)),
         Stage(
             "base-selection", "base-measures", ("ostinato.tasks.evaluation.base_models.run:main",)
         ),

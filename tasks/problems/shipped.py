@@ -3,7 +3,6 @@ belongs to one configuration.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,13 +14,10 @@ from ostinato.infra.platform.artifacts import fingerprint
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
-from ostinato.tasks.problems.statistics import count_published
-from ostinato.tasks.records import Problem
 
 # A path from the root keeps the sets out of a stage's code identity, which holds its own set's
 # checksum instead.
 SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
-_LEVEL = 19
 MAX_BYTES = 256 << 20  # the lines of a set
 
 
@@ -74,60 +70,6 @@ def decompress(packed: Path) -> bytes:
         return zstandard.ZstdDecompressor().decompress(content)
     except zstandard.ZstdError as error:
         raise ProblemError(f"{packed} cannot be read: {error}; restore it") from error
-
-
-def agreed_lines(first: bytes, second: bytes) -> bytes:
-    """Problems of the first build that the second has too, byte for byte, in the order of the first."""
-    found = frozenset(second.splitlines(keepends=True))
-    return b"".join(line for line in first.splitlines(keepends=True) if line in found)
-
-
-def ship_set(
-    name: str, config: ProblemsConfig, result: ProblemsResult, lines: bytes, folder: Path = SETS
-) -> SetCard:
-    """Write problems to the folder of shipped sets. `result` is that of a build which made them all, and others."""
-    card = SetCard(
-        config=fingerprint(config),
-        sha256=hashlib.sha256(lines).hexdigest(),
-        result=_counted_again(result, lines),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(lines)
-    (folder / f"{name}.jsonl.zst").write_bytes(packed)
-    (folder / f"{name}.json").write_text(card.model_dump_json(indent=1) + "\n")
-    return card
-
-
-def _counted_again(result: ProblemsResult, lines: bytes) -> ProblemsResult:
-    problems = [Problem.model_validate_json(line) for line in lines.splitlines()]
-    published = Counter((problem.repository, problem.kind) for problem in problems)
-    rows = (
-        {**row, "published": published[str(row["repository"]), str(row["kind"])]}
-        for row in result.yield_table
-    )
-    changed = {
-        "directory": "",
-        "num_problems": len(problems),
-        "yield_table": tuple(rows),
-        **count_published(problems),
-    }
-    return result.model_copy(update=changed)
-
-
-def compare_with_shipped(lines: bytes, shipped: bytes) -> list[str]:
-    """Shipped problems that a build did not make byte for byte, in words. Empty when it made all; it may have made
-    others beside: where two builds chose differently nothing ships.
-    """
-    built, wanted = (dict.fromkeys(content.splitlines()) for content in (lines, shipped))
-    missing = [line for line in wanted if line not in built]
-    if not missing:
-        return []
-    added = [line for line in built if line not in wanted]
-    return [
-        f"{len(missing)} of {len(wanted)} shipped problems were not built, {len(added)} others were",
-        *(f"not built: {line[:200].decode(errors='replace')}" for line in missing[:5]),
-        *(f"built instead: {line[:200].decode(errors='replace')}" for line in added[:5]),
-    ]
 
 
 def check_repositories(card: SetCard, prepared: Mapping[str, str]) -> None:

@@ -126,7 +126,7 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
     arm = plan.arms[name]
     notes = load_settings().home / "ablations"
     notes.mkdir(parents=True, exist_ok=True)
-    shared = notes / f"{arm.recipe}-{seed}.shared"
+    shared = notes / f"{Path(arm.recipe).stem}-{seed}.shared"
     if not shared.exists():
         _ostinato("mtp-distillation", arm.recipe, seed)
         shared.touch()

@@ -1,44 +1,62 @@
 """What code search is worth to an agent: solve rates with and without it on the same problems.
 
-    python -m tests.benchmarks.search_ablation [--recipe nano_search] [--seed N] [--shown]
+    python -m tests.benchmarks.search_ablation [--recipe tests/benchmarks/nano_search.toml] [--seed N]
 
-Runs the flow search-ablation (about 25 minutes on two cores; what is already built is not built
-again) and prints both arms with 90 % intervals, the paired difference, and what locating cost.
---shown: prints what the flow published before, and fails when it never ran.
+Trains and evaluates two agents that differ in code search alone, from one shared checkpoint (about 25 minutes on two
+cores; what the home holds is not built again), and prints both with 90 % intervals, the paired difference, and the
+cost of locating the function. The recipe holds what both share; theirs are called the same with _with and _without.
 """
 
 import argparse
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import STAGES
 from ostinato.flows.stages.stage import StageContext
-from ostinato.infra.platform.errors import ConfigError
-from ostinato.tasks.evaluation.locating import ArmComparison
+from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.tasks.evaluation.attempts import TRAJECTORIES_FILE, read_trajectories
 from ostinato.tasks.evaluation.statistics import PairedDifference
-from ostinato.tasks.records import Metric
+from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.records import Metric, Split, Trajectory
+from tests.benchmarks.beside_server import ensure_server
+from tests.benchmarks.locating import ArmComparison, LocatingRow, compare_arms, locating_row
 
+RECIPE = Path(__file__).with_name("nano_search.toml")
 TARGETS = {"solved_difference_low": 0.0, "located_difference_low": 0.0}
 PERCENT = ("solved", "shown", "located")
-COSTS = ("turns", "searches", "generated_tokens", "read_tokens")
+COSTS = ("turns", "searches", "generated_tokens")
 
 
-def read_newest(context: StageContext) -> ArmComparison:
-    """The comparison that was published last for this recipe."""
-    rows = context.ledger.artifacts.list(STAGES["comparison"].kind, context.recipe.name)
-    newest = max(rows, key=lambda row: row.version, default=None)
-    if newest is None:
-        raise ConfigError(
-            f"recipe {context.recipe.name}: no search-ablation in {context.settings.home}, wanted "
-            "one: run without --shown"
-        )
-    ref = context.artifacts.get(f"{newest.kind}/{newest.name}@{newest.version}")
-    return chain.result_of(context, ref, ArmComparison)
+def compare(recipe: Path, seed: int | None) -> ArmComparison:
+    """Trains and evaluates both arms. Returns their comparison."""
+    shared = StageContext.open(str(recipe), seed)
+    problems = chain.build_problems(shared)
+    start = chain.pretrain(shared, chain.build_corpus(shared, problems))
+    rows = []
+    for name in ("with", "without"):
+        path = recipe.with_name(f"{recipe.stem}_{name}.toml")
+        arm = StageContext.open(str(path), shared.recipe.seed)
+        checkpoint = chain.pretrain(arm, chain.build_corpus(arm, problems), start)
+        evaluated = chain.evaluation(arm, problems, checkpoint, Split.HELD_OUT)
+        rows.append(read_rows(arm, problems, evaluated))
+    return compare_arms(*rows, confidence=shared.recipe.evaluation.confidence)
+
+
+def read_rows(
+    context: StageContext, problems: ArtifactRef, evaluated: ArtifactRef
+) -> list[LocatingRow]:
+    """A row per attempt of an evaluation."""
+    known = {item.problem_id: item for item in load_problems(context.directory_of(problems))}
+    kept = read_trajectories(context.directory_of(evaluated) / TRAJECTORIES_FILE)
+    rows = []
+    for row in kept:
+        del row["step"]
+        row["transcript"]["segments"] = ()  # not kept: tokens of all attempts
+        rows.append(locating_row(known[row["problem_id"]], Trajectory.model_validate(row)))
+    return rows
 
 
 def flatten(found: ArmComparison) -> dict[str, float]:
@@ -91,18 +109,13 @@ def _interval(metric: Metric | PairedDifference, factor: float, unit: str) -> st
 
 
 def main() -> None:
-    """Print the table and one JSON line."""
+    """Prints the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="nano_search")
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--shown", action="store_true", help="run nothing")
     options = parser.parse_args()
-    if not options.shown:
-        command = [sys.executable, "-c", "from ostinato.flows.cli import main; main()", "run"]
-        command += ["search-ablation", "--recipe", options.recipe]
-        command += [] if options.seed is None else ["--seed", str(options.seed)]
-        subprocess.run(command, check=True)
-    found = read_newest(StageContext.open(options.recipe, seed=options.seed))
+    ensure_server("tests.benchmarks.search_ablation")
+    found = compare(options.recipe, options.seed)
     show(found)
     figures = flatten(found)
     met = all(figures[name] > target for name, target in TARGETS.items())

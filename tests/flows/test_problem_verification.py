@@ -1,17 +1,14 @@
-"""The verification flow for real on two small packages, for which no set ships."""
+"""Verification of problem sets for real on two small packages, for which no set ships."""
 
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ostinato.flows.cli import app
-from ostinato.flows.problem_verification import problem_verification
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.problems.published import PROBLEMS_FILE
-from ostinato.tasks.problems.shipped import SETS, find_set
-from tests.fakes.project_copy import ProjectCopy
+from ostinato.tasks.problems.shipped import find_set
+from tests.benchmarks.problem_verification import verify
 from tests.fakes.repositories import TWO_PACKAGES, write_archives
 
 RECIPE = """
@@ -35,32 +32,17 @@ def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
     write_archives(home / "cache" / "archives")
     recipe = tmp_path / "small.toml"
     recipe.write_text(RECIPE + TWO_PACKAGES)
-    shipped = sorted(SETS.iterdir())
 
-    again = problem_verification(str(recipe))
+    assert verify(str(recipe)).startswith("all problems of problems/small@1 were made again")
 
     context = StageContext.open(str(recipe))
-    first = context.artifacts.get("problems/small@1")
-    assert again != first
-    proven, used = (context.directory_of(ref) / PROBLEMS_FILE for ref in (again, first))
-    assert proven.read_bytes() == used.read_bytes()
-    assert sorted(SETS.iterdir()) == shipped
-
-    project = ProjectCopy(tmp_path / "project", home)
-    project.run("run", "problem-verification", "--recipe", str(recipe), "--ship")
-    found = find_set(context.recipe.problems, project.package / "tasks/problems/sets")
+    first = context.directory_of(context.artifacts.get("problems/small@1")) / PROBLEMS_FILE
+    verify(str(recipe), ships=True, folder=tmp_path / "sets")
+    found = find_set(context.recipe.problems, tmp_path / "sets")
     assert found is not None
-    assert found[1] == proven.read_bytes()
-    assert sorted(SETS.iterdir()) == shipped
+    assert found[1] == first.read_bytes()
 
 
 def test_a_second_set_for_a_recipe_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match="holds a set for it already"):
-        problem_verification.fn("problems_16", ships=True)
-
-
-def test_shipping_goes_with_verification_alone(home: Path) -> None:
-    found = CliRunner().invoke(app, ["run", "sft", "--data", __file__, "--ship"])
-    assert found.exit_code == 2
-    assert "--ship goes with problem-verification" in found.output
-    assert not (home / "prefect").exists()
+        verify("problems_16", ships=True)

@@ -1,16 +1,11 @@
-"""The ablation flow for real at a tiny size: two arms from one checkpoint, compared on the same problems."""
+"""The ablation for real at a tiny size: two arms from one checkpoint, compared on the same problems."""
 
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ostinato.flows.cli import app
-from ostinato.flows.search_ablation import search_ablation
-from ostinato.flows.stages import chain
-from ostinato.flows.stages.stage import StageContext
-from ostinato.infra.platform.errors import ConfigError
-from ostinato.tasks.evaluation.locating import ArmComparison
+from ostinato.flows.recipe import load_recipe
+from tests.benchmarks.search_ablation import compare
 from tests.fakes.repositories import TWO_PACKAGES, write_archives
 
 SHARED = """
@@ -89,23 +84,12 @@ def test_search_ablation_compares_both_arms_and_repeats_nothing(
         text = ARM.format(parent="tiny_search", arm=arm, way=way, tool=tool, ranks=ranks)
         (tmp_path / f"tiny_search_{arm}.toml").write_text(text)
 
-    comparison = search_ablation(str(shared))
+    found = compare(shared, None)
 
-    context = StageContext.open(str(shared))
-    found = chain.result_of(context, comparison, ArmComparison)
-    assert found.solved_difference.count == context.recipe.evaluation.problems
+    assert found.solved_difference.count == load_recipe(str(shared)).evaluation.problems
     assert found.solved_difference.mean == pytest.approx(
         found.arms["with"].solved.mean - found.arms["without"].solved.mean
     )
     finished = {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
-    assert search_ablation(str(shared)) == comparison
+    assert compare(shared, None) == found
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-
-
-def test_recipe_without_arms_is_refused_before_anything_starts(home: Path) -> None:
-    found = CliRunner().invoke(app, ["run", "search-ablation", "--recipe", "miniature"])
-    assert "recipe 'miniature_with' not found" in str(found.exception)
-    assert not (home / "prefect").exists()
-    with pytest.raises(ConfigError, match="miniature_with"):
-        search_ablation.fn("miniature")
-    assert not (home / "runs").exists()

@@ -10,23 +10,6 @@ RUN = "miniature-seed0"
 ATTEMPTS = "{attempts}"  # the id of the RL run within RUN, which its settings and code decide
 CHECKPOINT = "candidate/miniature@1"
 MINIATURE = ("--recipe", "miniature")
-# an ablation of code search wants a recipe for each arm
-SHARED = 'extends = "miniature"\nname = "searched"\n[harness]\nplace_tags = true\n'
-ARM = """
-extends = "searched"
-name = "searched_{arm}"
-
-[corpus.budgets]
-located = 6_000
-
-[corpus.demonstrations]
-locating = "{way}"
-
-[harness]
-search = "{ranks}"
-tools = ["read_file", "edit_file", "run_terminal", "{tool}"]
-"""
-ARMS = (("with", "search", "encoder", "codebase_search"), ("without", "grep", "words", "grep"))
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("doctor", "--deep"),
     ("recipe", "list"),
@@ -59,9 +42,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("problems", "from", "tasks", "--as", "again"),
     ("certify", "problems/shop@1", "--limit", "2", "--report", "certified"),
     ("certify", "certified/certificate.json", "--verify"),
-    ("run", "problem-verification", "--recipe", "miniature"),
     ("run", "search-training", "--recipe", "miniature"),
-    ("run", "search-ablation", "--recipe", "searched.toml"),
     ("run", "controls", *MINIATURE),
     ("run", "realtime-cycle", *MINIATURE, "--set", "cycle.canary.share=0.5"),
     ("cycle", "show", "--recipe", "miniature", "--line", "tests"),
@@ -86,11 +67,7 @@ AFTER_SERVICES: tuple[tuple[str, ...], ...] = (
 
 
 def write_inputs(folder: Path) -> None:
-    """A git repository that nobody prepared, conversations to fine-tune on, and recipes of an ablation."""
-    (folder / "searched.toml").write_text(SHARED)
-    for arm, way, ranks, tool in ARMS:
-        text = ARM.format(arm=arm, way=way, ranks=ranks, tool=tool)
-        (folder / f"searched_{arm}.toml").write_text(text)
+    """A git repository that nobody prepared, and conversations to fine-tune on."""
     shop = folder / "shop"
     if shop.exists():  # of an earlier run in the folder that is kept
         return

@@ -8,7 +8,6 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.evaluation.locating import LocatingRow
 from ostinato.tasks.evaluation.statistics import AttemptRow
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.records import Scorecard, Split
@@ -38,8 +37,6 @@ class EvaluationRequest(Record):
     """encoder of code search; None: words alone"""
     context_tokens: int = Field(default=0, ge=0)
     """longest conversation the engine holds; 0: the model's"""
-    notes_locating: bool = False
-    """also note what each attempt spent on finding the function"""
 
 
 class EvaluationResult(Record):
@@ -50,7 +47,6 @@ class EvaluationResult(Record):
     trajectories_path: str
     """what was said and done in each attempt, as JSON lines"""
     wall_seconds: float
-    locating: tuple[LocatingRow, ...] = Field(default=(), description="empty unless asked for")
 
 
 class ShardRequest(Record):

@@ -25,7 +25,6 @@ from ostinato.tasks.evaluation.checkpoint.records import (
     ShardRequest,
     ShardResult,
 )
-from ostinato.tasks.evaluation.locating import LOCATING_FILE, LocatingRow, read_locating
 from ostinato.tasks.evaluation.statistics import scorecard_from
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Scorecard
@@ -48,7 +47,6 @@ def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
         rows: list[AttemptRow] = []
         kept = MetricsLog(workspace.directory / TRAJECTORIES_FILE)
         kept.path.unlink(missing_ok=True)
-        locating: list[LocatingRow] = []
         for shard in shards:
             rows_path = Path(shard.result().rows_path)
             rows += read_rows(rows_path)
@@ -56,12 +54,10 @@ def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
                 read_trajectories(rows_path.with_name(TRAJECTORIES_FILE))
             ):
                 kept.append(number, texts)
-            locating += read_locating(rows_path.with_name(LOCATING_FILE))
     kept.close()
     return EvaluationResult(
         scorecard=score(request, rows),
         rows=tuple(rows),
-        locating=tuple(locating),
         trajectories_path=str(kept.path),
         wall_seconds=time.monotonic() - started_at,
     )

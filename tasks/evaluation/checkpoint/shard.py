@@ -10,19 +10,12 @@ from pathlib import Path
 from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
 from ostinato.infra.agent.loop.messages import run_agent_outside
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.telemetry import MetricsLog, configure_logging, fields
+from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.infra.serving.engine.start import load_engine
-from ostinato.tasks.evaluation.attempts import (
-    INFRASTRUCTURE_OUTCOMES,
-    AttemptFunction,
-    CheckEngine,
-    run_attempts,
-)
+from ostinato.tasks.evaluation.attempts import CheckEngine, run_attempts
 from ostinato.tasks.evaluation.checkpoint.plan import plan_of, shard_of, tell_progress
 from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
-from ostinato.tasks.evaluation.locating import LOCATING_FILE, locating_row
 from ostinato.tasks.problems.published import load_problems
-from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.worker import Converse
@@ -61,13 +54,10 @@ async def _run_attempts(
     )
     async with _dialogue(request, setup) as converse:
         worker = build_worker(setup, converse)
-        attempt = worker.attempt
-        if evaluation.notes_locating:
-            attempt = _noting(attempt, rows_path.with_name(LOCATING_FILE))
         try:
             await run_attempts(
                 plan,
-                attempt,
+                worker.attempt,
                 rows_path=rows_path,
                 concurrent_attempts=evaluation.engine_slots,
                 on_row=lambda rows: tell_progress(
@@ -104,17 +94,3 @@ async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[
         yield token_dialogue(setup, engine)
     finally:
         engine.close()
-
-
-def _noting(attempt: AttemptFunction, path: Path) -> AttemptFunction:
-    """The same attempts, each leaving a line about how it found its function."""
-    log = MetricsLog(path)
-
-    async def noted(item: AttemptRequest) -> Trajectory:
-        trajectory = await attempt(item)
-        if trajectory.outcome not in INFRASTRUCTURE_OUTCOMES:  # those are made again
-            row = locating_row(item.problem, trajectory)
-            log.append(item.attempt, row.model_dump(mode="json"))
-        return trajectory
-
-    return noted

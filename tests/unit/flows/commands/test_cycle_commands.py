@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_line_of_a_changed_recipe_is_meant(home: Path) -> None:
-    changed = ["--recipe", "nano_short", "--set", 'serving.line="mine"']
+    changed = ["--recipe", "nano_long", "--set", 'serving.line="mine"']
     shown = CliRunner().invoke(app, ["cycle", "show", "--json", *changed], catch_exceptions=False)
     assert [row["line"] for row in json.loads(shown.stdout)] == ["mine"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.recipe import load_recipe
-from ostinato.flows.stages import chain, stage
+from ostinato.flows.stages import stage
 from ostinato.flows.stages.run_options import STAGES, RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
@@ -216,25 +216,9 @@ def test_rebuild_begins_a_stage_under_way_anew_when_its_code_changed(home: Home)
     assert home.artifacts.manifest(home.last).changed_files == ()
 
 
-def test_problems_built_anew_are_a_stage_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(chain, "run_stage", die)
-    with pytest.raises(KeyboardInterrupt):
-        chain.build_proven_problems(StageContext.open("miniature"), use_shipped=False)
-
-    (begun,) = (tmp_path / "runs").glob("*/*")
-    assert begun.name.startswith("rebuilt-problems-")
-
-
 def test_options_name_the_stages_there_are() -> None:
     with pytest.raises(
-        ValueError, match="no stage 'pretrain', wanted one of problems, rebuilt-problems"
+        ValueError, match="no stage 'pretrain', wanted one of problems, environments"
     ):
         RunOptions(keep=("pretrain",))
 

@@ -19,15 +19,9 @@ from ostinato.tasks.problems.config import (
     RepositorySource,
     ValidityRules,
 )
-from ostinato.tasks.problems.shipped import (
-    agreed_lines,
-    check_repositories,
-    compare_with_shipped,
-    find_set,
-    ship_set,
-    shipped_checksum,
-)
+from ostinato.tasks.problems.shipped import check_repositories, find_set, shipped_checksum
 from ostinato.tasks.records import FunctionOracle, Split
+from tests.benchmarks.problem_verification import agreed_lines, compare_with_shipped, ship_set
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive, write_archives
 from tests.unit.tasks.problems.builds import build_set, check_proofs, load
 

@@ -1,20 +1,11 @@
 """Locating rows count what lies before the function was read; comparisons pair the same problems."""
 
-from pathlib import Path
-
 import pytest
 
 from ostinato.infra.agent.transcript import CallStatus, TurnRecord
-from ostinato.infra.platform.telemetry import MetricsLog
-from ostinato.tasks.evaluation.locating import (
-    SEARCH_TOOLS,
-    LocatingRow,
-    compare_arms,
-    locating_row,
-    read_locating,
-)
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
+from tests.benchmarks.locating import SEARCH_TOOLS, LocatingRow, compare_arms, locating_row
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.transcripts import make_call, masked_segment, transcript_of
 
@@ -63,19 +54,7 @@ def test_what_lies_before_the_read_is_counted(place: str) -> None:
     turns = (turn(4, grep="x"), turn(6, codebase_search="y"), turn(3, read_file=place), turn(9))
     row = locating_row(make_problem("p"), attempt_of(turns, result_tokens=20))
     assert (row.located, row.turns, row.searches) == (True, 2, 2)
-    assert (row.generated_tokens, row.read_tokens) == (10, 40)
-
-
-@pytest.mark.parametrize(("later", "read"), [((), 20), ((4,), 40), ((4, 4), 60), ((4, 4, 4), 80)])
-def test_what_was_read_counts_after_a_summary_without_its_prompt(
-    later: tuple[int, ...], read: int
-) -> None:
-    summary = turn(50).model_copy(update={"is_summary": True})
-    turns = (turn(4, grep="x"), summary, *(turn(size, grep="x") for size in later))
-    for ending in ((turn(3, read_file="pkg/code.py:2"), turn(9)), ()):
-        row = locating_row(make_problem("p"), attempt_of((*turns, *ending), result_tokens=20))
-        assert (row.located, row.generated_tokens) == (bool(ending), 54 + sum(later))
-        assert row.read_tokens == read
+    assert row.generated_tokens == 10
 
 
 @pytest.mark.parametrize("place", ["pkg/code.py::two", "pkg/other.py::one", "pkg/code.py:3-9"])
@@ -83,7 +62,7 @@ def test_another_place_is_not_the_function_and_all_of_the_attempt_counts(place: 
     turns = (turn(4, grep="x"), turn(3, read_file=place))
     row = locating_row(make_problem("p"), attempt_of(turns, result_tokens=20))
     assert (row.located, row.turns, row.searches) == (False, 2, 1)
-    assert (row.generated_tokens, row.read_tokens) == (7, 40)
+    assert row.generated_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -108,24 +87,10 @@ def rows_of(solved: dict[str, tuple[bool, bool]]) -> list[LocatingRow]:
             turns=2,
             searches=1,
             generated_tokens=30,
-            read_tokens=100,
         )
         for name, values in solved.items()
         for attempt, value in enumerate(values)
     ]
-
-
-def test_rows_survive_their_file_the_newest_of_an_attempt_and_no_torn_line(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    first, second = rows_of({"a1": (True, False)})
-    log = MetricsLog(file)
-    for row in (second, first, first.model_copy(update={"turns": 9})):
-        log.append(row.attempt, row.model_dump())
-    log.close()
-    with file.open("a") as torn:
-        torn.write('{"problem_id": "a')
-    assert {row.attempt: row.turns for row in read_locating(file)} == {0: 9, 1: 2}
-    assert read_locating(tmp_path / "none") == []
 
 
 def test_the_difference_is_with_minus_without_over_shared_problems() -> None:
@@ -137,7 +102,6 @@ def test_the_difference_is_with_minus_without_over_shared_problems() -> None:
     assert found.solved_difference_by_function.mean == pytest.approx(0.5)
     assert found.arms["with"].solved.mean == pytest.approx(0.5)
     assert found.arms["with"].solved_when_located == 1.0
-    assert found.arms["without"].read_tokens.mean == 100
     swapped = compare_arms(worse, better, confidence=0.9)
     assert swapped.solved_difference.mean == -found.solved_difference.mean
     assert swapped.located_difference.mean == -found.located_difference.mean

@@ -5,16 +5,13 @@ The function counts as located when a read_file showed its broken line.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-import numpy as np
 from pydantic import Field
 
 from ostinato.infra.agent.dialects.compact.places import find_place
 from ostinato.infra.agent.regions import split_argument
 from ostinato.infra.agent.tools.names import READ_FILE, SEARCH_TOOLS
-from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, Transcript, TurnRecord
-from ostinato.infra.platform.telemetry import read_lines
+from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
 from ostinato.tasks.evaluation.statistics import (
     PairedDifference,
     cluster_bootstrap,
@@ -25,7 +22,6 @@ from ostinato.tasks.evaluation.statistics import (
 )
 from ostinato.tasks.records import Metric, Problem, StageRecord, Trajectory
 
-LOCATING_FILE = "locating.jsonl"  # rows, beside those of the attempts
 RATES = ("solved", "shown", "located")
 
 
@@ -41,7 +37,6 @@ class LocatingRow(StageRecord):
     turns: int
     searches: int = Field(description="calls of codebase_search, grep and list_dir")
     generated_tokens: int
-    read_tokens: int = Field(description="of the tools' results")
 
 
 class ArmFigures(StageRecord):
@@ -54,7 +49,6 @@ class ArmFigures(StageRecord):
     turns: Metric = Field(description="before the locating answer, over located attempts")
     searches: Metric
     generated_tokens: Metric
-    read_tokens: Metric
 
 
 class ArmComparison(StageRecord):
@@ -73,8 +67,7 @@ class ArmComparison(StageRecord):
 
 def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
     """The row of one attempt."""
-    transcript = trajectory.transcript
-    turns = transcript.turns
+    turns = trajectory.transcript.turns
     found = next(
         (
             index
@@ -95,7 +88,6 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
         turns=len(before),
         searches=sum(call.tool in SEARCH_TOOLS for call in calls),
         generated_tokens=sum(turn.generated_tokens for turn in before),
-        read_tokens=_tokens_read(transcript, found),
     )
 
 
@@ -116,35 +108,6 @@ def _names_place(problem: Problem, turn: TurnRecord) -> bool:
         call.tool in SEARCH_TOOLS and find_place(result, problem.path, problem.symbol) is not None
         for call, result in zip(turn.calls, turn.results, strict=True)
     )
-
-
-def _tokens_read(transcript: Transcript, num_turns: int | None) -> int:
-    """Tokens between the answers of the first turns and behind each, all turns when None. What stands
-    before the first answer of a segment is its prompt.
-    """
-    read = 0
-    for segment in transcript.segments:
-        mask_T = segment.loss_mask_T.astype(np.int8)
-        starts = np.flatnonzero(np.diff(mask_T, prepend=0) == 1)
-        if not len(starts):
-            continue
-        is_last = num_turns is not None and num_turns < len(starts)
-        end = int(starts[num_turns]) if is_last else len(mask_T)
-        read += int((mask_T[int(starts[0]) : end] == 0).sum())
-        if is_last:
-            break
-        num_turns = None if num_turns is None else num_turns - len(starts)
-    return read
-
-
-def read_locating(path: Path) -> list[LocatingRow]:
-    """The rows of a file, the newest of each attempt."""
-    rows: dict[tuple[str, int], LocatingRow] = {}
-    for values in read_lines(path):
-        values.pop("step")
-        row = LocatingRow.model_validate(values)
-        rows[row.problem_id, row.attempt] = row
-    return list(rows.values())
 
 
 def compare_arms(
@@ -204,5 +167,4 @@ def _figures(rows: Sequence[LocatingRow], confidence: float) -> ArmFigures:
         turns=metric([row.turns for row in located]),
         searches=metric([row.searches for row in located]),
         generated_tokens=metric([row.generated_tokens for row in located]),
-        read_tokens=metric([row.read_tokens for row in located]),
     )
