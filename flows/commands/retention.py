@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from ostinato.flows.commands.garbage import live_stages
 from ostinato.flows.recipe import Recipe
-from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.declared import CANDIDATE, REINFORCEMENT
 from ostinato.flows.stages.stage import CHECKPOINT_KINDS
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.cluster.processes import processes_with
@@ -29,7 +29,7 @@ from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER
 
 _DAY_SECONDS = 86_400.0
-_CANDIDATE, _REINFORCED = STAGES["candidate"].kind, STAGES["reinforcement"].kind
+_CANDIDATE, _REINFORCED = CANDIDATE.kind, REINFORCEMENT.kind
 
 
 class Expired(Record):

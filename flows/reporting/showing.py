@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from ostinato.flows.reporting.evaluations import overlap_rows, show_gate
 from ostinato.flows.reporting.run_report import curves_of_training, loss_curves, rl_steps
-from ostinato.flows.reporting.tables import interval
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.flows.stages.console import say

@@ -25,10 +25,10 @@ from prefect.states import Cancelled
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
+from ostinato.flows.stages.declared import STAGES
 from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.pictures import shown_pictures
 from ostinato.flows.stages.progress import shown_progress
-from ostinato.flows.stages.run_options import STAGES
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG, Progress
 from ostinato.infra.platform.errors import is_retryable

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from ostinato.flows.stages.artifacts import optional, show_image
-from ostinato.flows.stages.run_options import STAGES
+from ostinato.flows.stages.declared import REINFORCEMENT
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import (
     METRICS,
@@ -288,7 +288,7 @@ def newest_runs(home: Path, recipe: str, like: Path) -> dict[int, list[dict[str,
     """Steps of the newest finished RL run of each seed of a recipe in this home, of those with the settings of
     the run in `like`.
     """
-    stage, found, wanted = STAGES["reinforcement"].kind, {}, _settings_of(like)
+    stage, found, wanted = REINFORCEMENT.kind, {}, _settings_of(like)
     done = (home / "runs").glob(f"{recipe}-seed*/{stage}-*/{PUBLISHED}")
     for mark in sorted(done, key=lambda path: path.stat().st_mtime):
         if _settings_of(mark.parent) != wanted:

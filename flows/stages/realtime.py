@@ -12,6 +12,7 @@ from ostinato.flows.stages import chain, lineage
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import champion_id, line_of
 from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.declared import CANDIDATE
 from ostinato.flows.stages.events import (
     PROMOTED,
     REGRESSED,
@@ -43,7 +44,6 @@ from ostinato.tasks.realtime.promotion.serving_line import (
     ServingLine,
 )
 from ostinato.tasks.realtime.records import (
-    CycleTrainingRequest,
     CycleTrainingResult,
     DeployedModel,
     ServedCandidate,
@@ -340,29 +340,23 @@ def train_candidate(
     """Collect, distil and train on the cycle's window. No candidate when the window has no sample."""
     recipe = context.recipe.cycle
 
-    def build(directory: Path) -> tuple[Path, dict]:
-        request = CycleTrainingRequest(
+    def publish(directory: Path, result: CycleTrainingResult) -> tuple[Path, dict]:
+        if result.checkpoint_directory is None:
+            raise _NothingToLearn(result)
+        return CANDIDATE.leave(directory, result)
+
+    try:
+        candidate = context.make(
+            CANDIDATE,
+            {"checkpoint": served},
+            title="cycle training",
             cycle_id=cycle.cycle_id,
             window=_window(context, cycle),
-            checkpoint_directory=str(context.directory_of(served)),
             feedback=recipe.feedback,
             learning=trainer_config(recipe.learning, context.recipe.decoding),
             train_until=recipe.train_until(cycle.opened_at),
+            publish=publish,
         )
-        entry = "ostinato.tasks.realtime.cycle_training:main"
-        result = run_stage("cycle training", entry, request, CycleTrainingResult, directory)
-        if result.checkpoint_directory is None:
-            raise _NothingToLearn(result)
-        return Path(result.checkpoint_directory), {chain.SUMMARY: result.model_dump(mode="json")}
-
-    identity = {
-        "cycle": cycle.cycle_id,
-        "feedback": recipe.feedback,
-        "learning": recipe.learning,
-        "source": _source(context).value,
-    }
-    try:
-        candidate = context.ensure("candidate", identity, (served,), build)
     except _NothingToLearn as empty:
         return empty.result, None
     return chain.result_of(context, candidate, CycleTrainingResult), candidate

@@ -1,64 +1,17 @@
-"""Stages by name with their child entries, the start of one under way, and the options of a run."""
+"""Options of a run, and the start of a stage under way."""
 
 import time
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.stages.declared import STAGES
 from ostinato.flows.stages.forms import Described, InOnePiece, RecipeChanges
 from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage by its name on the command line, the kind of its artifacts and its child entries."""
-
-    name: str
-    kind: str
-    entries: tuple[str, ...]
-    trains: bool = False
-
-
-STAGES = {
-    stage.name: stage
-    for stage in (
-        Stage("problems", "problems", ("ostinato.tasks.problems.run:main",)),
-        Stage("environments", "environments", ("ostinato.tasks.problems.environments.run:main",)),
-        Stage("corpus", "corpus", ("ostinato.tasks.corpus.run:main",)),
-        Stage("pretraining", "pretrained", ("ostinato.tasks.pretraining.run:main",), trains=True),
-        Stage("mtp", "drafted", ("ostinato.tasks.pretraining.mtp.run:main",), trains=True),
-        Stage("speculation", "speculation", ("ostinato.tasks.pretraining.mtp.speculation:main",)),
-        Stage(
-            "reinforcement", "reinforced", ("ostinato.tasks.reinforcement.run:main",), trains=True
-        ),
-        Stage("evaluation", "scorecard", ("ostinato.tasks.evaluation.checkpoint.run:main",)),
-        Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",)),
-        Stage(
-            "base-selection", "base-measures", ("ostinato.tasks.evaluation.base_models.run:main",)
-        ),
-        Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",)),
-        Stage(
-            "candidate", "candidate", ("ostinato.tasks.realtime.cycle_training:main",), trains=True
-        ),
-        Stage(
-            "cycle",
-            "cycle",
-            (
-                "ostinato.tasks.realtime.traffic:main",
-                "ostinato.tasks.realtime.cycle_training:main",
-                "ostinato.tasks.evaluation.checkpoint.run:main",
-                "ostinato.tasks.evaluation.gates",
-            ),
-        ),
-        Stage("retrieval", "search-encoder", ("ostinato.tasks.retrieval.run:main",), trains=True),
-    )
-}
-
 
 START_FILE = "stage.json"  # of the run directory of a stage under way
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ostinato.flows.stages.run_options import STAGES
-from ostinato.flows.stages.stage import SUMMARY, StageContext
+from ostinato.flows.stages.declared import CORPUS, SUMMARY
+from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.record import Record
@@ -40,8 +40,7 @@ def overlap_of(
     corpora = {
         str(corpus): found
         for corpus in context.artifacts.lineage(checkpoint)
-        if corpus.kind == STAGES["corpus"].kind
-        and problems in context.artifacts.manifest(corpus).parents
+        if corpus.kind == CORPUS.kind and problems in context.artifacts.manifest(corpus).parents
         for found in CorpusResult.model_validate(
             context.artifacts.metadata(corpus)[SUMMARY]
         ).overlap

@@ -4,7 +4,7 @@ stage under way goes on under the identity it began with.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,11 @@ from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
+from ostinato.flows.stages.child_task import run_stage
+from ostinato.flows.stages.declared import STAGES, ChildStage, Result, Stage
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, tell_checkpoint
-from ostinato.flows.stages.run_options import (
-    STAGES,
-    START_FILE,
-    RunOptions,
-    Stage,
-    StageStart,
-)
+from ostinato.flows.stages.run_options import START_FILE, RunOptions, StageStart
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree
@@ -35,7 +31,6 @@ from ostinato.infra.sandbox.backends import check_kind
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
-SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class StageContext:
         return self.artifacts.local_copy(ref, self.settings.home)
 
     def parent_of(self, ref: ArtifactRef, stage_name: str) -> ArtifactRef | None:
-        """What a stage made that an artifact was made from. None: nothing."""
+        """The parent of an artifact that a stage made. None: no parent is of that stage."""
         kind, parents = STAGES[stage_name].kind, self.artifacts.manifest(ref).parents
         return next((parent for parent in parents if parent.kind == kind), None)
 
@@ -102,6 +97,39 @@ class StageContext:
     def run_directory(self, kind: str, identity: str) -> Path:
         """Directory of a stage's unfinished work. The same identity resumes in it."""
         return self.runs_directory / f"{kind}-{identity}"
+
+    def make(
+        self,
+        stage: ChildStage[Result],
+        parents: Mapping[str, ArtifactRef | None],
+        *,
+        title: str = "",
+        identity: Mapping[str, Any] | None = None,
+        publish: Callable[[Path, Result], tuple[Path, dict]] | None = None,
+        **given: Any,
+    ) -> ArtifactRef:
+        """The artifact of a stage under this recipe, made by its child at most once.
+
+        `parents`: by the names of the stage's declaration; None: without this one. `given`: fields of
+        the request that the recipe does not hold. `identity`: what decides beside the request.
+        `publish`: returns the directory to publish and its metadata; by default those of the result.
+        """
+        known = {name: ref for name in stage.parents if (ref := parents.get(name)) is not None}
+        folders = {f"{name}_directory": ref for name, ref in known.items()}
+        folders = {name: folders[name] for name in folders.keys() & stage.request.model_fields}
+        # a parent is fetched when the child needs it
+        request = stage.request_of(self.recipe, given | dict.fromkeys(folders, ""))
+
+        def build(directory: Path) -> tuple[Path, dict]:
+            here = {name: str(self.directory_of(ref)) for name, ref in folders.items()}
+            here |= {"run_id": directory.name} if "run_id" in given else {}
+            asked = request.model_copy(update=here)
+            entry = stage.entries[0]
+            result = run_stage(title or stage.name, entry, asked, stage.result, directory)
+            return (publish or stage.leave)(directory, result)
+
+        settings = stage.identity_of(request) | dict(identity or {})
+        return self.ensure(stage.name, settings, tuple(known.values()), build)
 
     def ensure(
         self,

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.infra.sandbox.host.system import RUNNER_PACKAGES
+from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.records import Split
 
 
@@ -270,3 +271,18 @@ class ProblemsResult(Record):
     yield_table: tuple[dict[str, str | int | float], ...]
     """one row per repository and kind"""
     seconds: float
+
+
+class EnvironmentsRequest(Record):
+    """Request of the stage that adds problems of environments to a problem set."""
+
+    problems_directory: str
+    environments: dict[str, EnvironmentConfig]
+    seed: int = 0
+
+
+class EnvironmentsResult(Record):
+    """Problem set with the problems of the environments in it."""
+
+    directory: str
+    added: dict[str, int] = Field(description="environment -> problems")

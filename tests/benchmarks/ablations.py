@@ -31,7 +31,8 @@ from pydantic import Field
 
 from ostinato.flows.reporting.evaluations import read_rows as read_attempts
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import STAGES, RunOptions
+from ostinato.flows.stages.declared import CONTROLS, REINFORCEMENT
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError
@@ -133,7 +134,7 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
     overrides = (*plan.every_arm, *arm.set)
     _ostinato("controls", arm.recipe, seed, keep=SHARED_STAGES, overrides=overrides)
     context = StageContext.open(arm.recipe, seed, RunOptions(overrides=overrides))
-    kind = STAGES["controls"].kind
+    kind = CONTROLS.kind
     newest = max(
         context.ledger.artifacts.list(kind, context.recipe.name),
         key=lambda row: row.created_at,
@@ -147,7 +148,7 @@ def run_pair(name: str, plan: Plan, seed: int) -> Row:
     reinforced = next(
         parent
         for parent in context.artifacts.manifest(evaluation).parents
-        if parent.kind == STAGES["reinforcement"].kind
+        if parent.kind == REINFORCEMENT.kind
     )
     run = chain.result_of(context, reinforced, ReinforcementResult)
     metrics = context.run_directory(reinforced.kind, reinforced.fingerprint) / METRICS

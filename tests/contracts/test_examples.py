@@ -32,7 +32,8 @@ from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.grading.grade import make_grader
-from ostinato.tasks.problems.environments.run import EnvironmentsRequest, main
+from ostinato.tasks.problems.config import EnvironmentsRequest
+from ostinato.tasks.problems.environments.run import main
 from ostinato.tasks.records import Problem, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes

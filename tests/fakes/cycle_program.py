@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ostinato.flows.stages import chain, realtime
+from ostinato.flows.stages import realtime, stage
 from ostinato.infra.platform.ledger.repositories import (
     ArtifactRepository,
     CycleRepository,
@@ -48,7 +48,7 @@ def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
     trained = add_checkpoint(context, problems, "first")
     add_scorecard(context, problems, trained, 0.5)
     realtime.serving_checkpoint(context, problems, trained)
-    train, evaluate = realtime.run_stage, chain.run_stage
+    real = stage.run_stage
 
     def stand_in(name: str, entry: str, request: Any, result_type: Any, place: Path) -> BaseModel:
         if isinstance(request, CycleTrainingRequest):
@@ -59,13 +59,13 @@ def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
         kept.touch()
         return result_type(scorecard=card, rows=(), wall_seconds=1.0, trajectories_path=str(kept))
 
-    realtime.run_stage = chain.run_stage = stand_in  # type: ignore[assignment]
+    stage.run_stage = stand_in  # type: ignore[assignment]
     try:
         if dies_at:
             _die_at(dies_at)
         return realtime.run_cycle(context, problems, trained)
     finally:
-        realtime.run_stage, chain.run_stage = train, evaluate
+        stage.run_stage = real
 
 
 def _train(

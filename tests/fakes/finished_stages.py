@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostinato.flows.stages import chain
+from ostinato.flows.stages.declared import EVALUATION
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
@@ -39,8 +40,9 @@ def add_scorecard(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, solve_rate: float
 ) -> None:
     """The checkpoint's finished evaluation on the held-out problems of a set."""
-    harness = chain.harness_for(context.recipe, context.directory_of(checkpoint))
-    identity = chain.evaluation_identity(context.recipe, Split.HELD_OUT) | {"harness": harness}
+    fields = chain.evaluation_fields(context, checkpoint, Split.HELD_OUT)
+    fields |= {"problems_directory": "", "checkpoint_directory": ""}
+    identity = EVALUATION.identity_of(EVALUATION.request_of(context.recipe, fields))
     card = make_scorecard(str(checkpoint), problems.fingerprint, solve_rate)
 
     def build(directory: Path) -> tuple[Path, dict]:

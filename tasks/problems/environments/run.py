@@ -6,12 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import Field
-
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import write_folder
-from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.environments import (
     ENVIRONMENTS,
@@ -19,26 +16,12 @@ from ostinato.tasks.grading.environments import (
     EnvironmentConfig,
     ProblemDraft,
 )
+from ostinato.tasks.problems.config import EnvironmentsRequest, EnvironmentsResult
 from ostinato.tasks.records import Problem, Split
 
 PROBLEMS_FILE = "problems.jsonl"
 REPOSITORIES_FOLDER = "repositories"
 MOST_REPEATS = 1_000  # equal draws in a row that show an environment has no more problems
-
-
-class EnvironmentsRequest(Record):
-    """The problem set that environments are added to."""
-
-    problems_directory: str
-    environments: dict[str, EnvironmentConfig]
-    seed: int = 0
-
-
-class EnvironmentsResult(Record):
-    """A problem set with the problems of the environments in it."""
-
-    directory: str
-    added: dict[str, int] = Field(description="environment -> problems")
 
 
 def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResult:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.stages import chain
+from ostinato.flows.stages import chain, stage
 from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
@@ -33,7 +33,7 @@ def test_a_changed_source_is_another_corpus_and_a_missing_one_begins_none(
     def corpus_files(directory: Path) -> Path:
         return chain.one_file(directory, "statistics.json", "{}")
 
-    monkeypatch.setattr(chain, "run_stage", build)
+    monkeypatch.setattr(stage, "run_stage", build)
     monkeypatch.setattr(chain, "corpus_files", corpus_files)
     code = tmp_path / "code"
     code.mkdir()

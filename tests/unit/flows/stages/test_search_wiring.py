@@ -4,24 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.stages import chain
+from ostinato.flows.stages import chain, stage
+from ostinato.flows.stages.declared import RETRIEVAL
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.models.rendering.chat_template import PUBLISHED
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
 from ostinato.tasks.records import Split
 
 
-def publish(context: StageContext, stage: str, folder: str = "") -> ArtifactRef:
+def publish(context: StageContext, name: str, folder: str = "") -> ArtifactRef:
     """An artifact without content, as the stage would leave it."""
 
     def build(directory: Path) -> tuple[Path, dict]:
         (directory / "made" / folder).mkdir(parents=True)
         (directory / "made" / folder / "name").write_text(folder)
-        (directory / "made" / "file").write_text(stage)
+        (directory / "made" / "file").write_text(name)
         return directory / "made", {chain.SUMMARY: {}}
 
-    return context.ensure(stage, context.recipe.retrieval, (), build)
+    settings = RETRIEVAL.identity_of(RETRIEVAL.request_of(context.recipe, {}))
+    return context.ensure(name, settings, (), build)
 
 
 @pytest.mark.parametrize("search", ["words", "encoder"])
@@ -33,11 +36,19 @@ def test_evaluation_gets_the_encoder_that_the_recipe_names(
     context = StageContext.open("miniature", None, options)
     encoder = publish(context, "retrieval")
     problems, checkpoint = publish(context, "problems"), publish(context, "pretraining")
+    asked: list[EvaluationRequest] = []
 
-    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
+    def run_stage(_: str, __: str, request: EvaluationRequest, *___: object) -> None:
+        asked.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "run_stage", run_stage)
+    with pytest.raises(KeyboardInterrupt):
+        chain.evaluation(context, problems, checkpoint, Split.HELD_OUT)
     wanted = str(context.directory_of(encoder)) if search == "encoder" else None
-    assert request.search_directory == chain.search_directory(context) == wanted
-    assert chain.encoders_of(context) == ((encoder,) if search == "encoder" else ())
+    assert asked[0].search_directory == chain.search_directory(context) == wanted
+    assert asked[0].problems_directory == str(context.directory_of(problems))
+    assert chain.encoder_of(context) == (encoder if search == "encoder" else None)
 
 
 @pytest.mark.parametrize("is_imported", [False, True])
@@ -46,12 +57,12 @@ def test_a_checkpoint_with_a_published_template_talks_in_plain_text(
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
     context = StageContext.open("miniature")
-    problems = publish(context, "problems")
     checkpoint = publish(context, "pretraining", PUBLISHED if is_imported else "")
 
-    request = chain.evaluation_request(context, problems, checkpoint, Split.HELD_OUT)
-    assert request.harness.dialect == ("full" if is_imported else context.recipe.harness.dialect)
-    assert request.context_tokens == (request.harness.context_tokens if is_imported else 0)
+    fields = chain.evaluation_fields(context, checkpoint, Split.HELD_OUT)
+    harness = fields["harness"]
+    assert harness.dialect == ("full" if is_imported else context.recipe.harness.dialect)
+    assert fields["context_tokens"] == (harness.context_tokens if is_imported else 0)
 
 
 def test_an_imported_checkpoint_gets_the_harness_of_a_recipe_in_plain_text(

@@ -1,0 +1,154 @@
+"""The stages of the project, each declared once: request, identity, parents and child call derive from its row.
+
+A field of a request is, in this order: the directory of a parent (`corpus_directory` of the parent "corpus"), a value
+that the flow gives, the table of the recipe of that type, or the recipe's value of that name. What a stage makes is
+identified by its request without directories, without the fields that only say where it runs, and by its parents.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.cluster.workspace import Placed
+from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
+from ostinato.tasks.evaluation.base_models.config import BaseMeasures, BaseSelectionRequest
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
+from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
+from ostinato.tasks.pretraining.mtp.config import MtpRequest, MtpResult
+from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.tasks.problems.config import (
+    EnvironmentsRequest,
+    EnvironmentsResult,
+    ProblemsRequest,
+    ProblemsResult,
+)
+from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
+from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
+
+SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
+Result = TypeVar("Result", bound=BaseModel)
+_PLACES = ("_directory", "_path", "run_id")  # ends of the fields that hold a place on this machine
+_TABLES: dict[Any, str] = {
+    kind.annotation: name
+    for name, kind in Recipe.model_fields.items()
+    if isinstance(kind.annotation, type) and issubclass(kind.annotation, BaseModel)
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage whose work the flow itself does: only its artifact is kept."""
+
+    name: str  # on the command line
+    kind: str  # of its artifacts
+    entries: tuple[str, ...]  # code that decides what it makes; the first one is a child's entry
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class ChildStage(Stage, Generic[Result]):
+    """A stage that runs in a supervised child process."""
+
+    request: type[BaseModel] = field(kw_only=True)
+    result: type[Result] = field(kw_only=True)
+    parents: tuple[str, ...] = field(kw_only=True, default=())  # in the order of its lineage
+    placement: frozenset[str] = field(kw_only=True, default=frozenset())  # fields, not of identity
+    file: str = field(kw_only=True, default="")  # published with the result in it; empty: a folder
+
+    def request_of(self, recipe: Recipe, given: Mapping[str, Any]) -> BaseModel:
+        """The request of a recipe, with the given fields in place of the recipe's."""
+        fields = dict(given)
+        for name, kind in self.request.model_fields.items():
+            source = name if name in Recipe.model_fields else _TABLES.get(kind.annotation)
+            if name not in fields and source is not None:
+                fields[name] = getattr(recipe, source)
+        return self.request(**fields)
+
+    def identity_of(self, request: BaseModel) -> dict[str, Any]:
+        """The part of a request that decides what is made, but for the parents."""
+        apart: dict[str, Any] = dict.fromkeys(self.placement, True)
+        apart |= {name: True for name in type(request).model_fields if name.endswith(_PLACES)}
+        if isinstance(request, Placed):
+            apart |= request.placement()
+        return request.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+
+    def leave(self, directory: Path, result: Result) -> tuple[Path, dict[str, Any]]:
+        """The directory to publish of a finished run, and its metadata."""
+        made = result.model_dump(mode="json")
+        if self.file:
+            return one_file(directory, self.file, result.model_dump_json(indent=1)), {SUMMARY: made}
+        return Path(made.get("checkpoint_directory") or made["directory"]), {SUMMARY: made}
+
+
+def one_file(directory: Path, name: str, text: str) -> Path:
+    """A directory to publish that holds this one file."""
+    published = directory / "published"
+    published.mkdir(parents=True, exist_ok=True)
+    (published / name).write_text(text)
+    return published
+
+
+def _child(
+    name: str, kind: str, entry: str, request: type[BaseModel], result: type[Result], parents: str = "", *,
+    trains: bool = False, placement: Collection[str] = (), file: str = "",
+) -> ChildStage[Result]:  # fmt: skip
+    return ChildStage(
+        name, kind, (f"{entry}:main",), trains, request=request, result=result,
+        parents=tuple(parents.split()), placement=frozenset(placement), file=file,
+    )  # fmt: skip
+
+
+# fmt: off
+PROBLEMS = _child(
+    "problems", "problems", "ostinato.tasks.problems.run", ProblemsRequest, ProblemsResult)
+ENVIRONMENTS = _child(
+    "environments", "environments", "ostinato.tasks.problems.environments.run",
+    EnvironmentsRequest, EnvironmentsResult, "problems")
+RETRIEVAL = _child(
+    "retrieval", "search-encoder", "ostinato.tasks.retrieval.run",
+    RetrievalRequest, RetrievalResult, trains=True)
+CORPUS = _child(
+    "corpus", "corpus", "ostinato.tasks.corpus.run", CorpusRequest, CorpusResult, "problems search")
+PRETRAINING = _child(
+    "pretraining", "pretrained", "ostinato.tasks.pretraining.run",
+    PretrainingRequest, PretrainingResult, "corpus checkpoint", trains=True)
+MTP = _child(
+    "mtp", "drafted", "ostinato.tasks.pretraining.mtp.run",
+    MtpRequest, MtpResult, "corpus checkpoint", trains=True)
+SPECULATION = _child(
+    "speculation", "speculation", "ostinato.tasks.pretraining.mtp.speculation",
+    SpeculationRequest, SpeculationResult, "corpus checkpoint", file="speculation.json")
+REINFORCEMENT = _child(
+    "reinforcement", "reinforced", "ostinato.tasks.reinforcement.run",
+    ReinforcementRequest, ReinforcementResult, "problems checkpoint search", trains=True)
+EVALUATION = _child(
+    "evaluation", "scorecard", "ostinato.tasks.evaluation.checkpoint.run",
+    EvaluationRequest, EvaluationResult, "problems checkpoint search",
+    placement={"checkpoint_name", "endpoint", "engine_slots", "context_tokens", "processes"})
+BASE_SELECTION = _child(
+    "base-selection", "base-measures", "ostinato.tasks.evaluation.base_models.run",
+    BaseSelectionRequest, BaseMeasures, "problems checkpoint",
+    placement={"sources", "humaneval"}, file="measures.json")
+CANDIDATE = _child(
+    "candidate", "candidate", "ostinato.tasks.realtime.cycle_training",
+    CycleTrainingRequest, CycleTrainingResult, "checkpoint",
+    trains=True, placement={"train_until"})
+ENDPOINT = Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",))
+CONTROLS = Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",))
+CYCLE = Stage(
+    "cycle", "cycle",
+    ("ostinato.tasks.realtime.traffic:main", *CANDIDATE.entries, *EVALUATION.entries,
+     "ostinato.tasks.evaluation.gates"))
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, REINFORCEMENT, EVALUATION,
+        ENDPOINT, BASE_SELECTION, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
+    )
+}
+# fmt: on
