@@ -35,10 +35,10 @@ def make_problem_set(directory: Path, split: Split = Split.TRAIN) -> Path:
     return directory
 
 
-def make_checkpoint(directory: Path) -> Path:
+def make_checkpoint(directory: Path, context_tokens: int = 128) -> Path:
     """A tiny model with random weights and the tokenizer of the problem set."""
     renderer = Renderer(train_tokenizer([SOURCE, TESTS], vocab_size=384))
-    spec = make_spec(renderer.vocab_size, 32, heads=(2, 1, 16), max_sequence_tokens=128)
+    spec = make_spec(renderer.vocab_size, 32, heads=(2, 1, 16), max_sequence_tokens=context_tokens)
     tokenizer = renderer.save(directory.with_name(f"{directory.name}-tokenizer"))
     weights = build_trainer_model(spec, seed=0).export_weights()
     return save_checkpoint(directory, spec, weights, tokenizer_path=tokenizer)

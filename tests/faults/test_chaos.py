@@ -1,17 +1,12 @@
-"""SIGKILL of a drawn process of an RL run under way, or of a whole process group, again and again: all of it is
-recovered, nothing is trained twice, nothing is left.
+"""SIGKILL of a drawn process of an RL run or of a real-time cycle under way, or of a whole process group, again and
+again: all of it is recovered, nothing is trained or published twice, nothing is left.
 """
 
-import contextlib
 import os
-import random
-import re
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,19 +15,14 @@ import pytest
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from tests.fakes.processes import command_line, is_running, of_home, wait_for_end
+from tests.fakes.processes import wait_for_end
 from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
+from tests.faults.cycle_kills import MOMENTS, KilledCycles, broken_laws
+from tests.faults.drawn_kills import DrawnKills, left_of
 
 SUPERVISOR, DRIVER = "chaos_program", "child_main"
 STEPS_PER_KILL = 8  # some kills take seconds to be seen, and steps are short
 _LEFT_SECONDS = 60.0  # what a killed supervisor leaves ends itself after ten, on an idle machine
-
-
-def kind_of(process: psutil.Process) -> str:
-    """What a process of a run does: an actor's class, or its program."""
-    command = command_line(process)
-    found = re.search(r"ray::(\w+)|(chaos_program|child_main|bwrap|gcs_server|raylet) ", command)
-    return "" if found is None else found[1] or found[2]
 
 
 class Run:
@@ -40,8 +30,7 @@ class Run:
 
     def __init__(self, home: Path, steps: int, seed: int) -> None:
         self.home, self.steps = home, steps
-        self.dice = random.Random(seed)
-        self.hit: Counter[str] = Counter()
+        self.kills = DrawnKills(home, seed)
         self.starts = 0
         request = miniature_request(home, "chaos", steps, world_size=2, boxes="fleet")
         (home / "request.json").write_text(request.model_dump_json())
@@ -73,59 +62,10 @@ class Run:
             assert self.process.returncode != 0, f"ended after {self.steps_taken} steps"
             self.process = self._start()
 
-    def kill(self) -> None:
-        """One process of a drawn kind, or its whole process group, or all of the run."""
-        found = defaultdict(list)
-        for process in of_home(self.home):
-            for one in (process, *children_of(process)):
-                if kind_of(one):
-                    found[kind_of(one)].append(one)
-        kinds = sorted(
-            {*found, "all"} - {""}, key=lambda kind: (self.hit[kind], self.dice.random())
-        )
-        kind = kinds[0]
-        self.hit[kind] += 1
-        if kind == "all":
-            for process in of_home(self.home):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            return
-        victim = self.dice.choice(found[kind])
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            group = os.getpgid(victim.pid)
-            if self.dice.random() < 0.3 and group != os.getpgrp():
-                os.killpg(group, signal.SIGKILL)
-            else:
-                victim.kill()
-
     def finish(self) -> None:
         """To the end, starting it again when it has ended without one."""
         while self.process.wait() != 0:
             self._start_again_if_ended()
-
-
-def children_of(process: psutil.Process) -> list[psutil.Process]:
-    """Boxes, which are told of no home."""
-    try:
-        return [one for one in process.children() if kind_of(one) == "bwrap"]
-    except psutil.Error:
-        return []
-
-
-def left_of(home: Path, before: set[int]) -> Callable[[], list[psutil.Process]]:
-    """Finds the processes of a home, and boxes that nobody holds any more."""
-
-    def find() -> list[psutil.Process]:
-        boxes = [
-            one
-            for one in psutil.process_iter()
-            if one.pid not in before and kind_of(one) == "bwrap" and is_running(one)
-        ]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [*of_home(home), *(one for one in boxes if one.ppid() == 1)]
-        return [*of_home(home), *boxes]
-
-    return find
 
 
 def check_chaos(home: Path, kills: int, seed: int) -> Counter[str]:
@@ -134,8 +74,8 @@ def check_chaos(home: Path, kills: int, seed: int) -> Counter[str]:
     run = Run(home, STEPS_PER_KILL * kills, seed)
     for _ in range(kills):
         run.await_step()
-        time.sleep(run.dice.random())
-        run.kill()
+        time.sleep(run.kills.dice.random())
+        run.kills.kill()
     run.finish()
     rows = Ledger(run.settings.ledger_url).journal.rows("chaos")
     trained = defaultdict(set)
@@ -150,7 +90,7 @@ def check_chaos(home: Path, kills: int, seed: int) -> Counter[str]:
     wait_for_end(left_of(home, before), _LEFT_SECONDS)
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     assert [mount for mount in mounts if str(home) in mount] == []
-    return run.hit
+    return run.kills.hit
 
 
 @pytest.mark.slow
@@ -170,3 +110,36 @@ def test_run_of_which_fifteen_drawn_processes_are_killed_ends_as_if_none_had_bee
     hit = check_chaos(tmp_path, 15, seed)
     wanted = {SUPERVISOR, DRIVER, "RankActor", "TrainerActor", "RolloutActor", "BoxNode", "bwrap"}
     assert wanted | {"MailboxReplica", "all"} <= set(hit), hit
+
+
+def check_cycles(home: Path, kills: int, seed: int) -> Counter[str]:
+    """As many cycles with a kill in each, at all moments in turn, and the laws of cycles that nothing disturbed."""
+    before = {process.pid for process in psutil.process_iter()}
+    cycles = KilledCycles(home, seed)
+    try:
+        for number in range(kills):
+            cycles.run_cycle(list(MOMENTS)[(seed + number) % len(MOMENTS)])
+    finally:
+        cycles.end()
+    wait_for_end(left_of(home, before), _LEFT_SECONDS)
+    assert list(broken_laws(cycles.machine.settings, kills)) == []
+    return cycles.kills.hit
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_two_cycles_with_a_kill_in_each_end_as_if_none_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    check_cycles(tmp_path, 2, seed=2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(10_800)
+def test_thirty_cycles_with_a_kill_in_each_end_as_if_none_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    hit = check_cycles(tmp_path, 30, seed=1)
+    assert {"flow", "worker", "server", "child_main", "RankActor", "bwrap", "all"} <= set(hit), hit
