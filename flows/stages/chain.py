@@ -1,5 +1,6 @@
 """The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ostinato.tasks.corpus.source_code.sources import pin_sources
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpConfig
+from ostinato.tasks.problems.commits import pin_commits
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
@@ -66,7 +68,9 @@ def build_problems(context: StageContext) -> ArtifactRef:
 
 def build_proven_problems(context: StageContext) -> ArtifactRef:
     """Packages and git repositories -> proven problems. A set that ships is taken as it is."""
-    config = context.recipe.problems
+    config = pin_commits(context.recipe.problems)
+    pinned = context.recipe.model_copy(update={"problems": config})
+    context = replace(context, recipe=pinned)
 
     def publish(directory: Path, result: ProblemsResult) -> tuple[Path, dict]:
         made, notes = declared.PROBLEMS.leave(directory, result)

@@ -3,6 +3,7 @@
 What the hub's library reads of the environment counts: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, proxies.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from ostinato.tasks.conversion.pinned import HubModel
 # other forms of a model stand in folders; Mistral's own form of the weights beside the shards
 _LEFT_OUT = ["*/*", "consolidated*"]
 _WEIGHTS, _PICKLES = ".safetensors", (".bin", ".pt", ".pth")
+_SHARD = re.compile(r".*-\d+-of-(\d+)\.safetensors")
+INDEX = "model.safetensors.index.json"
 _SECONDS = 30  # for an answer without files
 
 
@@ -104,11 +107,24 @@ def _explaining(model: HubModel) -> Iterator[None]:
 def _find_copy(
     name: str, revision: str, patterns: Sequence[str], cache: Path | None = None
 ) -> Path | None:
-    """The snapshot in a cache, by default the user's own. None: not there."""
+    """The whole snapshot in a cache, by default the user's own. None: not there, or cut short by an end of its
+    download.
+    """
     try:
-        return _snapshot(name, revision, patterns, cache, is_local=True)
+        found = _snapshot(name, revision, patterns, cache, is_local=True)
     except errors.LocalEntryNotFoundError:
         return None
+    return found if is_whole(found) else None
+
+
+def is_whole(snapshot: Path) -> bool:
+    """Whether a snapshot holds a model as its own files count it: configuration, tokenizer and every shard."""
+    names = {path.name for path in snapshot.iterdir() if path.is_file()}
+    shards = [match for match in map(_SHARD.fullmatch, names) if match is not None]
+    count = max((int(match[1]) for match in shards), default=0)
+    has_weights = len(shards) == count and any(name.endswith(_WEIGHTS) for name in names)
+    has_tokenizer = any(name.startswith("tokenizer.") for name in names)
+    return has_weights and has_tokenizer and CONFIG in names and (count == 0 or INDEX in names)
 
 
 def _snapshot(

@@ -20,10 +20,9 @@ from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
 from ostinato.tasks.conversion.fp8_blocks import FP8, read_as_bf16, take_block
-from ostinato.tasks.conversion.hub import fetch_model
+from ostinato.tasks.conversion.hub import INDEX, fetch_model
 from ostinato.tasks.conversion.pinned import ARCHIVE_SUFFIXES, find_hub_model, find_pinned
 
-INDEX = "model.safetensors.index.json"
 # Small files that travel with a model: tokens, template, sampling.
 SIDE_FILES = (
     "generation_config.json",

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ostinato.infra.platform.cluster.workspace import replace_text
-from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.telemetry import MetricsLog, fields, read_lines
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -138,12 +138,27 @@ class RepositoryProver:
         judgement = self._known.get(candidate.candidate_id)
         if judgement is None:
             async with self._slots:
-                judgement = await self._judge(candidate, self.built.baseline)
+                judgement = await self._judge_or_fault(candidate)
             self._known[candidate.candidate_id] = judgement
-            self._journal.append(len(self._known), judgement.model_dump(mode="json"))
+            if judgement.finding is not ProofOutcome.FAULT:
+                self._journal.append(len(self._known), judgement.model_dump(mode="json"))
         self.built.findings[candidate.kind, judgement.finding] += 1
         self._on_judged(self.part.repository.name, judgement.finding)
         return judgement
+
+    async def _judge_or_fault(self, candidate: Candidate) -> ProofResult:
+        """The judgement. What a broken state does to its box is no end of the build."""
+        try:
+            return await self._judge(candidate, self.built.baseline)
+        except SandboxError as error:
+            told = fields(candidate=candidate.candidate_id, error=str(error))
+            logger.warning("judging broke %s", told)
+            return ProofResult(
+                candidate_id=candidate.candidate_id,
+                finding=ProofOutcome.FAULT,
+                error_type=type(error).__name__,
+                error_message=str(error),
+            )
 
     async def _judge(self, candidate: Candidate, baseline: Baseline) -> ProofResult:
         # in a thread: reading every file must not hold up the runs of others
@@ -173,7 +188,7 @@ class RepositoryProver:
             return await oracles_of(
                 repository, definitions, baseline, self._config.oracle, self._config.seed
             )
-        except ProblemError as error:
+        except (ProblemError, SandboxError) as error:
             logger.warning("no oracles %s", fields(repository=repository.name, error=str(error)))
             return []
 
@@ -203,7 +218,7 @@ async def build_parts(
                 stack.push_async_callback(prover.close)
                 try:
                     await prover.measure()
-                except ProblemError as error:
+                except (ProblemError, SandboxError) as error:
                     left_out[name] = str(error)
                     continue
                 failed = prover.built.baseline.left_out

@@ -2,20 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
 from ostinato.infra.agent.loop.messages import run_agent_outside
+from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.infra.serving.engine.start import load_engine
-from ostinato.tasks.evaluation.attempts import CheckEngine, run_attempts
+from ostinato.tasks.evaluation.attempts import AttemptFunction, CheckEngine, run_attempts
 from ostinato.tasks.evaluation.checkpoint.plan import plan_of, shard_of, tell_progress
 from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
 from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.worker import Converse
@@ -52,12 +56,13 @@ async def _run_attempts(
         sandbox=evaluation.sandbox,
         search_directory=evaluation.search_directory,
     )
-    async with _dialogue(request, setup) as converse:
+    refusals: list[ConfigError] = []
+    async with _dialogue(request, setup, refusals) as converse:
         worker = build_worker(setup, converse)
         try:
             await run_attempts(
                 plan,
-                worker.attempt,
+                _ending(worker.attempt, refusals),
                 rows_path=rows_path,
                 concurrent_attempts=evaluation.engine_slots,
                 on_row=lambda rows: tell_progress(
@@ -76,12 +81,25 @@ def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
 
 
 @asynccontextmanager
-async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[Converse]:
-    """How attempts talk with the model: through an engine of this process, or at its endpoint."""
+async def _dialogue(
+    request: ShardRequest, setup: WorkerSetup, refusals: list[ConfigError]
+) -> AsyncIterator[Converse]:
+    """How attempts talk with the model: through an engine of this process, or at its endpoint. `refusals` gets the
+    errors of an endpoint that takes no request: its key or model is wrong.
+    """
     evaluation = request.evaluation
     if evaluation.endpoint is not None:
         async with open_client(evaluation.endpoint) as client:
-            yield partial(run_agent_outside, client, evaluation.endpoint.model)
+            outside = partial(run_agent_outside, client, evaluation.endpoint.model)
+
+            async def converse(*arguments: Any, **named: Any) -> Transcript:
+                try:
+                    return await outside(*arguments, **named)
+                except ConfigError as error:
+                    refusals.append(error)
+                    raise
+
+            yield converse
         return
     engine = load_engine(
         Path(evaluation.checkpoint_directory),
@@ -94,3 +112,15 @@ async def _dialogue(request: ShardRequest, setup: WorkerSetup) -> AsyncIterator[
         yield token_dialogue(setup, engine)
     finally:
         engine.close()
+
+
+def _ending(attempt: AttemptFunction, refusals: Sequence[ConfigError]) -> AttemptFunction:
+    """The same attempts. The first refusal ends the evaluation as itself: every attempt would meet it."""
+
+    async def checked(item: AttemptRequest) -> Trajectory:
+        trajectory = await attempt(item)
+        if refusals:
+            raise refusals[0]
+        return trajectory
+
+    return checked

@@ -40,6 +40,7 @@ class ProofOutcome(StrEnum):
     NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
     STUB_PASSES = "stub_passes"  # its tests pass with a constant in place of the function
+    FAULT = "fault"  # its box broke; not in the journal, so that another build judges it again
 
 
 class ProofResult(Record):
@@ -50,7 +51,7 @@ class ProofResult(Record):
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     error_type: str = Field(default="", description="exception of the first failing test")
-    error_message: str = ""
+    error_message: str = Field(default="", description="of that test, or of a fault")
     seconds: float = Field(default=0.0, description="of test runs in the box")
 
 

@@ -61,7 +61,7 @@ class SimulatedRequest(StageRecord):
     problem_id: str
     interaction_ids: tuple[str, ...]
     outcome: str
-    """kept, reverted, abandoned or failed (the gateway did not answer)"""
+    """kept, reverted, abandoned or failed (the gateway did not answer, or the user's own box broke)"""
     really_solved: bool
     """the tests really pass with the last answer; unknown counts as false"""
     misjudged: bool
@@ -147,15 +147,11 @@ class _User:
     async def work(self) -> SimulatedRequest:
         try:
             return await self._ask_until_settled()
-        except httpx.HTTPError as error:
-            # a person whose request fails walks away; the report shows it
-            detail = str(error) or type(error).__name__
-            logger.warning(
-                "simulated_user=%d problem=%s failed=%s",
-                self._user,
-                self._brought.problem.problem_id,
-                detail,
-            )
+        except Exception as error:
+            # a person whose request fails, or whose box breaks, walks away; the report shows it
+            detail = f"{type(error).__name__}: {error}"
+            name = self._brought.problem.problem_id
+            logger.exception("simulated_user=%d problem=%s failed", self._user, name)
             return self._settled("failed", really_solved=False, misjudged=False, detail=detail)
 
     async def _ask_until_settled(self) -> SimulatedRequest:

@@ -18,6 +18,7 @@ from ostinato.flows.commands import models
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.conversion.hub import is_whole
 from ostinato.tasks.conversion.importing import import_model
 from ostinato.tasks.conversion.pinned import find_hub_model
 from tests.fakes.model_hub import TOKEN, Answer, FakeHub, serving
@@ -145,6 +146,30 @@ def test_without_a_network_what_was_fetched_is_taken(
     assert take("org/small", tmp_path)["source"] == f"org/small@{FIRST}"
     with pytest.raises(ConfigError, match=r"org/other@main .*127.0.0.1:9 is not reached"):
         take("org/other", tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_without_a_network_a_part_of_a_model_is_not_the_model(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    take("org/small", tmp_path)
+    [snapshot] = (tmp_path / "cache").rglob(f"snapshots/{FIRST}")
+    (snapshot / missing).unlink()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"org/small@main .* is not reached .* run again"):
+        take("org/small", tmp_path)
+
+
+def test_a_sharded_model_is_whole_with_all_its_shards_and_their_index(tmp_path: Path) -> None:
+    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    names = {"config.json", "tokenizer.model", "model.safetensors.index.json", *shards}
+    for name in names:
+        (tmp_path / name).touch()
+    assert is_whole(tmp_path)
+    for name in names:
+        (tmp_path / name).unlink()
+        assert not is_whole(tmp_path), name
+        (tmp_path / name).touch()
 
 
 def test_what_the_users_own_cache_holds_is_read_there(hub: FakeHub, tmp_path: Path) -> None:

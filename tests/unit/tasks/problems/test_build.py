@@ -1,14 +1,18 @@
 """Mutations of two tiny repositories dealt out to the splits: proven, resumed, the same by seed."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from ostinato.infra.platform.cluster.workspace import Workspace
-from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_lines
+from ostinato.tasks.problems.building import BuiltPart, RepositoryProver, read_journal
 from ostinato.tasks.problems.config import (
+    Kind,
     OracleConfig,
     ProblemsConfig,
     ProblemsRequest,
@@ -17,6 +21,8 @@ from ostinato.tasks.problems.config import (
     SplitSizes,
     ValidityRules,
 )
+from ostinato.tasks.problems.proving.baseline import Baseline
+from ostinato.tasks.problems.proving.judging import ProofOutcome, ProofResult
 from ostinato.tasks.problems.run import prepare_parts
 from ostinato.tasks.records import Split
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, write_archive
@@ -165,6 +171,54 @@ def test_all_product_code_has_descriptions_where_no_path_is_named(tmp_path):
         found.append(part.descriptions)
     assert found[0] == found[1]
     assert len(found[0]) > 2
+
+
+NO_BASELINE = Baseline(
+    repository="wordkit",
+    fingerprint="",
+    tests=(),
+    call_bits=(),
+    num_collected=0,
+    num_unstable=0,
+    num_not_passing=0,
+    callers={},
+)
+
+
+class BreakingProver(RepositoryProver):
+    """Prover whose boxes break at the first candidate."""
+
+    breaks = True
+
+    async def _judge(self, candidate, baseline):
+        if self.breaks:
+            self.breaks = False
+            raise SandboxError("box is gone")
+        return ProofResult(candidate_id=candidate.candidate_id, finding=ProofOutcome.SURVIVED)
+
+
+def test_a_box_that_breaks_is_a_finding_that_another_build_judges_again(tmp_path):
+    write_archive(WORDKIT, tmp_path / "archives")
+    request = ProblemsRequest(config=CONFIG, archives_directory=tmp_path / "archives")
+    workspace = Workspace.open(tmp_path, Settings(home=tmp_path / "home"))
+    only = request.config.model_copy(update={"repositories": (WORDKIT,)})
+    request = request.model_copy(update={"config": only})
+    [part], _ = prepare_parts(request, tmp_path / "prepared", workspace)
+    seen = []
+    prover = BreakingProver(part, CONFIG, tmp_path, 1, lambda name, finding: seen.append(finding))
+    candidates = [SimpleNamespace(candidate_id=name, kind=Kind.MUTATION) for name in "ab"]
+
+    async def judge_all():
+        prover._built = BuiltPart(part, NO_BASELINE)
+        try:
+            return [await prover.judge(candidate) for candidate in candidates]
+        finally:
+            await prover.close()
+
+    broken, judged = asyncio.run(judge_all())
+    assert seen == [ProofOutcome.FAULT, ProofOutcome.SURVIVED]
+    assert broken.error_message == "box is gone"
+    assert set(read_journal(tmp_path / "judged" / "wordkit.jsonl")) == {judged.candidate_id}
 
 
 def test_unusable_functions_are_a_clear_error(tmp_path):

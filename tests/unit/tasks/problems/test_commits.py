@@ -10,7 +10,7 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.building import BuiltPart, Part
-from ostinato.tasks.problems.commits import clean_message, mine_commits
+from ostinato.tasks.problems.commits import clean_message, mine_commits, pin_commits
 from ostinato.tasks.problems.config import GitSource, ProblemsConfig, PromptLevel, ValidityRules
 from ostinato.tasks.problems.prompts import write_prompt
 from ostinato.tasks.problems.proving.baseline import measure_baseline
@@ -117,6 +117,18 @@ def test_mined_commit_has_another_wording_than_a_description(history, tmp_path, 
     config = ProblemsConfig(prompt_shares={PromptLevel.DESCRIBED: 9.0, **others})
     prompt = make_problem(candidate, judgement, built, config).prompt
     assert prompt == "Fix half in kit/core.py" if others else prompt.startswith("Fix rounding")
+
+
+def test_a_branch_that_moved_is_another_configuration(tmp_path):
+    _, commit = begin_history(tmp_path / "kit")
+    config = ProblemsConfig(git=(source_in(tmp_path / "kit"), source_in(tmp_path / "gone", "gone")))
+    commit("First", {"a.py": "a = 1\n"})
+    first = pin_commits(config)
+    assert pin_commits(config) == pin_commits(first) == first
+    assert first.git[1].revision == "HEAD"  # what cannot be read is left out by the build
+    commit("Second", {"a.py": "a = 2\n"})
+    assert pin_commits(config) != first
+    assert pin_commits(first) == first
 
 
 def test_missing_repository_is_a_clear_error(tmp_path):

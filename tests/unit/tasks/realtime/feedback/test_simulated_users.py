@@ -177,13 +177,20 @@ async def test_gateway_that_is_down_is_a_failed_request_not_a_crash() -> None:
     assert [done.outcome for done in report.requests] == ["failed", "failed"]
 
 
-async def test_broken_test_runner_is_one_typed_error(make_toy: Callable[..., Toy]) -> None:
+async def test_a_box_that_breaks_is_a_failed_request_and_ends_no_other(
+    make_toy: Callable[..., Toy],
+) -> None:
     async def broken(problem: Problem, files: dict[str, str]) -> bool:
-        raise SandboxError("the box is gone")
+        if problem.problem_id == "p0":
+            raise SandboxError("box is gone")
+        return await judge(problem, files)
 
     async with make_toy().client() as client:
-        with pytest.raises(SandboxError, match="the box is gone"):
-            await simulate_users(client, problems(4), broken, CERTAIN)
+        report = await simulate_users(client, problems(3), broken, CERTAIN)
+    assert (report.counts["failed"], report.counts["kept"]) == (1, 2)
+    [failed] = [request for request in report.requests if request.outcome == "failed"]
+    assert (failed.problem_id, failed.detail) == ("p0", "SandboxError: box is gone")
+    assert len(failed.interaction_ids) == 1
 
 
 async def test_users_wait_when_the_gateway_says_so() -> None:
