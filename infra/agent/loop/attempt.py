@@ -13,8 +13,8 @@ from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.conversation import (
-    Answer,
     Conversation,
+    ModelAnswer,
     TokenConversation,
     call_reader,
 )
@@ -198,7 +198,7 @@ class _Attempt:
             if ending is not None:
                 return ending
 
-    async def _answer(self, limit_tokens: int | None = None) -> Answer | None:
+    async def _answer(self, limit_tokens: int | None = None) -> ModelAnswer | None:
         """The next answer. None when no token may be sampled any more."""
         context_left = self.config.context_tokens - self.conversation.num_tokens
         if limit_tokens is None:
@@ -250,7 +250,7 @@ class _Attempt:
 
     async def _record(
         self,
-        answer: Answer,
+        answer: ModelAnswer,
         results: list[CallResult],
         *,
         is_summary: bool = False,
@@ -281,13 +281,13 @@ class _Attempt:
             return EndReason.TURN_LIMIT, ""
         return None
 
-    def _starts_over(self, answer: Answer) -> bool:
+    def _starts_over(self, answer: ModelAnswer) -> bool:
         """Whether the model asks for a new beginning and has one left."""
         if answer.parsed.calls or self.num_restarts >= self.config.max_restarts:
             return False
         return answer.text.lstrip().startswith(START_OVER)
 
-    async def _start_over(self, answer: Answer) -> None:
+    async def _start_over(self, answer: ModelAnswer) -> None:
         """Begins the next segment with the request and the model's note to itself."""
         self.num_restarts += 1
         await self.environment.restore_files()

@@ -26,7 +26,7 @@ INTERRUPTED = "error: stopped by the user before it ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """One answer of the model. An answer that was cut has no calls to run."""
 
     text: str
@@ -44,7 +44,7 @@ class Conversation(Protocol):
         """Length of the context now."""
         ...
 
-    async def answer(self, max_new_tokens: int) -> Answer: ...
+    async def answer(self, max_new_tokens: int) -> ModelAnswer: ...
 
     def append_results(
         self, results: Sequence[str], note: str | None, room_tokens: int | None
@@ -106,7 +106,7 @@ class TokenConversation:
         suffix = f"#{len(self.finished_segments)}" if self.finished_segments else ""
         return self.request.session_id + suffix
 
-    async def answer(self, max_new_tokens: int) -> Answer:
+    async def answer(self, max_new_tokens: int) -> ModelAnswer:
         """Samples the next answer. EngineError when it was cancelled."""
         request = self.request
         generation = await self.model.generate(
@@ -136,7 +136,7 @@ class TokenConversation:
         is_whole = generation.stop_reason is StopReason.STOP_TOKEN
         parsed = self.read_calls(text, is_opened) if is_whole else ParsedAnswer((), text)
         self.num_unanswered = len(parsed.calls)
-        return Answer(
+        return ModelAnswer(
             text,
             parsed,
             len(generation.token_ids),

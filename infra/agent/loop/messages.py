@@ -21,8 +21,8 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import OnTurn, first_messages, run_conversation
 from ostinato.infra.agent.loop.conversation import (
     INTERRUPTED,
-    Answer,
     CallReader,
+    ModelAnswer,
     call_reader,
     cut_to_fit,
 )
@@ -64,7 +64,7 @@ class MessageConversation:
         """Tokens that the server counted, plus an estimate of those it has not seen yet."""
         return self._counted_tokens + int(self._uncounted_characters / CHARACTERS_PER_TOKEN)
 
-    async def answer(self, max_new_tokens: int) -> Answer:
+    async def answer(self, max_new_tokens: int) -> ModelAnswer:
         body = {
             "model": self.model_name,
             "messages": self.messages,
@@ -73,11 +73,11 @@ class MessageConversation:
         } | ({"max_tokens": max_new_tokens} if self.sends_max_tokens else {})
         reply = await self._post(body)
         if reply is None:
-            return Answer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")
+            return ModelAnswer("", ParsedAnswer((), ""), 0, is_whole=False, cut_reason="context")
         with boundary(EngineError, f"{self.client.base_url} answers no chat completion"):
             return self._read(reply.json())
 
-    def _read(self, reply: Any) -> Answer:
+    def _read(self, reply: Any) -> ModelAnswer:
         """The answer in a reply. Appends it to the messages."""
         choice = reply["choices"][0]
         message = choice["message"]
@@ -99,7 +99,7 @@ class MessageConversation:
         self._pending_ids = [call.call_id or None for call in parsed.calls]
         functions = [call["function"] for call in calls]
         written = "".join(f"\n{each['name']}({each['arguments']})" for each in functions)
-        return Answer(
+        return ModelAnswer(
             text=content + written,
             parsed=parsed,
             generated_tokens=int(usage.get("completion_tokens", 0)),

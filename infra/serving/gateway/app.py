@@ -53,7 +53,7 @@ from ostinato.infra.serving.gateway.failures import (
 )
 from ostinato.infra.serving.gateway.limits import ARCHIVE_BODY, UPLOADS_PATH, RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
-from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, Recorder
+from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, InteractionRecorder
 from ostinato.infra.serving.gateway.schemas import (
     AgentAnswer,
     AgentMessageRequest,
@@ -78,7 +78,7 @@ class Gateway:
         self.context = context
         config = context.config
         self.tenants = Tenants(config.tenants, context.issued_keys)
-        self.recorder = Recorder(
+        self.recorder = InteractionRecorder(
             config.line, context.ledger, context.objects, context.wall_clock, self.tenants.spend
         )
         self.chat = ChatService(context, self.recorder)

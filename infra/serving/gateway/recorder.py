@@ -60,7 +60,7 @@ def interaction_seed(interaction_id: str) -> int:
     return int(interaction_id[-8:], 16) % 2**31
 
 
-class Recorder:
+class InteractionRecorder:
     """Writes interactions and feedback."""
 
     def __init__(

@@ -52,7 +52,7 @@ _BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TensorChanges:
     """Tensors of a payload before packing, by the keys above."""
 
     packed: dict[str, torch.Tensor]
@@ -117,12 +117,14 @@ def decode_gaps(codes_G: np.ndarray) -> np.ndarray:
     return after_G[is_change_G] - 1
 
 
-def whole(tensors: Mapping[str, torch.Tensor]) -> Changes:
+def whole(tensors: Mapping[str, torch.Tensor]) -> TensorChanges:
     total = sum(tensor.numel() for tensor in tensors.values())
-    return Changes({f"{name}::full": tensor for name, tensor in tensors.items()}, total)
+    return TensorChanges({f"{name}::full": tensor for name, tensor in tensors.items()}, total)
 
 
-def difference(base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Changes:
+def difference(
+    base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+) -> TensorChanges:
     """Changes from base. A tensor travels whole where that is smaller than its changes."""
     found = in_threads(
         lambda name: _tensor_difference(name, base.get(name), tensors[name]),
@@ -132,7 +134,7 @@ def difference(base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Ten
     packed: dict[str, torch.Tensor] = {}
     for entries, _ in found:
         packed |= entries
-    return Changes(packed, sum(count for _, count in found))
+    return TensorChanges(packed, sum(count for _, count in found))
 
 
 def _tensor_difference(
@@ -156,7 +158,7 @@ def _tensor_difference(
     return {f"{name}::full": tensor}, count
 
 
-def encode_payload(changes: Changes) -> bytes:
+def encode_payload(changes: TensorChanges) -> bytes:
     """The stored form: safetensors, compressed.
 
     The file is fed to the compressor piece by piece: the library's own `save` copies all weights twice first

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.weights.codec import Changes
+from ostinato.infra.serving.weights.codec import TensorChanges
 from ostinato.infra.serving.weights.manifest import (
     ChainManifest,
     ChainObject,
@@ -162,7 +162,7 @@ class ChainPublisher(Publisher):
         if last is not None and _layouts(last.tensors) != _layouts(entries):
             self._base = None  # tensors came, went or changed shape: no difference to take
 
-        def is_anchor_due(delta: ChainObject | None, everything: Changes) -> bool:
+        def is_anchor_due(delta: ChainObject | None, everything: TensorChanges) -> bool:
             if delta is None or last is None:
                 return True
             delta_bytes = last.delta_bytes_since_anchor + delta.size_bytes

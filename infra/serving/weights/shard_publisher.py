@@ -17,7 +17,7 @@ import xxhash
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.codec import (
-    Changes,
+    TensorChanges,
     difference,
     encode_payload,
     in_threads,
@@ -46,7 +46,7 @@ from ostinato.infra.serving.weights.shards import (
 )
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 
-AnchorRule = Callable[[ChainObject | None, Changes], bool]
+AnchorRule = Callable[[ChainObject | None, TensorChanges], bool]
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -129,7 +129,7 @@ class Publisher(ABC):
         staged: Tensors,
         entries: dict[str, TensorEntry],
         *,
-        has_delta: Callable[[Changes, Changes], bool],
+        has_delta: Callable[[TensorChanges, TensorChanges], bool],
         has_anchor: AnchorRule,
     ) -> ShardRecord:
         """Uploads the payloads that the rules ask for. `has_delta` gets the changes and all tensors,
@@ -165,7 +165,7 @@ class Publisher(ABC):
             has_anchor=lambda *_: plan.has_anchor,
         )
 
-    def _put(self, version: int, kind: str, changes: Changes) -> ChainObject:
+    def _put(self, version: int, kind: str, changes: TensorChanges) -> ChainObject:
         data = encode_payload(changes)
         shard = self._shard if self._num_shards > 1 else None
         key = payload_key(self.chain_id, version, kind, self.epoch, shard)

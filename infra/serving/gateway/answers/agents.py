@@ -34,7 +34,7 @@ from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import ApiError, check_length
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
-    Recorder,
+    InteractionRecorder,
     interaction_seed,
     new_interaction_id,
 )
@@ -74,7 +74,7 @@ class AgentSession:
 class AgentService:
     """Agents on the arms of one gateway."""
 
-    def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
+    def __init__(self, context: GatewayContext, recorder: InteractionRecorder) -> None:
         self._arms, self._renderer = context.arms, context.renderer
         self._workplaces, self._recorder = context.workplaces, recorder
         self._config, self._clock = context.config, context.clock

@@ -42,7 +42,7 @@ from ostinato.infra.serving.gateway.failures import (
 )
 from ostinato.infra.serving.gateway.recorder import (
     Interaction,
-    Recorder,
+    InteractionRecorder,
     interaction_seed,
     new_interaction_id,
 )
@@ -97,7 +97,7 @@ class Finished:
 class ChatService:
     """Answers chats on the arms of one gateway."""
 
-    def __init__(self, context: GatewayContext, recorder: Recorder) -> None:
+    def __init__(self, context: GatewayContext, recorder: InteractionRecorder) -> None:
         self._arms, self._renderer, self._recorder = context.arms, context.renderer, recorder
         self._config, self._clock = context.config, context.clock
         self._conversations: TenantCache[ChatHistory] = TenantCache(

@@ -6,14 +6,18 @@ import dataclasses
 import pytest
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
-from ostinato.infra.serving.gateway.recorder import Interaction, Recorder, new_interaction_id
+from ostinato.infra.serving.gateway.recorder import (
+    Interaction,
+    InteractionRecorder,
+    new_interaction_id,
+)
 from tests.fakes.toy_gateway import LINE, Toy
 
 
 def test_of_two_requests_at_once_with_one_key_row_and_transcript_are_of_one(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(LINE, toy.ledger, toy.objects, lambda: 1.0, lambda *_: None)
+    recorder = InteractionRecorder(LINE, toy.ledger, toy.objects, lambda: 1.0, lambda *_: None)
     slow = Interaction(
         new_interaction_id(consent=True, tenant="team", idempotency_key="k"),
         *("slow", "team", toy.context.arms.control, "", True, 1.0, "team"),

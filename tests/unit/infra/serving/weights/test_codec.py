@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from ostinato.infra.serving.weights.codec import (
     PARALLEL_FROM_BYTES,
     SAFETENSORS_DTYPES,
-    Changes,
+    TensorChanges,
     decode_gaps,
     decode_payload,
     difference,
@@ -87,7 +87,7 @@ def test_payload_is_what_the_safetensors_library_writes() -> None:
         str(dtype): random_bits(generator, dtype, shape)
         for dtype, shape in zip(SAFETENSORS_DTYPES, [(3, 5), (7,), (), (0, 4)] * 4, strict=False)
     }
-    changes = Changes(tensors, 0)
+    changes = TensorChanges(tensors, 0)
     written = zstandard.ZstdDecompressor().decompress(encode_payload(changes))
     assert same_bits(load(written), load(save(tensors)))
     assert len(written) % 8 == len(save(tensors)) % 8
