@@ -74,12 +74,12 @@ def use_device(device: torch.device) -> None:
     are hidden from this process.
     """
     # Engines read this module too, and importing Megatron takes 4 s.
-    from ostinato.models.megatron_versions import lead_megatron_to  # noqa: PLC0415
+    from ostinato.models.megatron_versions import set_megatron_device  # noqa: PLC0415
 
     global _device
     _device = device
     cuda: Any = torch.cuda
-    lead_megatron_to(device)
+    set_megatron_device(device)
     if device.type == "cuda":
         cuda.is_available = _has_cuda
         # what fp32_products may have chosen for a CPU means TF32 here

@@ -20,7 +20,7 @@ _cuda_streams: dict[str, Any] = {
 }
 
 
-class _TorchHere:
+class _DeviceTorch:
     """torch for Megatron's schedules, with zeros on the process's device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -34,13 +34,13 @@ class _TorchHere:
         return torch.zeros(*shape, **{**options, "device": self._device})
 
 
-def lead_megatron_to(device: torch.device) -> None:
+def set_megatron_device(device: torch.device) -> None:
     """Makes Megatron compute on `device`. Unless it is a GPU, `torch.cuda.current_device` returns
     it and torch.cuda's streams are those of torch.cpu.
     """
     cuda: Any = torch.cuda
     is_cuda = device.type == "cuda"
-    schedules.torch = torch if is_cuda else _TorchHere(device)  # type: ignore[attr-defined]
+    schedules.torch = torch if is_cuda else _DeviceTorch(device)  # type: ignore[attr-defined]
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
     # otherwise an installed Transformer Engine is used, which needs CUDA
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from ostinato.models.record import Record
 class RopeBands(Record):
     """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, others are blended."""
 
-    factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
+    factor: float = Field(gt=1, description="Factor that stretches long wavelengths.")
     low_frequency_factor: float = Field(gt=0, description="Bound of the long wavelengths.")
     high_frequency_factor: float = Field(gt=0, description="Bound of the short wavelengths.")
     original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
@@ -22,12 +22,28 @@ class RopeBands(Record):
 class Yarn(Record):
     """YaRN (arXiv 2309.00071): short wavelengths stay, long ones are stretched, scores are scaled."""
 
-    factor: float = Field(gt=1, description="Long wavelengths are stretched by it.")
-    fast_turns: float = Field(default=32.0, gt=0, description="With more turns nothing changes.")
-    slow_turns: float = Field(default=1.0, gt=0, description="With fewer all is stretched.")
+    factor: float = Field(gt=1, description="Factor that stretches long wavelengths.")
+    fast_turns: float = Field(
+        default=32.0,
+        gt=0,
+        description="Turns over the original context from which on a wavelength stays.",
+    )
+    slow_turns: float = Field(
+        default=1.0,
+        gt=0,
+        description="Turns over the original context below which a wavelength is stretched whole.",
+    )
     original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
-    mscale: float = Field(default=0.0, ge=0, description="As in `config.json`; 0: not given.")
-    mscale_all_dim: float = Field(default=0.0, ge=0, description="The same; it scales scores.")
+    mscale: float = Field(
+        default=0.0,
+        ge=0,
+        description="Scale of the rotated part as in `config.json`; 0: not given.",
+    )
+    mscale_all_dim: float = Field(
+        default=0.0,
+        ge=0,
+        description="Scale of attention scores as in `config.json`; 0: not given.",
+    )
 
 
 class LatentAttention(Record):

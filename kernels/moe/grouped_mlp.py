@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostinato.kernels.accelerator import check_runs_grouped_products
 from ostinato.kernels.grouped_gemm.op import Operand, grouped_mm, grouped_wgrad
-from ostinato.kernels.moe.precision import Precision
+from ostinato.kernels.moe.precision import OperandPrecision
 from ostinato.kernels.mxfp8.formats import MxTensor
 from ostinato.kernels.permutation.op import RowPlan, permute, plan_rows, unpermute
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
@@ -39,7 +39,7 @@ def dispatch(
     experts_NK: Tensor,
     weights_NK: Tensor,
     num_experts: int,
-    precision: Precision,
+    precision: OperandPrecision,
 ) -> Dispatched:
     """Rounds tokens, then lays them out by expert: a block lies within a token, so the result is
     the same as in the other order, and K times less is rounded.
@@ -69,7 +69,7 @@ def _unpack(tensors: list[Tensor], block: Any) -> Operand:
     return first if block is None else MxTensor(first, tensors.pop(0), block)
 
 
-def _activate(inner_PG: Tensor, scale_P: Tensor, precision: Precision) -> Operand:
+def _activate(inner_PG: Tensor, scale_P: Tensor, precision: OperandPrecision) -> Operand:
     """The second product's rows, rounded."""
     if precision.group is not None and not precision.emulated:
         return swiglu_quantize(inner_PG, scale_P, precision.group)
@@ -77,7 +77,7 @@ def _activate(inner_PG: Tensor, scale_P: Tensor, precision: Precision) -> Operan
 
 
 def _round_gradient(
-    grad: Tensor, precision: Precision, *, for_weights: bool
+    grad: Tensor, precision: OperandPrecision, *, for_weights: bool
 ) -> tuple[Operand, Operand]:
     """Copies for a product over columns and for a weight gradient. The same copy twice where no
     weight gradient is needed.
@@ -99,7 +99,7 @@ class _GroupedMlp(torch.autograd.Function):
         weights_NK: Tensor,
         gate_up_EGD: Tensor,
         down_EDF: Tensor,
-        precision: Precision,
+        precision: OperandPrecision,
     ) -> Tensor:
         sent = dispatch(tokens_ND, experts_NK, weights_NK, gate_up_EGD.shape[0], precision)
         plan = sent.plan
@@ -153,7 +153,7 @@ def grouped_mlp(
     gate_up_EGD: Tensor,
     down_EDF: Tensor,
     *,
-    precision: Precision,
+    precision: OperandPrecision,
 ) -> Tensor:
     """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
     check_runs_grouped_products(tokens_ND.device)

@@ -1,6 +1,6 @@
 """What the experts' products read: plain numbers, or MXFP8 in blocks of 32 or 128.
 
-`Precision` rounds activations, gradients and weights for a product and knows which copies the
+`OperandPrecision` rounds activations, gradients and weights for a product and knows which copies the
 backward pass needs. The same rounding runs on two backends: `emulated` keeps the rounded numbers in
 bf16, the other keeps MXFP8 storage and the kernels that read it.
 
@@ -36,11 +36,11 @@ GROUP = {"mx32": 32, "mx128": 128}
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class OperandPrecision:
     """Rounding and storage of the experts' operands."""
 
     dtype: torch.dtype
-    """Of plain rows and of products."""
+    """Number format of plain rows and of products."""
     group: int | None
     """Elements that share a scale along the contracted dimension; None: not quantized."""
     emulated: bool
@@ -97,7 +97,7 @@ class Precision:
         return fake_quantize(weights_ENK, block) if self.emulated else quantize(weights_ENK, block)
 
 
-def find_precision(name: PrecisionName, device: torch.device) -> Precision:
+def find_precision(name: PrecisionName, device: torch.device) -> OperandPrecision:
     """The precision of a recipe. Only CUDA multiplies MXFP8. Elsewhere it is emulated."""
     dtype = torch.float32 if name == "fp32" else torch.bfloat16
-    return Precision(dtype, GROUP.get(name), device.type != "cuda")
+    return OperandPrecision(dtype, GROUP.get(name), device.type != "cuda")

@@ -29,18 +29,18 @@ class DecodingConfig(Record):
     """Decoding, the same in rollouts, evaluation and the gateway."""
 
     engine: str = "local"
-    """engine of rollouts, evaluation, gateway and chat: ours, whose decode steps are loops that
-    numba compiles at the first start, or vLLM (extra `vllm`), which has no drafts, or one of the
-    entry point group ostinato.engines; native is read as local"""
+    """engine of rollouts, evaluation, gateway and chat. local: ours, compiled by numba at the first
+    start; vllm: vLLM (extra `vllm`), without drafts; or a name of the entry point group
+    ostinato.engines; native is read as local"""
     precision: Precision = Precision.FP32
-    """of stored matrices: bf16 takes half the memory. Our engine computes and caches in fp32 either
+    """number format of stored matrices; bf16 takes half the memory. Our engine computes and caches in fp32 either
     way, vLLM in what this says"""
     gpus_per_replica: NonNegativeInt = 0
     """GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0:
     none"""
     draft_layers: NonNegativeInt = 0
-    """draft (multi-token prediction) layers used for speculative decoding, at most those that the
-    model has; used where measured to pay, and no sample changes; 0: none"""
+    """draft (multi-token prediction) layers of speculative decoding, at most those of the model;
+    used where measured to pay, and no sample changes; 0: none"""
     lookup_tokens: NonNegativeInt = 0
     """draft tokens per step, at most, copied from what followed the same tokens before, in the
     context or in earlier answers; where it pays, and no sample changes; 0: none"""

@@ -13,32 +13,31 @@ from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
+import torch
 
 from ostinato.models.decode.cache import SlotCache
+from ostinato.models.decode.compiled import slots as compiled_slots
 from ostinato.models.decode.compiled.loader import load_native_trunk
 from ostinato.models.decode.compiled.packed import whole_vectors
 from ostinato.models.decode.config import CachePolicy, EngineConfig
 from ostinato.models.decode.drafts.speculation import Drafted, Speculator
-from ostinato.models.decode.generations import (
-    empty_generation,
-    note_likeliest,
-    stop_reason,
-    take_generation,
-)
 from ostinato.models.decode.passes import DecodePasses, PrefillSpan, Sampled
-from ostinato.models.decode.placement import find_place
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.decode.requests import (
     RequestQueue,
     RunningRequest,
     check_request,
 )
-from ostinato.models.decode.slots import SlotTable, Taken
+from ostinato.models.decode.sampling import likeliest_tokens
+from ostinato.models.decode.slots import AcceptedSamples, SlotTable
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import DecodeWeights
 from ostinato.models.spec import ModelSpec
 
 __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
+
+# a request waits for a prefix of at least this length that another slot is about to feed
+_WORTH_WAITING_TOKENS = 24
 
 
 class DecodeEngine:
@@ -116,7 +115,7 @@ class DecodeEngine:
         """Ends a request now and returns what it has. None when it is not held."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
-            return empty_generation(self.spec, waiting, StopReason.CANCELLED)
+            return _empty_generation(self.spec, waiting, StopReason.CANCELLED)
         for slot, running in self._running.items():
             if running.request.request_id == request_id:
                 return self._finish(slot, StopReason.CANCELLED)
@@ -156,7 +155,7 @@ class DecodeEngine:
             sampled = self._passes.decode(self._weights, decode_slots_B, width)
         taken = self._take(sampled, drafted)
         if self._telling:
-            note_likeliest(self._slots, self._running, sampled, taken)
+            _note_likeliest(self._slots, self._running, sampled, taken)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
@@ -175,17 +174,17 @@ class DecodeEngine:
 
     def _admit_waiting(self) -> list[Generation]:
         finished = []
-        for request in self._queue.in_order():
+        for request in self._queue.by_priority():
             if len(request.token_ids) >= self.max_context_tokens or request.max_new_tokens == 0:
                 is_full = len(request.token_ids) >= self.max_context_tokens
                 reason = StopReason.CONTEXT if is_full else StopReason.LENGTH
                 self._queue.discard(request)
-                finished.append(empty_generation(self.spec, request, reason))
+                finished.append(_empty_generation(self.spec, request, reason))
                 continue
             if len(self._running) == self.config.slots:
                 break
             prompt_T = np.array(request.token_ids, dtype=np.int64)
-            place = find_place(
+            place = _find_place(
                 self._slots,
                 self._cache,
                 request.session_id,
@@ -243,7 +242,7 @@ class DecodeEngine:
             self.statistics.drafted_tokens += (drafted.width - 1) * len(decode_slots_B)
         return drafted
 
-    def _take(self, sampled: Sampled, drafted: Drafted | None) -> Taken:
+    def _take(self, sampled: Sampled, drafted: Drafted | None) -> AcceptedSamples:
         """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
         slots_B = sampled.slots
         width = 1 if drafted is None else drafted.width
@@ -265,13 +264,13 @@ class DecodeEngine:
 
     # --- the end of a request
 
-    def _end_requests(self, slots_B: np.ndarray, taken: Taken) -> list[Generation]:
+    def _end_requests(self, slots_B: np.ndarray, taken: AcceptedSamples) -> list[Generation]:
         finished = []
         for index in np.flatnonzero(taken.ends_B).tolist() if taken.ended else ():
             slot = int(slots_B[index])
             running = self._running[slot]
             made = int(self._slots.context_S[slot]) - running.prompt_tokens
-            reason = stop_reason(int(taken.ends_B[index]), made, running.request)
+            reason = _stop_reason(int(taken.ends_B[index]), made, running.request)
             finished.append(self._finish(slot, reason))
         return finished
 
@@ -282,6 +281,105 @@ class DecodeEngine:
         if self._speculator is not None and self._is_speculating:
             context_T = slots.tokens_SC[slot, : slots.context_S[slot]]
             self._speculator.learn(context_T, running.prompt_tokens)
-        generation = take_generation(slots, self._cache, slot, running, reason)
+        generation = _take_generation(slots, self._cache, slot, running, reason)
         slots.release(slot)
         return generation
+
+
+def _find_place(
+    slots: SlotTable,
+    cache: SlotCache,
+    session_id: str,
+    prompt_T: np.ndarray,
+    version: int,
+    *,
+    share_prefixes: bool,
+) -> tuple[int, int] | None:
+    """(slot, prompt tokens already cached there). None to wait for a prefix under way."""
+    slot = slots.session_slot(session_id)
+    reused = slots.shared_prefix(slot, prompt_T) if slot is not None else 0
+    if reused == 0:
+        donor = usable = 0
+        if share_prefixes:
+            donor, usable, promised = slots.find_prefix_slot(prompt_T, version)
+            if promised - usable >= _WORTH_WAITING_TOKENS:
+                return None
+        slot = slot if slot is not None else slots.vacant_slot()
+        assert slot is not None, "a slot is vacant while fewer requests run than there are slots"
+        if usable > 0 and donor != slot:
+            cache.copy_prefix(donor, slot, usable)
+        reused = usable
+        slots.oldest_version_S[slot] = version
+        slots.reported_S[slot] = 0
+    assert slot is not None
+    return slot, min(reused, len(prompt_T) - 1)
+
+
+def _stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopReason:
+    """The reason behind an end that the slot table reports."""
+    if end == compiled_slots.STOP_TOKEN:
+        return StopReason.STOP_TOKEN
+    if end == compiled_slots.STOP_SEQUENCE:
+        return StopReason.STOP_SEQUENCE
+    is_full = made_tokens < request.max_new_tokens
+    return StopReason.CONTEXT if is_full else StopReason.LENGTH
+
+
+def _note_likeliest(
+    slots: SlotTable, running: dict[int, RunningRequest], sampled: Sampled, taken: AcceptedSamples
+) -> None:
+    """Notes the likeliest tokens beside those that a pass sampled, for the requests that want them."""
+    width = len(sampled.tokens_R) // max(1, len(sampled.slots))
+    for index, slot in enumerate(sampled.slots.tolist()):
+        wanted, gained = running[slot].request.top_logprobs, int(taken.gained_B[index])
+        if wanted and gained:
+            rows = slice(index * width, index * width + gained)
+            of_slot = np.full(gained, slot)
+            running[slot].likeliest.extend(
+                likeliest_tokens(
+                    torch.from_numpy(sampled.logits_RV[rows]),
+                    slots.temperature_S[of_slot],
+                    slots.top_p_S[of_slot],
+                    slots.top_k_S[of_slot],
+                    wanted,
+                )
+            )
+
+
+def _take_generation(
+    slots: SlotTable, cache: SlotCache, slot: int, running: RunningRequest, reason: StopReason
+) -> Generation:
+    """The answer in a slot. Routes are those not yet reported for the session."""
+    request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
+    offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
+    routes = cache.copy_routes(slot, offset, routed)
+    if request.return_routes:
+        slots.reported_S[slot] = routed
+    else:
+        routes = routes[:0]
+    return Generation(
+        request_id=request.request_id,
+        token_ids=tuple(slots.tokens_SC[slot, prompt:end].tolist()),
+        logprobs_T=slots.logprobs_SC[slot, prompt:end].copy(),
+        weight_versions_T=slots.versions_SC[slot, prompt:end].copy(),
+        routed_experts=routes,
+        route_offset=offset,
+        stop_reason=reason,
+        draft_tokens_proposed=int(slots.drafts_proposed_S[slot]),
+        draft_tokens_accepted=int(slots.drafts_used_S[slot]),
+        oldest_cache_version=int(slots.oldest_version_S[slot]),
+        likeliest_T=tuple(running.likeliest),
+    )
+
+
+def _empty_generation(spec: ModelSpec, request: GenerateRequest, reason: StopReason) -> Generation:
+    """The answer to a request that ended before its first token."""
+    return Generation(
+        request_id=request.request_id,
+        token_ids=(),
+        logprobs_T=np.zeros(0, dtype=np.float32),
+        weight_versions_T=np.zeros(0, dtype=np.int64),
+        routed_experts=np.zeros((0, spec.num_moe_layers, spec.experts_per_token), dtype=np.int16),
+        route_offset=0,
+        stop_reason=reason,
+    )

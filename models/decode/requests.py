@@ -46,7 +46,7 @@ class RequestQueue:
         self._count += 1
         self.tokens += _tokens_at_most(request)
 
-    def in_order(self) -> Iterator[GenerateRequest]:
+    def by_priority(self) -> Iterator[GenerateRequest]:
         """A snapshot, best first. Entries may be discarded while iterating."""
         if not self._count:
             return

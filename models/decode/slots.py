@@ -26,7 +26,7 @@ class SlotState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedSamples:
     """Outcome of one pass's samples."""
 
     accepted_B: np.ndarray  # drafts that held
@@ -148,7 +148,7 @@ class SlotTable:
 
     def take_samples(
         self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
-    ) -> Taken:
+    ) -> AcceptedSamples:
         """Adds samples up to the first that differs from the draft written after the context. A
         stop token, a stop sequence or the limit may cut them. Everything before them was fed.
         """
@@ -156,7 +156,7 @@ class SlotTable:
         totals = take_samples(
             self._arrays, slots_B, tokens_Bm, logprobs_Bm, version, accepted_B, gained_B, ends_B
         )
-        return Taken(accepted_B, gained_B, ends_B, *totals)
+        return AcceptedSamples(accepted_B, gained_B, ends_B, *totals)
 
     def release(self, slot: int) -> None:
         """Ends a request. Its slot waits for the session's next turn, or is free."""
@@ -195,7 +195,7 @@ class SlotTable:
         differs = self.tokens_SC[slot, :length] != prompt[:length]
         return int(differs.argmax()) if differs.any() else length
 
-    def find_donor(self, prompt: np.ndarray, version: int) -> tuple[int, int, int]:
+    def find_prefix_slot(self, prompt: np.ndarray, version: int) -> tuple[int, int, int]:
         """(slot, usable, promised): the slot whose prefix helps most, tokens fed already, tokens it
         will have fed.
 

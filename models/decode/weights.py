@@ -79,7 +79,7 @@ class _Source:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def behind_norm(self, matrix: Tensor, norm: str) -> Tensor:
+    def fold_norm(self, matrix: Tensor, norm: str) -> Tensor:
         """A matrix whose input has passed a norm, which is folded in where norms are."""
         return matrix * self[norm] if self.folds_norms else matrix
 
@@ -175,17 +175,17 @@ class _Experts(NamedTuple):
 def _expert_matrices(spec: ModelSpec, source: _Source, layer: str) -> _Experts:
     norm = f"{layer}.post_attention_layernorm.weight"
     if not spec.num_moe_layers:
-        up_FD = source.behind_norm(source[f"{layer}.mlp.gate_up_proj.weight"], norm)
+        up_FD = source.fold_norm(source[f"{layer}.mlp.gate_up_proj.weight"], norm)
         down_DF = source[f"{layer}.mlp.down_proj.weight"]
         nothing = torch.zeros(1, spec.hidden_size), torch.zeros(1)
         return _Experts(*nothing, up_FD[None], down_DF[None])
     return _Experts(
-        source.behind_norm(source[f"{layer}.mlp.gate.weight"], norm),
+        source.fold_norm(source[f"{layer}.mlp.gate.weight"], norm),
         # a softmax router has no bias
         source.tensors.get(
             f"{layer}.mlp.gate.e_score_correction_bias", torch.zeros(spec.num_experts)
         ),
-        source.behind_norm(source[f"{layer}.mlp.experts.gate_up_proj"], norm),
+        source.fold_norm(source[f"{layer}.mlp.experts.gate_up_proj"], norm),
         source[f"{layer}.mlp.experts.down_proj"],
     )
 
@@ -196,7 +196,7 @@ def _fuse_qkv(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
         source[f"{layer}.self_attn.{part}_proj.weight"] for part in ("q", "k", "v")
     )
     rows = [_interleave(query_OD, spec.head_dim), _interleave(key_OD, spec.head_dim), value_OD]
-    return source.behind_norm(torch.cat(rows), f"{layer}.input_layernorm.weight")
+    return source.fold_norm(torch.cat(rows), f"{layer}.input_layernorm.weight")
 
 
 def _fuse_biases(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
@@ -226,9 +226,9 @@ def _pack_draft(spec: ModelSpec, source: _Source, depth: int) -> DraftArrays:
     gate_up_MD = source[f"{prefix}.gate_up_proj.weight"]
     norms = [f"{prefix}.{norm}.weight" for norm in ("hidden_norm", "embed_norm", "mlp_norm")]
     return DraftArrays(
-        hidden_in=pack_matrix(source.behind_norm(hidden_in_DD, norms[0]).t()),
-        embed_in=pack_matrix(source.behind_norm(embed_in_DD, norms[1]).t()),
-        gate_up=pack_matrix(source.behind_norm(gate_up_MD, norms[2]).t()),
+        hidden_in=pack_matrix(source.fold_norm(hidden_in_DD, norms[0]).t()),
+        embed_in=pack_matrix(source.fold_norm(embed_in_DD, norms[1]).t()),
+        gate_up=pack_matrix(source.fold_norm(gate_up_MD, norms[2]).t()),
         down=pack_matrix(source[f"{prefix}.down_proj.weight"].t()),
         norm_D=join_flat([source[f"{prefix}.norm.weight"]]),
         norms=source.norms(norms),

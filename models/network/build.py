@@ -19,14 +19,14 @@ from ostinato.models.device import current_device
 from ostinato.models.network.adapters import merge_update
 from ostinato.models.network.attention.prefixes import PrefixTree, rotating_nodes
 from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
-from ostinato.models.network.head import my_targets, score_rows, score_tokens
+from ostinato.models.network.head import local_targets, score_rows, score_tokens
 from ostinato.models.network.mixed import is_mixed, mixed_context
 from ostinato.models.network.mtp import DraftLayer
-from ostinato.models.network.parallel.context import row_rotary, take_mine
+from ostinato.models.network.parallel.context import local_rows, row_rotary
 from ostinato.models.network.parallel.shards import (
-    cut_mine,
     find_cuts,
     gather_whole,
+    local_shard,
     mark_heads,
 )
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
@@ -163,7 +163,7 @@ class TrainerModel(torch.nn.Module):
         if tree is not None:
             tokens_BT, padding_BT, routes_BTLK = tree.pick(tokens_BT, routes_BTLK)
         elif padding_BT is not None:
-            padding_BT = take_mine(padding_BT, 1)
+            padding_BT = local_rows(padding_BT, 1)
         is_cut = chunk.config.sequence_parallel
         if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
             padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
@@ -173,7 +173,7 @@ class TrainerModel(torch.nn.Module):
             mixed_context(self.is_mixed),
         ):
             # as the attention mask, which Megatron hands on to attention unread
-            hidden_TBD = chunk(take_mine(tokens_BT, 1), None, tree, padding_mask=padding_BT)
+            hidden_TBD = chunk(local_rows(tokens_BT, 1), None, tree, padding_mask=padding_BT)
         hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:
             hidden_TBD = gather_from_sequence_parallel_region(hidden_TBD)
@@ -217,7 +217,7 @@ class TrainerModel(torch.nn.Module):
         """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
         of whole rows.
         """
-        targets_N, chosen_C = my_targets(tokens_BT, mask_BT)
+        targets_N, chosen_C = local_targets(tokens_BT, mask_BT)
         hidden_CD = hidden_TBD.reshape(-1, hidden_TBD.shape[-1]).index_select(0, chosen_C)
         targets_C = targets_N.index_select(0, chosen_C)
         with mixed_context(self.is_mixed):
@@ -289,7 +289,7 @@ class TrainerModel(torch.nn.Module):
                 whole = join_qkv((q, k, v), self.spec)
             else:
                 whole = weights[name]
-            tensor.copy_(cut_mine(whole, find_cuts(tensor)))
+            tensor.copy_(local_shard(whole, find_cuts(tensor)))
         for adapter in self.adapters.values():
             adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
 

@@ -36,7 +36,7 @@ from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.precision import PrecisionName, find_precision
 from ostinato.models.device import current_device, token_dispatcher
 from ostinato.models.network.mixed import plain_context
-from ostinato.models.network.parallel.shards import cut_mine, find_cuts, mark_experts
+from ostinato.models.network.parallel.shards import find_cuts, local_shard, mark_experts
 from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
@@ -70,7 +70,7 @@ def _fresh_experts(
     whole = torch.nn.Parameter(torch.empty(shape))
     mark_experts(whole, inner_dimension, strides)
     draw(whole)  # type: ignore[misc]  # Megatron fills it in
-    part = torch.nn.Parameter(cut_mine(whole.detach(), find_cuts(whole)).clone())
+    part = torch.nn.Parameter(local_shard(whole.detach(), find_cuts(whole)).clone())
     mark_experts(part, inner_dimension, strides)
     return part
 

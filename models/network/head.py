@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor
 
 from ostinato.kernels.logprobs.op import token_logprobs
-from ostinato.models.network.parallel.context import gather_scores, take_mine
+from ostinato.models.network.parallel.context import gather_scores, local_rows
 from ostinato.models.network.parallel.shards import find_cuts
 
 
@@ -35,14 +35,14 @@ def score_tokens(
     return -vocab_parallel_cross_entropy(logits_NV, targets_N), entropy_N
 
 
-def my_targets(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+def local_targets(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """(targets_N, chosen_C) of this rank's positions, time first: the token that each predicts, and
     the indices of those whose token is in `mask_BT`. The first token of a row is never predicted.
     """
     is_wanted_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if mask_BT is None else mask_BT
     is_wanted_BT = torch.cat((is_wanted_BT[:, 1:], torch.zeros_like(is_wanted_BT[:, :1])), 1)
-    targets_N = take_mine(tokens_BT.roll(-1, 1), 1).T.reshape(-1)
-    return targets_N, take_mine(is_wanted_BT, 1).T.reshape(-1).nonzero()[:, 0]
+    targets_N = local_rows(tokens_BT.roll(-1, 1), 1).T.reshape(-1)
+    return targets_N, local_rows(is_wanted_BT, 1).T.reshape(-1).nonzero()[:, 0]
 
 
 def score_rows(
@@ -56,7 +56,7 @@ def score_rows(
     them. Zeros at first tokens and where `mask_BT` is False, whose positions never meet the output matrix.
     """
     hidden_ND = hidden_TBD.reshape(-1, hidden_TBD.shape[-1])
-    targets_N, chosen_C = my_targets(tokens_BT, mask_BT)
+    targets_N, chosen_C = local_targets(tokens_BT, mask_BT)
     scores = score_tokens(
         hidden_ND.index_select(0, chosen_C),
         head_VD,

@@ -19,7 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from ostinato.models.device import current_device
-from ostinato.models.network.parallel.context import take_mine
+from ostinato.models.network.parallel.context import local_rows
 from ostinato.models.spec import ModelSpec
 
 LIVE_ROUTE = -1
@@ -159,7 +159,7 @@ def _routes_of(layer: Any, routes_BTLK: Tensor | None) -> Tensor | None:
     if shape != wanted:
         raise ValueError(f"routes have [layers, experts] {shape}, wanted {wanted}")
     index = layer.layer_number - 1 - router.spec.num_dense_layers  # Megatron counts from 1
-    routes_TBK = take_mine(routes_BTLK[:, :, index], 1).transpose(0, 1)
+    routes_TBK = local_rows(routes_BTLK[:, :, index], 1).transpose(0, 1)
     if router.config.sequence_parallel:  # a rank routes its stretch of each row
         ranks = parallel_state.get_tensor_model_parallel_world_size()
         routes_TBK = routes_TBK.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]

@@ -1,5 +1,7 @@
 """From a model shape and the open process groups to Megatron's configuration and modules."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +13,16 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device, token_dispatcher
 from ostinato.models.network.attention.latent import LatentSelfAttention
 from ostinato.models.network.experts import SortedMoELayer, TrunkConfig
 from ostinato.models.network.parallel.context import context_ranks
-from ostinato.models.network.recompute import RecomputableLayer
+from ostinato.models.network.routing import ReplayRouter
 from ostinato.models.network.transformer_engine import (
     EngineRecipe,
     TrunkModules,
@@ -143,3 +147,58 @@ def _attention_modules(spec: ModelSpec, modules: TrunkModules) -> ModuleSpec:
             k_layernorm=head_norm,
         ),
     )
+
+
+class RecomputableLayer(TransformerLayer):
+    """Megatron's layer. With `is_recomputed` it keeps its input alone for backward and runs forward again there
+    (arXiv 1604.06174), with the experts that the first forward pass chose.
+
+    Megatron's own checkpoint function reads CUDA's random state. Nothing is drawn here, so torch's serves on
+    every device.
+    """
+
+    is_recomputed = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As Megatron's."""
+        if not (self.is_recomputed and torch.is_grad_enabled()):
+            return super().forward(*args, **kwargs)
+        return checkpoint(
+            super().forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self._forward_and_again,
+            # an early stop could skip a layer's last collectives on some ranks only
+            early_stop=False,
+            **kwargs,
+        )
+
+    def _forward_and_again(
+        self,
+    ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        router = getattr(self.mlp, "router", None)
+        if not isinstance(router, ReplayRouter):
+            return nullcontext(), nullcontext()
+        chosen: list[Tensor] = []
+        return _keeping(router, chosen), _repeating(router, chosen)
+
+
+@contextmanager
+def _keeping(router: ReplayRouter, chosen: list[Tensor]) -> Iterator[None]:
+    """Within it, the experts that a router chooses are appended to `chosen`."""
+    router.chosen = chosen
+    try:
+        yield
+    finally:
+        router.chosen = None
+
+
+@contextmanager
+def _repeating(router: ReplayRouter, chosen: list[Tensor]) -> Iterator[None]:
+    """Within it, a router chooses what it chose before."""
+    [router.repeated_NK] = chosen
+    try:
+        yield
+    finally:
+        router.repeated_NK = None

@@ -29,14 +29,14 @@ class PhaseConfig(Record):
     """places of one forward and backward"""
     global_batch_tokens: int = Field(default=3072, gt=0)
     """places of one step, over all ranks"""
-    muon_learning_rate: float = Field(default=0.02, gt=0, description="peak, of Muon")
-    adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak, of AdamW")
+    muon_learning_rate: float = Field(default=0.02, gt=0, description="peak learning rate of Muon")
+    adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak learning rate of AdamW")
     warmup_steps: int = Field(default=0, ge=0)
     """steps over which the rates rise linearly"""
     decay_ratio: float = Field(default=0.3, ge=0, le=1)
     """last part in which rates fall to 0"""
     rope_scaling_factor: float | None = Field(default=None, ge=1)
-    """positions are divided by it from this phase on; None: as before"""
+    """divisor of positions from this phase on; None: as before"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -114,7 +114,9 @@ class LoraConfig(Record):
     """Low-rank adapters in place of full-parameter training (LoRA, arXiv 2106.09685)."""
 
     rank: int = Field(default=8, ge=1, description="inner width of each adapter")
-    alpha: float = Field(default=16.0, gt=0, description="updates are scaled by alpha / rank")
+    alpha: float = Field(
+        default=16.0, gt=0, description="numerator of the scale of updates, alpha / rank"
+    )
 
 
 class LoopConfig(Record):
@@ -124,18 +126,18 @@ class LoopConfig(Record):
     """stretches of training, one after another"""
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: TrainingPrecision = "fp32"
-    """of the experts' products: mx32 and mx128 are MXFP8 in blocks of 32 and 128. In all but fp32 a GPU takes
+    """number format of the experts' products; mx32 and mx128 are MXFP8 in blocks of 32 and 128. In all but fp32 a GPU takes
     the other products in bf16 (a CPU in fp32); weights, router and optimiser are fp32"""
     balance_rate: float = Field(default=0.002, ge=0)
     """step of the experts' balancing bias"""
     evaluate_every_steps: int | None = Field(default=None, gt=0)
-    """None: only before and at the end of each phase"""
+    """steps between evaluations; None: only before and at the end of each phase"""
     checkpoint_every_seconds: float = Field(default=20.0, ge=0)
     """time between resume points; 0: after every step. The end of a phase writes one anyway"""
     world_size: int = Field(default=1, ge=1)
     """processes; each takes its part of every step"""
     seed: int = 0
-    """of weights that begin at random and of the order of the data; unless given, the recipe's"""
+    """seed of fresh weights and of the order of the data; unless given, the recipe's"""
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:
@@ -163,6 +165,8 @@ class PhaseResult(Record):
     steps: int
     tokens: int = Field(description="places computed, padding included")
     target_tokens: int = Field(description="tokens the loss was taken over")
-    final_loss: float = Field(description="nats a target token, mean over the last tenth")
-    seconds: float = Field(description="inside steps; evaluations and resume points not counted")
+    final_loss: float = Field(description="nats per target token, mean over the last tenth")
+    seconds: float = Field(
+        description="seconds inside steps, without evaluations and resume points"
+    )
     tokens_per_second: float

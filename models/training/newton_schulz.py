@@ -59,7 +59,7 @@ def orthogonalise_shared(
         return [orthogonalise(stack, dtype) for stack in stacks]
     gathers = []
     for stack, counts in zip(
-        stacks, deal([tuple(one.shape) for one in stacks], group.size()), strict=True
+        stacks, assign_to_ranks([tuple(one.shape) for one in stacks], group.size()), strict=True
     ):
         shares = stack.split(counts)
         mine = shares[group.rank()]
@@ -76,7 +76,7 @@ def orthogonalise_shared(
     return whole
 
 
-def deal(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[int]]:
+def assign_to_ranks(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[int]]:
     """Matrices of each stack by rank: equal numbers, and the remainder to the ranks with the least
     work so far.
     """

@@ -23,12 +23,12 @@ from torch import Tensor
 from ostinato.models.device import CPU, current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import (
-    cut_mine,
     find_cuts,
     gather_whole,
     head_rows,
+    local_shard,
     matrix_cuts,
-    matrix_holders,
+    replica_group,
 )
 from ostinato.models.network.parallel.stages import gather_stages, is_copy, pipeline_group
 from ostinato.models.training.newton_schulz import orthogonalise_all
@@ -61,7 +61,7 @@ class Muon(torch.optim.Optimizer):
             by_holders: dict[dist.ProcessGroup | None, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_holders.setdefault(matrix_holders(parameter), []).append(parameter)
+                    by_holders.setdefault(replica_group(parameter), []).append(parameter)
             for holders, parameters in by_holders.items():
                 self._move(group, parameters, holders)
 
@@ -83,7 +83,7 @@ class Muon(torch.optim.Optimizer):
             scaled = [UPDATE_SCALE * max(one.shape[-2:]) ** 0.5 * next(turned) for one in each]
             whole = torch.cat(scaled, dim=1).reshape(update.shape)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.sub_(cut_mine(whole, matrix_cuts(parameter)), alpha=group["lr"])
+            parameter.sub_(local_shard(whole, matrix_cuts(parameter)), alpha=group["lr"])
 
     def _update(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         """Adds the gradient to the momentum. Returns the Nesterov update."""
@@ -158,7 +158,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             places, _ = _places(parameters)
             mine = {
                 index: {
-                    kind: cut_mine(value, find_cuts(parameters[index]) if value.ndim else ())
+                    kind: local_shard(value, find_cuts(parameters[index]) if value.ndim else ())
                     for kind, value in whole["state"][place].items()
                 }
                 for index, place in enumerate(places)

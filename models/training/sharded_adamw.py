@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ostinato.models.network.parallel.shards import state_holders
+from ostinato.models.network.parallel.shards import state_replica_group
 
 
 class ShardedAdamW(torch.optim.AdamW):
@@ -30,7 +30,7 @@ class ShardedAdamW(torch.optim.AdamW):
         fused: bool,
     ) -> None:
         self.all_parameters = list(parameters)
-        self._owners = _deal(self.all_parameters)
+        self._owners = _assign_owners(self.all_parameters)
         owned = [
             parameter
             for parameter, owner in zip(self.all_parameters, self._owners, strict=True)
@@ -89,7 +89,7 @@ class ShardedAdamW(torch.optim.AdamW):
 
     def _send(self, index: int, tensor: Tensor) -> dist.Work | None:
         """Begins to send a tensor from the owner of parameter `index` to those that hold the parameter too."""
-        group = state_holders(self.all_parameters[index])
+        group = state_replica_group(self.all_parameters[index])
         if group is None or group.size() == 1:
             return None
         source = dist.get_global_rank(group, self._owners[index])
@@ -97,16 +97,16 @@ class ShardedAdamW(torch.optim.AdamW):
 
 
 def _rank_among_holders(parameter: Tensor) -> int:
-    group = state_holders(parameter)
+    group = state_replica_group(parameter)
     return 0 if group is None else group.rank()
 
 
-def _deal(parameters: list[Tensor]) -> list[int]:
+def _assign_owners(parameters: list[Tensor]) -> list[int]:
     """The owner of each parameter, by its rank among the holders: the largest first, each to who has least."""
     owners = [0] * len(parameters)
     loads: dict[dist.ProcessGroup, list[int]] = {}
     for index in sorted(range(len(parameters)), key=lambda one: -parameters[one].numel()):
-        group = state_holders(parameters[index])
+        group = state_replica_group(parameters[index])
         if group is not None:
             load = loads.setdefault(group, [0] * group.size())
             owners[index] = min(range(len(load)), key=load.__getitem__)

@@ -1,8 +1,10 @@
 """README and guides: their size, and that the paths, commands and decisions they name exist."""
 
+import functools
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -93,9 +95,15 @@ def test_commands_named_exist(name: str) -> None:
     assert set(TARGET.findall(_code(name))) <= targets
 
 
+@functools.cache
+def _program() -> Any:
+    """The command line."""
+    return typer.main.get_command(cli.app)
+
+
 def _unknown_part(words: list[str]) -> str:
     """The first word that the command line does not know; empty when it knows all."""
-    command = typer.main.get_command(cli.app)
+    command = _program()
     rest = list(words)
     while isinstance(command, TyperGroup) and rest:
         if rest[0] == "--help":

@@ -1,10 +1,12 @@
 """What no file may be called, hold or import."""
 
 import ast
+import functools
 import importlib.metadata
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -77,6 +79,19 @@ def test_no_source_carries_an_unnumbered_mark() -> None:
     assert found == []
 
 
+def test_marks_stand_in_the_files_that_ci_gives_to_pytest() -> None:
+    """.ci/run and .ci/beside find slow tests and those of virtual machines by text, to import no others."""
+    marked = re.compile(r"mark\.(?:slow|microvm)\b")
+    found = {
+        name
+        for name in list_modules(with_tests=True)
+        if not name.rpartition("/")[2].startswith("test_")
+        and marked.search((ROOT / name).read_text())
+    }
+
+    assert found == {"tests/contracts/sandbox_backends.py"}
+
+
 def test_no_tracked_file_is_huge() -> None:
     sizes = {name: (ROOT / name).stat().st_size for name in list_files()}
 
@@ -105,63 +120,75 @@ def test_environment_is_read_in_settings_only() -> None:
     assert found == []
 
 
+@functools.cache
+def _suppliers() -> Mapping[str, list[str]]:
+    """Distributions by the top-level names that they install."""
+    return importlib.metadata.packages_distributions()
+
+
 def test_no_flow_file_hides_an_installed_module() -> None:
     # Prefect's loader puts the folder of a flow first on the import path
     stems = {name.removeprefix("flows/")[:-3] for name in list_modules() if name.count("/") == 1}
-    installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
+    installed = set(_suppliers()) | set(sys.stdlib_module_names)
 
     assert sorted((stems - set(PACKAGES) - {"__init__"}) & installed) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_other_distribution_supplies_our_names(package: str) -> None:
-    suppliers = set(importlib.metadata.packages_distributions().get(package, ()))
+    suppliers = set(_suppliers().get(package, ()))
 
     assert suppliers <= {"ostinato"}
 
 
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("ostinato.tasks.records", ("torch", "ray", "prefect", "sqlalchemy", "megatron")),
-        ("ostinato.flows.recipe", ("torch", "ray", "prefect", "megatron")),
-        (
-            "ostinato.infra.platform.settings",
-            ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron"),
-        ),
-        (
-            "ostinato.infra.platform.cluster.child",
-            ("torch", "ray", "prefect", "sqlalchemy", "s3fs", "megatron"),
-        ),
-        (
-            "ostinato.infra.platform.cluster.child_main",
-            ("torch", "ray", "prefect", "sqlalchemy", "megatron"),
-        ),
-        ("ostinato.infra.platform.artifacts", ("torch", "ray", "prefect", "megatron", "s3fs")),
-        ("ostinato.models.decode.protocol", ("torch", "ray", "prefect", "megatron")),
-        # who coordinates, rolls out or decodes starts without what only trainers need
-        ("ostinato.tasks.evaluation.checkpoint.run", ("torch", "ray", "megatron", "scipy.stats")),
-        ("ostinato.tasks.evaluation.checkpoint.shard", ("megatron", "ray", "s3fs", "scipy.stats")),
-        ("ostinato.tasks.rollout.actor", ("torch", "megatron", "scipy.stats")),
-        ("ostinato.tasks.rollout.graded_worker", ("torch", "megatron", "scipy.stats")),
-        ("ostinato.models.decode.compiled.native", ("megatron",)),
-        ("ostinato.tasks.reinforcement.run", ("megatron",)),
-        # Megatron-core decorates with torch.compile, whose compiler a CPU never calls
-        ("ostinato.tasks.pretraining.run", ("torch._dynamo", "torch._inductor")),
-        ("ostinato.tasks.pretraining.mtp.run", ("torch._dynamo", "torch._inductor")),
-        ("ostinato.tasks.reinforcement.learning.actor", ("torch._dynamo", "torch._inductor")),
-        ("ostinato.tasks.corpus.run", ("torch._dynamo", "torch._inductor")),
-        ("ostinato.tasks.realtime.cycle_training", ("torch._dynamo", "torch._inductor")),
+# Modules with what each must not load, in the order in which one process imports them: what a module may load, no later
+# one of its list forbids.
+LIGHT_IMPORTS = {
+    "first": [
+        ("infra.platform.settings", "torch ray prefect sqlalchemy s3fs megatron"),
+        ("infra.platform.cluster.child", "torch ray prefect sqlalchemy s3fs megatron"),
+        ("tasks.records", "torch ray prefect sqlalchemy megatron"),
+        ("infra.platform.cluster.child_main", "torch ray prefect sqlalchemy megatron"),
     ],
-)
-def test_import_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
-    program = f"import sys, {module}; print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    # who coordinates, rolls out or decodes starts without what only trainers need
+    "without torch": [
+        ("infra.platform.artifacts", "torch ray prefect megatron s3fs"),
+        ("flows.recipe", "torch ray prefect megatron"),
+        ("models.decode.protocol", "torch ray prefect megatron"),
+        ("tasks.evaluation.checkpoint.run", "torch ray megatron scipy.stats"),
+        ("tasks.rollout.actor", "torch megatron scipy.stats"),
+        ("tasks.rollout.graded_worker", "torch megatron scipy.stats"),
+    ],
+    "without Megatron": [
+        ("tasks.evaluation.checkpoint.shard", "megatron ray s3fs scipy.stats"),
+        ("models.decode.compiled.native", "megatron"),
+        ("tasks.reinforcement.run", "megatron"),
+    ],
+    # Megatron-core decorates with torch.compile, whose compiler a CPU never calls
+    "without a compiler": [
+        ("tasks.pretraining.run", "torch._dynamo torch._inductor"),
+        ("tasks.pretraining.mtp.run", "torch._dynamo torch._inductor"),
+        ("tasks.reinforcement.learning.actor", "torch._dynamo torch._inductor"),
+        ("tasks.corpus.run", "torch._dynamo torch._inductor"),
+        ("tasks.realtime.cycle_training", "torch._dynamo torch._inductor"),
+    ],
+}
+
+
+@pytest.mark.parametrize("modules", LIGHT_IMPORTS.values(), ids=LIGHT_IMPORTS)
+def test_imports_load_nothing_heavy(modules: list[tuple[str, str]]) -> None:
+    program = (
+        "import importlib, sys\n"
+        f"for name, heavy in {modules!r}:\n"
+        "    importlib.import_module('ostinato.' + name)\n"
+        "    print(name, *(set(heavy.split()) & set(sys.modules)))\n"
+    )
     answer = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.split() == []
+    assert answer.stdout.splitlines() == [name for name, _ in modules]
 
 
 def test_flows_import_without_torch_megatron_and_numba() -> None:

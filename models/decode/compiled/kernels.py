@@ -111,7 +111,7 @@ def rotate_heads(
 
 
 @numba.njit(**BARE)
-def soften(scores):
+def softmax_in_place(scores):
     """Softmax of a slice in place. Loops begin at 0, or they would not become vectors."""
     largest = largest_of(scores)
     for at in range(len(scores)):
@@ -168,7 +168,7 @@ def attend_rows(
     for line in range(lines):
         own = length + line // heads
         first = line * positions
-        soften(scores[first : first + own])
+        softmax_in_place(scores[first : first + own])
         for place in range(most - own):
             scores[first + own + place] = _ZERO
     result = address_of(out, out_at)
@@ -208,7 +208,7 @@ def choose_experts(
     """
     is_softmax, normalizes, scale = routing
     if is_softmax:
-        soften(logits[at : at + num_experts])
+        softmax_in_place(logits[at : at + num_experts])
     else:
         for expert in range(num_experts):
             logits[at + expert] = _ONE / (_ONE + exponential(-logits[at + expert]))

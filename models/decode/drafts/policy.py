@@ -84,8 +84,10 @@ class DraftPolicy:
         at = self._at(batch)
         at.costs[layers].record(copies, seconds / batch)
         at.compare(seconds / batch, tokens / batch)
-        if layers or at.is_weighing_due():
-            at.weigh_layers((self._held_L + _PRIOR_DRAFTS) / (self._verified_L + _PRIOR_DRAFTS))
+        if layers or at.is_depth_choice_due():
+            at.choose_draft_depth(
+                (self._held_L + _PRIOR_DRAFTS) / (self._verified_L + _PRIOR_DRAFTS)
+            )
 
     def count_accepted(self, accepted_B: np.ndarray, layers: int) -> None:
         """Counts per draft layer how often its draft was reached and how often it held."""
@@ -159,12 +161,12 @@ class _BatchPolicy:
         self.best_layers = self.max_layers
         self.best_rate = float("inf") if self.max_layers else 0.0
 
-    def is_weighing_due(self) -> bool:
+    def is_depth_choice_due(self) -> bool:
         """Now and then, since the cost of plain steps changes too."""
         self._records += 1
         return self.max_layers > 0 and self._records % _STEPS_PER_WEIGHING == 0
 
-    def weigh_layers(self, acceptance_L: np.ndarray) -> None:
+    def choose_draft_depth(self, acceptance_L: np.ndarray) -> None:
         """Finds the number of layers with the most expected tokens per plain step's time."""
         plain = self.costs[0].plain_seconds
         if not plain:

@@ -19,8 +19,8 @@ from ostinato.models.network.mixed import to_product_dtype
 from ostinato.models.network.parallel.context import (
     context_ranks,
     gather_parts,
-    in_order,
-    my_chunks,
+    local_chunks,
+    restore_order,
 )
 
 
@@ -61,11 +61,11 @@ class BlockCoreAttention(torch.nn.Module):
             return _attend(query_TBNH, key_TBMH, value_TBMV)
         key_SBMH, value_SBMV = key_TBMH, value_TBMV
         if not self.has_whole_keys:
-            both = in_order(gather_parts(torch.cat((key_TBMH, value_TBMV), -1)))
+            both = restore_order(gather_parts(torch.cat((key_TBMH, value_TBMV), -1)))
             key_SBMH, value_SBMV = both.split((key_TBMH.shape[-1], value_TBMV.shape[-1]), -1)
         size = len(query_TBNH) // 2
         mixed = []
-        for chunk, query in zip(my_chunks(), query_TBNH.split(size), strict=True):
+        for chunk, query in zip(local_chunks(), query_TBNH.split(size), strict=True):
             end = (chunk + 1) * size
             mixed.append(_attend(query, key_SBMH[:end], value_SBMV[:end]))
         return torch.cat(mixed)

@@ -26,8 +26,8 @@ from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.parallel.context import (
     context_ranks,
     gather_parts,
-    in_order,
-    take_mine,
+    local_rows,
+    restore_order,
 )
 from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
@@ -95,10 +95,10 @@ class LatentSelfAttention(MegatronModule):
         latent = self.kv_norm(latent)
         if context_ranks() > 1:
             latent = gather_parts(latent)
-            key_rotated_TBR = in_order(gather_parts(key_rotated_TBR))
+            key_rotated_TBR = restore_order(gather_parts(key_rotated_TBR))
         key_value = self.kv_up(latent)[0]
         if context_ranks() > 1:
-            key_value = in_order(key_value, self.config.tensor_model_parallel_size)
+            key_value = restore_order(key_value, self.config.tensor_model_parallel_size)
         key_value = _heads(key_value, self.widths[0] + self.value_width)
         key_plain_TBNC, value_TBNV = key_value.split((self.widths[0], self.value_width), -1)
         if self.q_down is not None and self.q_norm is not None:
@@ -109,7 +109,7 @@ class LatentSelfAttention(MegatronModule):
         if attention_mask is not None:
             positions_T = attention_mask.positions_N
         cos_TR, sin_TR, score_scale = self._angles(positions_T)
-        query_rotated_TBNR = _rotate(query_rotated_TBNR, take_mine(cos_TR), take_mine(sin_TR))
+        query_rotated_TBNR = _rotate(query_rotated_TBNR, local_rows(cos_TR), local_rows(sin_TR))
         key_rotated_TBNR = _rotate(key_rotated_TBR[:, :, None], cos_TR, sin_TR)
         key_rotated_TBNR = key_rotated_TBNR.expand(-1, -1, key_plain_TBNC.shape[2], -1)
         mixed = self.core_attention(

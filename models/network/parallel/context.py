@@ -26,18 +26,18 @@ def context_ranks() -> int:
     return parallel_state.get_context_parallel_world_size()
 
 
-def my_chunks() -> tuple[int, int]:
+def local_chunks() -> tuple[int, int]:
     """Of 2 x `context_ranks` chunks, those of this rank."""
     rank = parallel_state.get_context_parallel_rank()
     return rank, 2 * context_ranks() - 1 - rank
 
 
-def take_mine(whole: Tensor, dimension: int = 0) -> Tensor:
+def local_rows(whole: Tensor, dimension: int = 0) -> Tensor:
     """This rank's chunks of rows that lie along `dimension`."""
     if context_ranks() == 1:
         return whole
     chunks = whole.chunk(2 * context_ranks(), dimension)
-    return torch.cat([chunks[chunk] for chunk in my_chunks()], dimension)
+    return torch.cat([chunks[chunk] for chunk in local_chunks()], dimension)
 
 
 def gather_parts(part: Tensor) -> Tensor:
@@ -53,12 +53,12 @@ def gather_scores(mine: Tensor) -> Tensor:
     if context_ranks() == 1:
         return mine
     group: Any = parallel_state.get_context_parallel_group()
-    return in_order(
+    return restore_order(
         gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=False, group=group)
     )
 
 
-def in_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
+def restore_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
     """Whole rows from gathered parts. `tensor_ranks`: so many gathered parts stand one after the other,
     each of a stretch of every rank's tokens.
     """
@@ -77,7 +77,7 @@ class RowRotaryEmbedding(RotaryEmbedding):
     def forward(self, max_seq_len: int, offset: int = 0, **_: Any) -> Tensor:  # type: ignore[override]
         """Angles [T, 1, 1, width] for rows of `max_seq_len` tokens."""
         angles = super().forward(max_seq_len, offset, packed_seq=True)
-        return take_mine(angles) if self.positions_T is None else angles[self.positions_T]
+        return local_rows(angles) if self.positions_T is None else angles[self.positions_T]
 
 
 def row_rotary(spec: ModelSpec) -> RowRotaryEmbedding:

@@ -77,7 +77,7 @@ def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
     return tuple(cut for cut in find_cuts(parameter) if cut.dimension >= parameter.ndim - 2)
 
 
-def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
+def replica_group(parameter: Tensor) -> dist.ProcessGroup | None:
     """Ranks that hold the same matrices once parts are gathered: for experts those with the same
     place in expert-tensor parallelism, for heads those with the same place in tensor parallelism.
     None: groups are not open.
@@ -93,12 +93,12 @@ def matrix_holders(parameter: Tensor) -> dist.ProcessGroup | None:
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def state_holders(parameter: Tensor) -> dist.ProcessGroup | None:
+def state_replica_group(parameter: Tensor) -> dist.ProcessGroup | None:
     """Ranks that share out the optimiser's state of a parameter: those that hold the same part of
     it, without ranks of tensor parallelism that hold the same whole. None: groups are not open.
     """
     if is_expert(parameter):
-        return matrix_holders(parameter)
+        return replica_group(parameter)
     if not parallel_state.model_parallel_is_initialized():
         return None
     group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -120,7 +120,7 @@ def gather_whole(part: Tensor, cuts: Sequence[Cut]) -> Tensor:
     return part
 
 
-def cut_mine(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
+def local_shard(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """This rank's part of a whole tensor."""
     for cut in cuts:
         pieces = whole.chunk(cut.strides * cut.group.size(), cut.dimension)

@@ -9,14 +9,14 @@ from ostinato.kernels.accelerator import check_runs_grouped_products
 from ostinato.kernels.grouped_gemm.op import grouped_mm, grouped_wgrad
 from ostinato.kernels.grouped_gemm.reference import grouped_mm_reference, grouped_wgrad_reference
 from ostinato.kernels.moe.grouped_mlp import dispatch, grouped_mlp
-from ostinato.kernels.moe.precision import Precision, PrecisionName, find_precision
+from ostinato.kernels.moe.precision import OperandPrecision, PrecisionName, find_precision
 from ostinato.kernels.moe.reference import expert_mlp_reference
 from ostinato.kernels.mxfp8.op import dequantize, fake_quantize, quantize, quantize_row_col
 from ostinato.kernels.permutation.op import permute
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.swiglu.reference import swiglu_reference
 
-EXACT = Precision(torch.float64, None, True)
+EXACT = OperandPrecision(torch.float64, None, True)
 CPU = torch.device("cpu")
 
 
@@ -42,7 +42,7 @@ def draw_layer(
     return normal(num_tokens, width), experts, weights, *matrices
 
 
-def run_layer(inputs: tuple[Tensor, ...], precision: Precision) -> list[Tensor]:
+def run_layer(inputs: tuple[Tensor, ...], precision: OperandPrecision) -> list[Tensor]:
     """Output and gradients of tokens, weights and matrices."""
     tokens, experts, weights, gate_up, down = inputs
     dtype = torch.float64 if precision.dtype == torch.float64 else torch.float32
@@ -73,7 +73,7 @@ FROZEN = [(), ("gate_up",), ("down",), ("gate_up", "down"), ("tokens",), ("token
 
 
 def differentiate(
-    inputs: tuple[Tensor, ...], precision: Precision, frozen: tuple[str, ...]
+    inputs: tuple[Tensor, ...], precision: OperandPrecision, frozen: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], int]:
     """Gradients of what is not frozen, and the products' operations in the backward pass."""
     tokens, experts, weights, gate_up, down = inputs
@@ -104,7 +104,7 @@ def test_other_gradients_do_not_depend_on_what_is_frozen(
     name: PrecisionName, emulated: bool, frozen: tuple[str, ...]
 ) -> None:
     inputs = draw_layer(40, 128, 128, 4, 2)
-    precision = Precision(torch.bfloat16, find_precision(name, CPU).group, emulated)
+    precision = OperandPrecision(torch.bfloat16, find_precision(name, CPU).group, emulated)
     everything, _ = differentiate(inputs, precision, ())
     some, _ = differentiate(inputs, precision, frozen)
     assert set(some) == set(LEAVES) - set(frozen)
@@ -147,7 +147,7 @@ def test_layer_keeps_its_accuracy(name: PrecisionName, bars: tuple[int, ...]) ->
 def test_emulated_and_stored_operands_give_the_same_layer(name: PrecisionName) -> None:
     inputs = draw_layer(200, 128, 128, 4, 2)
     emulated = find_precision(name, CPU)
-    stored = Precision(emulated.dtype, emulated.group, emulated=False)
+    stored = OperandPrecision(emulated.dtype, emulated.group, emulated=False)
     for value, wanted in zip(run_layer(inputs, stored), run_layer(inputs, emulated), strict=True):
         # the operands are equal; bf16 results may differ where sums ran in another order
         assert signal_to_noise_db(value, wanted) >= 48
@@ -248,8 +248,8 @@ def test_padding_rows_and_unused_experts_get_no_gradient(name: PrecisionName) ->
 
 def test_dequantized_rows_are_what_was_sent() -> None:
     tokens, experts, weights, *_ = draw_layer(40, 64, 32, 4, 2)
-    stored = Precision(torch.bfloat16, 32, emulated=False)
-    emulated = Precision(torch.bfloat16, 32, emulated=True)
+    stored = OperandPrecision(torch.bfloat16, 32, emulated=False)
+    emulated = OperandPrecision(torch.bfloat16, 32, emulated=True)
     sent = dispatch(tokens.bfloat16(), experts, weights, 4, stored)
     plain = permute(tokens.bfloat16(), sent.plan)
     assert torch.equal(dequantize(sent.rows), fake_quantize(plain, (1, 32)))

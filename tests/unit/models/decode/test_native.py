@@ -15,7 +15,7 @@ from ostinato.models.decode.compiled.kernels import (
     exponential,
     multiply_packed,
     normalize_row,
-    soften,
+    softmax_in_place,
 )
 from ostinato.models.decode.compiled.loader import drop_stale_code, load_native_trunk
 from ostinato.models.decode.compiled.packed import pack_matrix, whole_vectors
@@ -115,7 +115,7 @@ def test_softmax_and_norm_are_right_at_any_length(count: int) -> None:
     row = np.random.default_rng(count).normal(size=count).astype(np.float32)
     exact = np.exp(row.astype(np.float64))
     softened, normal = row.copy(), row.copy()
-    soften(softened)
+    softmax_in_place(softened)
     np.testing.assert_allclose(softened, exact / exact.sum(), rtol=1e-6)
     assert largest_of(row) == row.max()
     normalize_row(row, 0, normal, 0, count, np.float32(1e-6))

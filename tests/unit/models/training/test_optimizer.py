@@ -13,11 +13,15 @@ import torch.distributed as dist
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.canonical import join_qkv
-from ostinato.models.network.parallel.shards import cut_mine, find_cuts
+from ostinato.models.network.parallel.shards import find_cuts, local_shard
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training import optimizer as optimizer_module
 from ostinato.models.training.data_parallel import run_ranks
-from ostinato.models.training.newton_schulz import deal, orthogonalise, orthogonalise_shared
+from ostinato.models.training.newton_schulz import (
+    assign_to_ranks,
+    orthogonalise,
+    orthogonalise_shared,
+)
 from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import weight_shapes
@@ -42,7 +46,7 @@ def test_orthogonalise_brings_singular_values_near_one() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_deal_gives_each_matrix_to_one_rank_and_evens_the_work(ranks: int) -> None:
     shapes = [(7, 16, 40), (1, 8, 8), (32, 4, 40), (2, 40, 40), (5, 16, 16)]
-    dealt = deal(shapes, ranks)
+    dealt = assign_to_ranks(shapes, ranks)
     assert [sum(counts) for counts in dealt] == [shape[0] for shape in shapes]
     costs = [rows**2 * columns for _, rows, columns in shapes]
     loads = [sum(map(mul, costs, counts)) for counts in zip(*dealt, strict=True)]
@@ -121,7 +125,7 @@ def step_by_muon(spec: ModelSpec, rank: int = 0) -> tuple[dict[str, torch.Tensor
             whole = join_qkv((parts[0], parts[1], parts[2]), spec)
         else:
             whole = gradients[name]
-        tensor.grad = cut_mine(whole, find_cuts(tensor)).clone()
+        tensor.grad = local_shard(whole, find_cuts(tensor)).clone()
     before = model.export_weights()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer_module, "newton_schulz_dtype", lambda device: torch.float32)
