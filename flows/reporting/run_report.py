@@ -23,6 +23,7 @@ from ostinato.flows.reporting.evaluations import (
     note_overlap,
 )
 from ostinato.flows.reporting.pages import render
+from ostinato.flows.reporting.showing import loss_curves, rl_steps
 from ostinato.flows.reporting.tables import ReportRow, interval, print_table
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_link, show_table
@@ -35,19 +36,16 @@ from ostinato.flows.stages.curves import (
     plot_png,
     rl_curves,
     seed_curves,
-    steps_of,
-    training_curves,
 )
 from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.infra.platform.cluster.workspace import METRICS, read_record
+from ostinato.infra.platform.cluster.workspace import read_record
 from ostinato.infra.platform.errors import ProblemError, StorageError
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpResult
 from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
@@ -447,19 +445,3 @@ def _curves(context: StageContext, made: RunArtifacts) -> list[Curve]:
         perplexity_curve(trained.evaluations),
         *loss_curves(context, made.pretrained),
     ]
-
-
-def rl_steps(context: StageContext, ref: ArtifactRef) -> list[dict]:
-    """Rows of the steps of an RL run that ran here."""
-    return steps_of(context.run_directory(ref.kind, ref.fingerprint) / METRICS)
-
-
-def curves_of_training(context: StageContext, ref: ArtifactRef) -> list[Curve]:
-    """Plots of a training stage that ran here. Empty for an artifact from elsewhere."""
-    return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
-
-
-def loss_curves(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
-    """Plots of pretraining without perplexity, for which the result has more points."""
-    found = curves_of_training(context, pretrained)
-    return [curve for curve in found if curve.key != "perplexity"]

@@ -1,28 +1,34 @@
 """Artifacts in Prefect that each stage of a run shows."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ostinato.flows.reporting.evaluations import overlap_rows, show_gate
-from ostinato.flows.reporting.run_report import curves_of_training, loss_curves, rl_steps
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_markdown, show_table
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.curves import (
+    Curve,
     evaluation_curves,
     perplexity_curve,
     rl_curves,
     show_curves,
+    steps_of,
+    training_curves,
 )
-from ostinato.flows.stages.realtime import CycleReport
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.cluster.workspace import METRICS
+from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpResult
 from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
-from ostinato.tasks.problems.config import ProblemsResult
-from ostinato.tasks.problems.environments.run import EnvironmentsResult
+from ostinato.tasks.problems.config import EnvironmentsResult, ProblemsResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
+
+if TYPE_CHECKING:  # serving users takes half as many modules again as the chain
+    from ostinato.flows.stages.realtime import CycleReport
 
 _SHOWN_METRICS = (  # columns of RL's table
     "solve_rate",
@@ -137,7 +143,7 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
     show_curves("reinforcement", reinforced, curves)
 
 
-def show_cycle(cycle: CycleReport) -> None:
+def show_cycle(cycle: "CycleReport") -> None:
     """One cycle as text."""
     lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]
     if cycle.users is not None:
@@ -155,3 +161,19 @@ def show_cycle(cycle: CycleReport) -> None:
         rates = {name: card.average for name, card in cards.items() if card is not None}
         show_gate(rates, decided)
     show_markdown("\n\n".join(lines), key="cycle")
+
+
+def rl_steps(context: StageContext, ref: ArtifactRef) -> list[dict]:
+    """Rows of the steps of an RL run that ran here."""
+    return steps_of(context.run_directory(ref.kind, ref.fingerprint) / METRICS)
+
+
+def curves_of_training(context: StageContext, ref: ArtifactRef) -> list[Curve]:
+    """Plots of a training stage that ran here. Empty for an artifact from elsewhere."""
+    return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
+
+
+def loss_curves(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
+    """Plots of pretraining without perplexity, for which the result has more points."""
+    found = curves_of_training(context, pretrained)
+    return [curve for curve in found if curve.key != "perplexity"]

@@ -8,12 +8,15 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.regions import Region
-from ostinato.infra.agent.search.index import LocalSearch
 from ostinato.infra.platform.errors import SandboxError, is_retryable
 from ostinato.infra.sandbox.protocol import Sandbox, TestReport
+
+if TYPE_CHECKING:  # records name the environment, and every flow imports records
+    from ostinato.infra.agent.search.index import LocalSearch
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
@@ -51,7 +54,7 @@ class AgentEnvironment:
     sandbox: Sandbox
     run_tests: RunTests | None = None
     ask_user: AskUser | None = None
-    code_search: LocalSearch | None = None  # answers codebase_search
+    code_search: "LocalSearch | None" = None  # answers codebase_search
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
     baseline: Mapping[str, bytes] | None = None  # at the start, for lints; None: as first seen

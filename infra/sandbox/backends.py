@@ -1,10 +1,12 @@
-"""The one place that chooses between kinds of sandboxes."""
+"""The one place that chooses between kinds of sandboxes.
+
+Backends are imported when one is opened: every flow checks the kind of its recipe, and opens none.
+"""
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 from ostinato.infra.platform.settings import load_settings
-from ostinato.infra.sandbox.host.backend import NamespaceBackend
-from ostinato.infra.sandbox.microvm import MicroVmBackend, check_host
 from ostinato.infra.sandbox.protocol import SandboxBackend, SandboxKind
 
 
@@ -12,15 +14,15 @@ def open_backend(kind: SandboxKind = SandboxKind.NAMESPACE) -> SandboxBackend:
     """A backend of this kind for the running event loop."""
     match kind:
         case SandboxKind.NAMESPACE:
-            return NamespaceBackend()
+            return resolve_name("ostinato.infra.sandbox.host.backend:NamespaceBackend")()
         case SandboxKind.MICROVM:
-            return MicroVmBackend(_image_folder())
+            return resolve_name("ostinato.infra.sandbox.microvm:MicroVmBackend")(_image_folder())
 
 
 def check_kind(kind: SandboxKind) -> None:
     """Refuse a kind that this machine cannot run. The error names what to install."""
     if kind is SandboxKind.MICROVM:
-        check_host(_image_folder())
+        resolve_name("ostinato.infra.sandbox.microvm:check_host")(_image_folder())
 
 
 def _image_folder() -> Path:

@@ -14,6 +14,9 @@ from pydantic import Field
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.record import Record
 
+# Readable in every box, so no problem may be made of them.
+RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+
 
 class SandboxKind(StrEnum):
     """Kinds of sandboxes that a recipe can name."""

@@ -9,12 +9,14 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.corpus.overlap_records import AnswerOverlap
-from ostinato.tasks.corpus.repairs.locating import Locating
 from ostinato.tasks.records import Split
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own
 SHARDS = ("code", "library", "repair", "repair_general")  # that are trained on
 DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluation or users
+
+Locating = Literal["named", "search", "grep"]
+"""named: the prompt names the function, nothing is located."""
 
 
 class CodeSource(Record):

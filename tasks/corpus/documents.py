@@ -10,8 +10,8 @@ from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.corruption.corruptions import Corruption, corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.repairs.transcripts import DocumentWriter
-from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.sources import SourceFile
 

@@ -20,6 +20,7 @@ from ostinato.tasks.corpus.config import (
     ShardStatistics,
 )
 from ostinato.tasks.corpus.conversations import make_documents
+from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import (
     RepairMaker,
     Shard,
@@ -37,7 +38,6 @@ from ostinato.tasks.corpus.repairs.demonstrations import (
 )
 from ostinato.tasks.corpus.repairs.transcripts import Document, DocumentWriter
 from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
-from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
-from ostinato.infra.sandbox.host.system import RUNNER_PACKAGES
+from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.records import Split
 

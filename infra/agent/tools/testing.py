@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ostinato.infra.agent.environment import RunTests
 from ostinato.infra.agent.regions import Region
 from ostinato.infra.agent.tools.names import PASSED
 from ostinato.infra.sandbox.protocol import Sandbox, TestOutcome, TestReport
-from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.models.rendering.vocabulary import line_tag
+
+if TYPE_CHECKING:  # statistics read reports, and every flow imports statistics
+    from ostinato.infra.sandbox.test_server import TestServer
 
 MESSAGE_LIMIT_CHARACTERS = 80
 MAX_NAMED_TESTS = 20
@@ -23,7 +26,7 @@ def is_pytest(command: str) -> bool:
 
 
 def make_test_runner(
-    server: TestServer,
+    server: "TestServer",
     test_ids: Sequence[str],
     time_limit_seconds: float,
     given: Mapping[str, bytes] | None = None,

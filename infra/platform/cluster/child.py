@@ -21,7 +21,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ostinato.infra.platform.cluster.child_main import ALONE, EXIT_LOCKED
 from ostinato.infra.platform.cluster.processes import (
     is_alive,
     is_elsewhere,
@@ -32,7 +31,9 @@ from ostinato.infra.platform.cluster.processes import (
     undisturbed,
 )
 from ostinato.infra.platform.cluster.workspace import (
+    ALONE,
     ENDING,
+    EXIT_LOCKED,
     FAILURE,
     HEARTBEAT,
     LOCK,

@@ -32,6 +32,8 @@ from ostinato.infra.platform.cluster.processes import (
     mark_process,
 )
 from ostinato.infra.platform.cluster.workspace import (
+    ALONE,
+    EXIT_LOCKED,
     FAILURE,
     HEARTBEAT,
     LOCK,
@@ -57,10 +59,8 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.telemetry import configure_logging, fields
 
-ALONE = "--alone"
 EXIT_RETRY = 1
 EXIT_NEVER_RETRY = 3
-EXIT_LOCKED = 4
 EXIT_TERMINATED = 143
 _BEAT_SECONDS = 5.0
 

@@ -33,6 +33,8 @@ START_LOCK = "start.lock"
 HEARTBEAT = "heartbeat"  # touched by a child for as long as its threads run
 OWNERS = "owners"  # marks of the supervisors that wait for the child
 ENDING = "ending.json"  # why a supervisor ended the child
+ALONE = "--alone"  # option of a child that holds the lock of the machine's device
+EXIT_LOCKED = 4  # exit code of a child that found the lock of its directory held
 PUBLISHED = "published.txt"  # reference of the artifact that the work became
 
 _PROGRESS_INTERVAL_SECONDS = 0.1

@@ -21,6 +21,7 @@ from pathlib import Path
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.host.mounts import can_stack, stack
 from ostinato.infra.sandbox.memory import cache_root, copy_programs, key_of, prepare
+from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 
 PYTHON = "/opt/python"
 SANDBOX = "/sandbox"
@@ -38,8 +39,6 @@ VARIABLES = {  # of every box
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-# Readable in every box, so no problem may be made of them.
-RUNNER_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 # Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
 # in CPython's own tests).
 _LEFT_OUT = (

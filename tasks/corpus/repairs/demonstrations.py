@@ -23,6 +23,7 @@ from ostinato.models.rendering.vocabulary import SPECIAL_IDS, line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.repairs.demonstrator import (
     AnswerScript,
     Demonstrator,
@@ -40,7 +41,6 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     edit_call,
     place_of,
 )
-from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
 from ostinato.tasks.problems.descriptions import read_description
 from ostinato.tasks.problems.prompt_facts import facts_of

@@ -1,18 +1,16 @@
 """Calls by which the demonstrator finds a function that the prompt only describes.
 
-The two ways of the search ablation: one question to code search, or a few greps for words of the
+Two ways: one question to code search, or a few greps for words of the
 description. Only attempts in which locating succeeded are kept.
 """
 
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ostinato.infra.agent.dialects.compact.places import find_place
+from ostinato.tasks.corpus.config import Locating
 
-Locating = Literal["named", "search", "grep"]
-"""named: the prompt names the function, nothing is located."""
 LocatingCalls = Generator[str, str, str | None]
 """Calls out, results in; at the end the place to read, None when no result showed it."""
 MAX_GREPS = 3

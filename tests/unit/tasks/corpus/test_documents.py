@@ -16,6 +16,7 @@ from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.corpus.config import CorpusConfig, DemonstrationConfig
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.repairs.demonstrator import Demonstrator, repair
 from ostinato.tasks.corpus.repairs.transcripts import (
@@ -25,7 +26,6 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     edit_call,
     place_of,
 )
-from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import read_function
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source

@@ -8,8 +8,8 @@ import pytest
 from ostinato.tasks.corpus.config import DemonstrationConfig, FunctionLimits
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
+from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.repairs.transcripts import Course, draw_plan
-from ostinato.tasks.corpus.source_code.decontamination import Guard
 from ostinato.tasks.corpus.source_code.functions import extract_functions, read_function
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem
 
