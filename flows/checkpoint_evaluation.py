@@ -12,7 +12,7 @@ from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting.evaluations import EvaluationReport, note_overlap, show_evaluation
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named, has_trained
-from ostinato.flows.stages.events import tell_gate, tell_nothing_to_evaluate
+from ostinato.flows.stages.events import send_evaluation_skipped, send_gate_event
 from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.run_options import Options, Suite
@@ -90,7 +90,9 @@ def checkpoint_evaluation(
     if decision is not None:
         asked = {"recipe": recipe, "seed": seed, "problems": str(problems)}
         asked |= {"options": context.options.model_dump(mode="json")}
-        tell_gate(report.checkpoint, decision, asked if _is_for_users(context, scored) else None)
+        send_gate_event(
+            report.checkpoint, decision, asked if _is_for_users(context, scored) else None
+        )
     directory = None if report_directory is None else Path(report_directory)
     show_evaluation(report, directory, held_against)
     if decision is None:
@@ -103,7 +105,7 @@ def checkpoint_evaluation(
 def _skip(recipe: str) -> State:
     reason = f"nothing to evaluate yet: recipe {recipe} has no trained checkpoint"
     logger.info("evaluation=skipped %s", reason)
-    tell_nothing_to_evaluate(recipe, reason)
+    send_evaluation_skipped(recipe, reason)
     return Completed(name=SKIPPED, message=reason)
 
 

@@ -91,7 +91,7 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="for sft: .jsonl or .parquet of conversations", dir_okay=False, exists=True
+            help="file of conversations for sft, .jsonl or .parquet", dir_okay=False, exists=True
         ),
     ] = None,
 ) -> Answer:
@@ -133,7 +133,7 @@ def evaluate(
     endpoint: Annotated[
         str | None, typer.Option(help="URL of an OpenAI-style API, scored as an outside baseline")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="which of the endpoint's models")] = None,
+    model: Annotated[str | None, typer.Option(help="name of a model of the endpoint")] = None,
     key_env: Annotated[
         str | None, typer.Option(help="environment variable that holds the endpoint's key")
     ] = None,
@@ -141,7 +141,9 @@ def evaluate(
     seed: SeedOption = None,
     settings: SetOption = None,
     keep: KeepOption = None,
-    commit: Annotated[str, typer.Option(help="what asks for this, for the report")] = "",
+    commit: Annotated[
+        str, typer.Option(help="commit or job that asks for the evaluation, shown in the report")
+    ] = "",
     report: Annotated[
         Path | None, typer.Option(help="folder for scorecard.json and scorecard.md")
     ] = None,
@@ -236,7 +238,8 @@ def plan(
         typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
     ] = False,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="of any currency; adds prices to the GPU-hours", min=0)
+        float | None,
+        typer.Option(help="price in any currency; adds prices to the GPU-hours", min=0),
     ] = None,
 ) -> Answer:
     """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
@@ -327,7 +330,7 @@ def down() -> None:
 def doctor(
     deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
     recipe: Annotated[
-        str, typer.Option(help="whose need of memory and disk is compared with what is free")
+        str, typer.Option(help="recipe for which memory and disk are compared with what is free")
     ] = "nano",
 ) -> Answer:
     """Checks what this machine has. Each line is ok, or why not and how to mend it. Exit code 1: one is not."""
@@ -407,7 +410,9 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
     recipe: Annotated[
         str | None,
-        typer.Option(help=r"whose `\[retention]` removes checkpoints from the object store too"),
+        typer.Option(
+            help=r"recipe: its `\[retention]` removes checkpoints from the object store too"
+        ),
     ] = None,
     overrides: SetOption = None,
 ) -> Answer:

@@ -65,9 +65,9 @@ class Recipe(Record):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """names artifacts and run directories"""
-    seed: int = Field(default=0, ge=0, description="of everything that is drawn")
+    seed: int = Field(default=0, ge=0, description="seed of everything that is drawn at random")
     description: str = ""
-    """what it is for; `ostinato recipe list` and the report show it"""
+    """purpose of the recipe, shown by `ostinato recipe list` and in reports"""
     base_checkpoint: str = ""
     """checkpoint to continue from: a reference as `ostinato import` prints it, or a directory,
     relative to the repository; empty: random weights"""

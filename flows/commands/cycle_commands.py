@@ -25,7 +25,7 @@ LineOption = Annotated[
 RecipeOption = Annotated[str, typer.Option(help="recipe whose serving line is meant")]
 # loads Prefect and scipy, seconds that the other commands need not wait
 ROLL_BACK = "ostinato.flows.stages.realtime:roll_back"
-TELL_SKIPPED = "ostinato.flows.stages.events:tell_skipped"
+TELL_SKIPPED = "ostinato.flows.stages.events:send_cycle_skipped"
 _STAGES = ("candidate-*", "traffic-*")
 
 

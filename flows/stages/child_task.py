@@ -27,8 +27,7 @@ from pydantic import BaseModel
 
 from ostinato.flows.stages.declared import STAGES
 from ostinato.flows.stages.naming import as_key
-from ostinato.flows.stages.pictures import shown_pictures
-from ostinato.flows.stages.progress import shown_progress
+from ostinato.flows.stages.progress import shown_pictures, shown_progress
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG, Progress
 from ostinato.infra.platform.errors import is_retryable
@@ -38,8 +37,8 @@ from ostinato.infra.platform.tracking.forwarding import tracked
 Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
 _CRASH_SECONDS, _COMMAND_SECONDS = 300.0, 10.0
-_CANCEL_LOOK_SECONDS = 5.0
-_CANCEL_PATIENCE_SECONDS = 12.0  # a worker ends an engine of its own sooner
+_CANCEL_POLL_SECONDS = 5.0
+_CANCEL_TIMEOUT_SECONDS = 12.0  # a worker ends an engine of its own sooner
 _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
 
 
@@ -69,7 +68,7 @@ class _CancelWatch(threading.Thread):
 
     def __init__(self) -> None:
         context = contextvars.copy_context()
-        super().__init__(target=context.run, args=(self._look,), daemon=True)
+        super().__init__(target=context.run, args=(self._poll,), daemon=True)
         self.is_over = threading.Event()
         self.is_cancelled = False
         self._run_id: UUID | None = None
@@ -85,11 +84,11 @@ class _CancelWatch(threading.Thread):
             with _server() as client:
                 client.set_flow_run_state(self._run_id, Cancelled(message="its engine ended it"))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         since: float | None = None
         if flow_run.id is None:  # a task of no flow run
             return
-        while not self.is_over.wait(_CANCEL_LOOK_SECONDS):
+        while not self.is_over.wait(_CANCEL_POLL_SECONDS):
             with _server() as client:
                 self._run_id = self._run_id or UUID(flow_run.root_flow_run_id)
                 state = client.read_flow_run(self._run_id).state
@@ -98,7 +97,7 @@ class _CancelWatch(threading.Thread):
                 elif since is None:
                     since = time.monotonic()
                 self.is_cancelled = (
-                    since is not None and time.monotonic() - since > _CANCEL_PATIENCE_SECONDS
+                    since is not None and time.monotonic() - since > _CANCEL_TIMEOUT_SECONDS
                 )
 
 

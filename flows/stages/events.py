@@ -20,7 +20,7 @@ WITHDRAWN = "withdrawn"  # a canary that nobody could judge in time
 _SEND_SECONDS = 5.0  # the gateway asks again after five more
 
 
-def tell_checkpoint(
+def send_checkpoint_event(
     what: str, checkpoint: str, labels: Mapping[str, str] | None = None, **payload: object
 ) -> None:
     """Sends checkpoint.WHAT. By `labels` triggers tell events apart."""
@@ -32,7 +32,7 @@ def tell_checkpoint(
     )
 
 
-def tell_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
+def send_event_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
     """Sends checkpoint.WHAT of this process, which is no flow run, and waits until the server has it.
     Whether it has, or there is none; whoever sends the same `key` again sends the same event, which a
     server that had it within five minutes drops.
@@ -59,7 +59,7 @@ def server_of_settings() -> ServerAccess:
     return ServerAccess(server.url or "", None if login is None else login.get_secret_value())
 
 
-def tell_gate(
+def send_gate_event(
     checkpoint: str, decision: GateDecision, promotion: Mapping[str, object] | None = None
 ) -> None:
     """Sends checkpoint.gate.passed or checkpoint.gate.failed. `promotion`: parameters of the promotion
@@ -68,15 +68,17 @@ def tell_gate(
     word = "passed" if decision.passed else "failed"
     asked = promotion if decision.passed else None
     labels = None if asked is None else {"ostinato.promotion": "asked"}
-    tell_checkpoint(f"gate.{word}", checkpoint, labels, reason=decision.reason, **(asked or {}))
+    send_checkpoint_event(
+        f"gate.{word}", checkpoint, labels, reason=decision.reason, **(asked or {})
+    )
 
 
-def tell_skipped(cycle: str, reason: str) -> None:
+def send_cycle_skipped(cycle: str, reason: str) -> None:
     """Sends cycle.skipped."""
     _send("cycle.skipped", f"ostinato.cycle.{cycle}", {"reason": reason})
 
 
-def tell_nothing_to_evaluate(recipe: str, reason: str) -> None:
+def send_evaluation_skipped(recipe: str, reason: str) -> None:
     """Sends evaluation.skipped."""
     _send("evaluation.skipped", f"ostinato.recipe.{recipe}", {"reason": reason})
 

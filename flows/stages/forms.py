@@ -31,7 +31,7 @@ _CHECKPOINT = rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}"
 
 
 @dataclass(frozen=True)
-class Described:
+class FieldDescription:
     """Description of a parameter in a flow's form, unless the flow's docstring describes it."""
 
     text: str
@@ -52,10 +52,11 @@ RecipeName = Annotated[
             ]
         }
     ),
-    Described("name of a shipped recipe or path of a TOML file."),
+    FieldDescription("name of a shipped recipe or path of a TOML file."),
 ]
 Seed = Annotated[
-    Annotated[int, Field(ge=0, title="Seed")] | None, Described("overrides the recipe's seed.")
+    Annotated[int, Field(ge=0, title="Seed")] | None,
+    FieldDescription("overrides the recipe's seed."),
 ]
 CheckpointName = Annotated[str, Field(pattern=_CHECKPOINT, title="Checkpoint")]
 # a flow hands on what it made; a person types its name
@@ -69,7 +70,7 @@ ProblemSet = Annotated[
         WithJsonSchema({"title": "Problem set", "type": "string", "pattern": _PROBLEM_SET}),
     ]
     | None,
-    Described("a built problem set, problems/name@version; the recipe's when absent."),
+    FieldDescription("a built problem set, problems/name@version; the recipe's when absent."),
 ]
 Budget = Annotated[float, Field(gt=0, title="Seconds")] | None
 
@@ -80,7 +81,7 @@ def _drop_defaults(schema: dict[str, Any]) -> None:
         described.pop("default", None)
 
 
-class Changes(BaseModel):
+class TableChanges(BaseModel):
     """Changed settings of one table of a recipe. As JSON it holds these alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
@@ -91,8 +92,8 @@ class Changes(BaseModel):
 
 
 @functools.cache
-def _changes_of(model: type[BaseModel]) -> type[Changes]:
-    """The model with nothing required: what is given goes over a recipe."""
+def _changes_of(model: type[BaseModel]) -> type[TableChanges]:
+    """The model with every field optional, for values that replace those of a recipe."""
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind: Any = field.annotation
@@ -107,7 +108,7 @@ def _changes_of(model: type[BaseModel]) -> type[Changes]:
         fields[name] = (kind, Field(default=None, title=label, description=meaning_of(field)))
     return create_model(
         f"{model.__name__}Changes",
-        __base__=Changes,
+        __base__=TableChanges,
         __cls_kwargs__={"title": _words(model.__name__)},
         **fields,
     )
@@ -118,13 +119,13 @@ def _words(name: str) -> str:
 
 
 if typing.TYPE_CHECKING:
-    RecipeChanges = Changes
+    RecipeChanges = TableChanges
 else:
     RecipeChanges = _changes_of(Recipe)
 
 
 @dataclass(frozen=True)
-class InOnePiece:
+class CachedSchema:
     """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form six
     times for each flow that is deployed, and pydantic would walk through all 70 tables of a recipe each time.
     """

@@ -1,5 +1,5 @@
-"""Progress of a stage as people see it: a bar on a terminal, a line every few seconds elsewhere or where it
-is watched, and an artifact of the Prefect run.
+"""A stage under way as people see it: progress as a bar on a terminal, as a line every few seconds elsewhere or
+where it is watched, and as an artifact of the Prefect run; its curves as pictures of that run.
 """
 
 import contextvars
@@ -8,21 +8,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import artifacts
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from ostinato.flows.stages.artifacts import optional
+from ostinato.flows.stages.artifacts import optional, refresh_image
 from ostinato.flows.stages.console import WatchLines, is_watched
-from ostinato.infra.platform.cluster.workspace import Progress
+from ostinato.flows.stages.curves import plot_png, stage_curves
+from ostinato.flows.stages.naming import as_key
+from ostinato.infra.platform.cluster.workspace import METRICS, Progress
 
 logger = logging.getLogger(__name__)
 
 _TELL_SECONDS = 3.0
 _LINE_SECONDS = 10.0
+# People look no more often, and drawing takes a second of a core that the stage could use.
+PICTURE_SECONDS = 60.0
 _END_SECONDS = 5.0  # longest the end of a stage waits for the server
 
 
@@ -90,3 +96,45 @@ class _Artifact(threading.Thread):
                 else:
                     artifacts.update_progress_artifact(artifact_id, percent)
                 told = percent
+
+
+@contextmanager
+def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
+    """Draws the metrics of a stage's directory anew from time to time, and at the end."""
+    pictures = _Pictures(stage, directory)
+    pictures.start()
+    try:
+        yield
+    finally:
+        pictures.is_over.set()
+        pictures.join(_END_SECONDS)
+
+
+class _Pictures(threading.Thread):
+    """Thread that draws, so that no failure and no server that is away reaches the stage."""
+
+    def __init__(self, stage: str, directory: Path) -> None:
+        context = contextvars.copy_context()
+        super().__init__(target=context.run, args=(self._show,), daemon=True)
+        self.is_over = threading.Event()
+        self._stage, self._directory = stage, directory
+        self._shown: dict[str, UUID] = {}
+        self._drawn_at = 0  # the file's time
+
+    def _show(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self.is_over.wait(PICTURE_SECONDS)
+            with optional(f"pictures of {self._stage}"):
+                self._refresh(self._directory / METRICS)
+
+    def _refresh(self, metrics: Path) -> None:
+        changed_at = metrics.stat().st_mtime_ns if metrics.exists() else 0
+        if changed_at == self._drawn_at:
+            return
+        for curve in stage_curves(metrics):
+            key = as_key(self._directory.parent.name, self._stage, curve.key)
+            self._shown[key] = refresh_image(
+                plot_png(curve), key, curve.expected, self._shown.get(key)
+            )
+        self._drawn_at = changed_at

@@ -18,10 +18,10 @@ from ostinato.flows.stages.events import (
     REGRESSED,
     ROLLED_BACK,
     WITHDRAWN,
-    tell_checkpoint,
-    tell_gate,
-    tell_now,
-    tell_skipped,
+    send_checkpoint_event,
+    send_cycle_skipped,
+    send_event_now,
+    send_gate_event,
 )
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
@@ -137,7 +137,7 @@ def offer(
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
-    return _tell(context, _let_through(context, line, decision, directly=directly), decision)
+    return _announce(context, _let_through(context, line, decision, directly=directly), decision)
 
 
 def _let_through(
@@ -150,13 +150,13 @@ def _let_through(
     return line.start_canary(decision, canary.share)
 
 
-def _tell(
+def _announce(
     context: StageContext, report: PromotionReport, decision: GateDecision
 ) -> PromotionReport:
     """Sends the gate's decision and a promotion as events, and shows the new champion's lineage."""
-    tell_gate(report.candidate, decision)
+    send_gate_event(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
-        tell_checkpoint(PROMOTED, report.candidate, line=report.line, reason=report.reason)
+        send_checkpoint_event(PROMOTED, report.candidate, line=report.line, reason=report.reason)
         register_champion(context.settings, report.line)
         origins = lineage.describe(lineage.trace(context.settings, report.candidate))
         text = "\n".join(("```text", *origins, "```"))
@@ -177,7 +177,7 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
         _require_bytes(ledger, standing[-2])
     report = serving.roll_back(checkpoint or champion, reason)
     if report.outcome is PromotionOutcome.ROLLED_BACK:
-        tell_checkpoint(ROLLED_BACK, report.candidate, line=line, reason=reason)
+        send_checkpoint_event(ROLLED_BACK, report.candidate, line=line, reason=reason)
         register_champion(load_settings(), line)
     return report
 
@@ -228,7 +228,7 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     if ended is not None:
         what = _ENDS[ended.advice]
         key = f"{serving.name}/{ended.decision.gate_id}"
-        if tell_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
+        if send_event_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
             serving.note_told(ended)
             register_champion(context.settings, serving.name)
     if canary is None:
@@ -398,7 +398,7 @@ def ship(
     checks = parity_checks(training)
     decision = judge(line, candidate, champion, context.recipe.cycle.gate, checks)
     line.publish_candidate(candidate, decision)
-    report = _tell(context, _let_through(context, line, decision, directly=False), decision)
+    report = _announce(context, _let_through(context, line, decision, directly=False), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
     was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome
@@ -411,9 +411,9 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     began with, whatever was promoted since, so its window is trained once and promoted once.
     """
     started = time.monotonic()
-    served = _begun_with(context) or serving_checkpoint(context, problems, trained)
+    served = _checkpoint_under_way(context) or serving_checkpoint(context, problems, trained)
     if served is None:
-        tell_skipped(
+        send_cycle_skipped(
             line_of(context.recipe), "nothing is served: the first checkpoint did not pass"
         )
         return CycleReport(cycle_id="", served="", users=None)
@@ -423,7 +423,7 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     cycle = open_cycle(context, served)
     if cycle is None:
         least = context.recipe.cycle.feedback.minimum_interactions
-        tell_skipped(
+        send_cycle_skipped(
             line_of(context.recipe), f"fewer than {least} interactions since the last cycle"
         )
     else:
@@ -436,7 +436,7 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     return report.model_copy(update={"seconds": time.monotonic() - started})
 
 
-def _begun_with(context: StageContext) -> ArtifactRef | None:
+def _checkpoint_under_way(context: StageContext) -> ArtifactRef | None:
     """The checkpoint of the line's open cycle. None when none is open."""
     cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
     return None if cycle is None else context.artifacts.get(cycle.served)
@@ -454,7 +454,7 @@ def _learn(
     if candidate is None:
         logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)
         context.ledger.cycles.close(cycle.cycle_id, SKIPPED, time.time())
-        tell_skipped(cycle.cycle_id, f"{training.skipped} interactions, no sample among them")
+        send_cycle_skipped(cycle.cycle_id, f"{training.skipped} interactions, no sample among them")
         return {"training": training}
     card = chain.evaluate(context, problems, candidate, Split.HELD_OUT)
     return {

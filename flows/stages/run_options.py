@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.declared import STAGES
-from ostinato.flows.stages.forms import Described, InOnePiece, RecipeChanges
+from ostinato.flows.stages.forms import CachedSchema, FieldDescription, RecipeChanges
 from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
@@ -49,7 +49,7 @@ class RunOptions(Record):
     changes: RecipeChanges = Field(
         default_factory=RecipeChanges,
         title="Changes to the recipe",
-        description="by section; null removes a table, such as cycle.simulated_users",
+        description="changed settings by section; null removes a table, such as cycle.simulated_users",
     )
     overrides: tuple[str, ...] = Field(
         default=(), title="Overrides", description="section.key=value, as TOML; after the changes"
@@ -98,6 +98,6 @@ class RunOptions(Record):
 
 
 Options = Annotated[
-    Annotated[RunOptions, InOnePiece(RunOptions)] | None,
-    Described("overridden settings, stages to keep or to build again."),
+    Annotated[RunOptions, CachedSchema(RunOptions)] | None,
+    FieldDescription("overridden settings, stages to keep or to build again."),
 ]

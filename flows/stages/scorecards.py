@@ -28,7 +28,7 @@ class TrainingOverlap(Record):
     problems: str
     split: Split
     corpora: dict[str, AnswerOverlap] = Field(
-        description="by corpus that the checkpoint descends from and that was made from these problems; empty: not "
+        description="overlaps by corpus, for corpora of these problems that the checkpoint descends from; empty: not "
         "known, as of models of others"
     )
 

@@ -16,7 +16,7 @@ from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.declared import STAGES, ChildStage, Result, Stage
 from ostinato.flows.stages.disk import refuse_small_disk
-from ostinato.flows.stages.events import CREATED, tell_checkpoint
+from ostinato.flows.stages.events import CREATED, send_checkpoint_event
 from ostinato.flows.stages.run_options import START_FILE, RunOptions, StageStart
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
@@ -162,10 +162,10 @@ class StageContext:
         if start is None:
             if stage.trains:
                 refuse_small_disk(self.recipe, self.settings.home, self.runs_directory)
-            _tell_why(stage, identity, known)
+            _log_why(stage, identity, known)
             start = _begin(identity, known)
         else:
-            _tell_resumed(stage, start)
+            _log_resumed(stage, start)
         directory = self.run_directory(stage.kind, start.fingerprint)
         directory.mkdir(parents=True, exist_ok=True)
         replace_text(directory / START_FILE, start.model_dump_json(indent=1))
@@ -179,7 +179,9 @@ class StageContext:
         )
         replace_text(directory / PUBLISHED, str(ref))
         if ref.kind in CHECKPOINT_KINDS:
-            tell_checkpoint(CREATED, str(ref), fingerprint=ref.fingerprint, recipe=self.recipe.name)
+            send_checkpoint_event(
+                CREATED, str(ref), fingerprint=ref.fingerprint, recipe=self.recipe.name
+            )
         return ref
 
     @property
@@ -241,7 +243,7 @@ def _begin(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) ->
     )
 
 
-def _tell_why(
+def _log_why(
     stage: Stage, identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]
 ) -> None:
     if not known:
@@ -254,7 +256,7 @@ def _tell_why(
     logger.warning("stage %s is built again (%s); --keep %s reuses it", stage.name, why, stage.name)
 
 
-def _tell_resumed(stage: Stage, start: StageStart) -> None:
+def _log_resumed(stage: Stage, start: StageStart) -> None:
     if start.changed_files:
         logger.warning(
             "stage %s goes on with what it began as %s; changed meanwhile: %s; --rebuild %s begins anew",

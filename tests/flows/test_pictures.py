@@ -7,8 +7,8 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from ostinato.flows.stages import pictures
-from ostinato.flows.stages.pictures import shown_pictures
+from ostinato.flows.stages import progress
+from ostinato.flows.stages.progress import shown_pictures
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import MetricsLog
 
@@ -24,7 +24,7 @@ def images(key: str) -> list[dict]:
 def test_a_stage_under_way_has_a_picture_of_each_plot_that_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr(progress, "PICTURE_SECONDS", 0.2)
     directory = tmp_path / "toy-seed0" / "reinforced-0"
     log = MetricsLog(directory / METRICS)
     key = "toy-seed0-reinforcement-solve-rate"

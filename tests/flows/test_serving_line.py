@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import realtime
-from ostinato.flows.stages.events import tell_now
+from ostinato.flows.stages.events import send_event_now
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.errors import ConfigError
@@ -62,7 +62,7 @@ def test_a_cycle_without_work_says_that_it_was_skipped(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, str]] = []
-    monkeypatch.setattr(realtime, "tell_skipped", lambda *said: told.append(said))
+    monkeypatch.setattr(realtime, "send_cycle_skipped", lambda *said: told.append(said))
     context = open_context(tmp_path, "mine", MINE)
     problems = add_problems(context, "a")
     bad = add_checkpoint(context, problems, "bad")
@@ -219,7 +219,7 @@ def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of_once_the_serv
     end = line.untold_end()
     assert end is not None
     for _ in range(2):  # by gateways that look at once
-        assert tell_now("regressed", end.checkpoint_id, f"mine/{end.decision.gate_id}")
+        assert send_event_now("regressed", end.checkpoint_id, f"mine/{end.decision.gate_id}")
     for _ in range(2):
         realtime.served_model(context)
     assert line.untold_end() is None

@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from ostinato.flows.stages import pictures
-from ostinato.flows.stages.pictures import shown_pictures
+from ostinato.flows.stages import progress
+from ostinato.flows.stages.progress import shown_pictures
 from ostinato.infra.platform.cluster.workspace import METRICS
 
 
@@ -23,11 +23,11 @@ def test_what_cannot_be_shown_is_logged_and_tried_again(
             raise ConnectionError("the server is away")
         return uuid4()
 
-    monkeypatch.setattr(pictures, "refresh_image", away)
+    monkeypatch.setattr(progress, "refresh_image", away)
     directory = tmp_path / "toy-seed0" / "pretrained-0"
     directory.mkdir(parents=True)
     (directory / METRICS).write_text(f"{line}\n")
-    thread = pictures._Pictures("pretraining", directory)
+    thread = progress._Pictures("pretraining", directory)
     caplog.set_level(logging.WARNING)
     for _ in range(2):
         thread.is_over.set()
@@ -42,6 +42,6 @@ def test_stage_without_metrics_has_none_and_ends_at_once(
     def never(*_: object) -> UUID:
         raise AssertionError
 
-    monkeypatch.setattr(pictures, "refresh_image", never)
+    monkeypatch.setattr(progress, "refresh_image", never)
     with shown_pictures("problems", tmp_path):
         pass
