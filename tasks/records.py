@@ -75,12 +75,12 @@ class Problem(StageRecord):
     repository: str = Field(description="name of the prepared repository")
     repository_fingerprint: str
     kind: str = Field(description="mutation, or a kind of a problem set")
-    operator: str = Field(default="", description="which mutation operator made it")
+    operator: str = Field(default="", description="mutation operator that made it")
     path: str = Field(default="", description="the edited file, relative to the repository")
     symbol: str = Field(default="", description="the function or method that holds the edit")
     first_line: int = Field(default=1, description="first line of the symbol in the file, 1-based")
     last_line: int = 1
-    prompt: str = Field(description="what the user asks, short and underspecified")
+    prompt: str = Field(description="request of the user, short and underspecified")
     edits: tuple[LineEdit, ...] = ()
     fail_to_pass: tuple[str, ...] = ()
     """test ids that fail when broken and pass when whole"""
@@ -94,18 +94,18 @@ class Problem(StageRecord):
     cut_tests: tuple[BlockEdit, ...] = ()
     """hidden tests taken out of what the agent sees"""
     hidden_tests: tuple[str, ...] = ()
-    """of fail_to_pass: judged by, never shown"""
+    """tests of fail_to_pass that judge, never shown"""
     question_warranted: bool = False
     """the prompt leaves open what only the user can tell, so asking is right"""
     oracle: FunctionOracle | None = None
     """calls of the function in `path` that no test makes, with the original's results; None: it has
     none"""
     environment: str = ""
-    """what judges an attempt; empty: the tests of the repository"""
+    """judge of an attempt; empty: the tests of the repository"""
     given_files: dict[str, str] = Field(default={})
     """an environment's files laid over the repository, by path"""
     facts: dict[str, str] = Field(default={})
-    """what only the judge of the environment knows"""
+    """facts that only the judge of the environment knows"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
@@ -172,11 +172,11 @@ class Verdict(StageRecord):
     detail: str = ""
     wall_seconds: float = 0.0
     tampering: tuple[str, ...] = ()
-    """what shows that the run was not honest; any voids the verdict"""
+    """signs that the run was not honest; any voids the verdict"""
     ignored_paths: tuple[str, ...] = ()
     """changed files that count for nothing: tests, runner settings"""
     harms: dict[str, str] = Field(default={})
-    """what a change spoils though the tests pass -> where"""
+    """things that a change spoils though the tests pass -> where"""
 
 
 class RewardReport(StageRecord):
@@ -218,7 +218,7 @@ class Branch(StageRecord):
     files: dict[str, str | None] = Field(default_factory=dict)
     """files that differed from the repository's, in base64; None: removed"""
     state: HarnessState | None = None
-    """what the harness remembered; None in those that continue"""
+    """memory of the harness; None in those that continue"""
 
     def contents(self) -> dict[str, bytes | None]:
         """The files that differed."""
@@ -244,7 +244,7 @@ class Trajectory(StageRecord):
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
     branch: Branch | None = None
-    """in a forked group: tokens before it are context and are not trained"""
+    """point of a forked group: tokens before it are context and are not trained"""
     started_at: float
     finished_at: float
 
@@ -282,11 +282,11 @@ class Sample(StageRecord):
     sample_id: str
     trajectory_id: str
     group_id: str = ""
-    """whose mean the reward was centred on; empty: a baseline's"""
+    """group whose mean the reward was centred on; empty: a baseline's"""
     segment: Segment
     advantage: float
     reward: float
-    hint: Hint | None = Field(default=None, description="where the objective distils one")
+    hint: Hint | None = Field(default=None, description="hint, where the objective distils one")
 
 
 class Metric(StageRecord):
@@ -315,14 +315,14 @@ class AttemptMeans(StageRecord):
     """Means over attempts. None: no attempt has the figure."""
 
     attempts: int
-    seconds: float | None = Field(description="from asking for a box to the verdict")
+    seconds: float | None = Field(description="seconds from asking for a box to the verdict")
     generated_tokens: float
     prompt_tokens: float | None = Field(
         description="read and not sampled: prompts and results of tools, once in each segment"
     )
     tool_calls: float
     changed_lines: float | None = Field(
-        description="of product files, from the state given to the state left; a line that was replaced counts once"
+        description="lines of product files, from the state given to the state left; a line that was replaced counts once"
     )
     reference_lines: float | None = Field(description="the same of what undoes the problem's edits")
 
@@ -348,7 +348,7 @@ class Scorecard(StageRecord):
     attempt_means: AttemptMeans | None = None
     """None: older than the figures"""
     solved_attempt_means: AttemptMeans | None = None
-    """of the solved ones alone; None: there are none, or older than the figures"""
+    """means of the solved attempts alone; None: there are none, or older than the figures"""
     problems: tuple[ProblemScore, ...]
 
 

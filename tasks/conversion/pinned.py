@@ -16,7 +16,7 @@ class PinnedModel(Record):
 
     package: str
     version: str
-    sha256: str = Field(description="of the wheel")
+    sha256: str = Field(description="SHA-256 of the wheel")
     licence: str
 
 

@@ -27,14 +27,20 @@ class CodeSource(Record):
     Python files below path; git: those of one commit; jsonl, parquet: one source file a row"""
     name: str = Field(default="", description="import name of an installed package, else a label")
     path: str = ""
-    """of a directory; of a git repository, or its URL; of a jsonl or parquet file, or a folder of
+    """path of a directory; of a git repository, or its URL; of a jsonl or parquet file, or a folder of
     them, here or as s3://bucket/prefix"""
-    revision: str = Field(default="", description="for git: a commit in full, a tag or a branch")
-    text_column: str = Field(default="text", description="for jsonl and parquet")
-    path_column: str = Field(default="path", description="for jsonl and parquet")
+    revision: str = Field(
+        default="", description="commit of a git source: a commit in full, a tag or a branch"
+    )
+    text_column: str = Field(
+        default="text", description="column of a row's text, for jsonl and parquet"
+    )
+    path_column: str = Field(
+        default="path", description="column of a row's path, for jsonl and parquet"
+    )
     licence_column: str = "licence"
-    """for jsonl and parquet; where a row has none, licence counts"""
-    licence: str = Field(default="", description="of all files; packages declare theirs")
+    """column of a row's licence, for jsonl and parquet; where a row has none, licence counts"""
+    licence: str = Field(default="", description="licence of all files; packages declare theirs")
 
     @model_validator(mode="after")
     def _located(self) -> "CodeSource":
@@ -95,7 +101,7 @@ class DemonstrationConfig(Record):
     """a wrong edit, failed tests, a new beginning, then the right edit; wants
     harness.max_restarts"""
     splits: tuple[Split, ...] = Field(default=(Split.DEMONSTRATION,), min_length=1)
-    """whose problems are repaired: demonstration, also train, never others"""
+    """splits of the problems that are repaired: demonstration, also train, never others"""
     concurrency: PositiveInt = Field(default=8, description="attempts at the same time")
     boxes_per_repository: PositiveInt = 4
     """sandboxes in use at the same time for one repository, at most"""
@@ -128,7 +134,7 @@ class CorpusConfig(Record):
     fill_in_share: Share = 0.75
     """library documents with a line to fill in; rest clean"""
     held_out_share: float = Field(default=0.05, ge=0, lt=1)
-    """of general source files, for perplexity"""
+    """share of general source files held out, for perplexity"""
     window_tokens: int = Field(default=384, ge=32, description="length of a document of code")
     near_duplicate_ratio: float = Field(default=0.8, gt=0, le=1)
     """share of common shingles that makes two files one"""
@@ -137,7 +143,7 @@ class CorpusConfig(Record):
     """.jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations;
     `ostinato run sft --data FILE` sets it"""
     seed: int = 0
-    """of which files and functions are drawn, of self-made bugs and of demonstrations; unless
+    """seed of the draws of files and functions, of self-made bugs and of demonstrations; unless
     given, the recipe's"""
 
 
@@ -157,7 +163,7 @@ class CorpusRequest(Record):
 
     config: CorpusConfig
     pins: tuple[str, ...] = ()
-    """what each of the sources holds, as `pin_source` found it; without them it is found now"""
+    """content that each of the sources holds, as `pin_source` found it; without them it is found now"""
     limits: FunctionLimits = FunctionLimits()
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
     harness: HarnessConfig = HarnessConfig()
@@ -201,7 +207,9 @@ class CorpusResult(Record):
     demonstrations: int
     demonstration_tokens: int
     demonstrations_by_plan: dict[str, int]
-    sources: tuple[str, ...] = Field(default=(), description="with what they held when read")
+    sources: tuple[str, ...] = Field(
+        default=(), description="sources with what they held when read"
+    )
     files_read: int
     files_dropped: dict[str, int] = Field(description="reason -> files")
     documents_decontaminated: int

@@ -12,7 +12,9 @@ class EvaluationConfig(Record):
     attempts_per_problem: PositiveInt = Field(default=4, description="independent attempts at each")
     temperature: NonNegativeFloat = Field(default=1.0, description="0 is greedy")
     seed: int = Field(default=0, description="draws the problems and the attempts")
-    confidence: float = Field(default=0.90, gt=0.5, lt=1, description="of every interval")
+    confidence: float = Field(
+        default=0.90, gt=0.5, lt=1, description="confidence of every interval"
+    )
 
 
 class ControlsConfig(Record):

@@ -57,7 +57,7 @@ class Hack:
     base: str = "broken"
     """the files that the code is put at the end of: "broken", or the "original" that it harms"""
     needs: str = ""
-    """what there must be to harm: "others" is other public code in the file, "parameters" a function of two or more
+    """things that there must be to harm: "others" is other public code in the file, "parameters" a function of two or more
     among it; "calls" of the required tests, some with an "answer" of plain data, a "mutable" argument or an exception
     that "raises" with a text
     """

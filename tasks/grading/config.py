@@ -110,7 +110,7 @@ class MonitorConfig(Record):
 class GradingConfig(Record):
     """Reward terms and weights. The reward is their sum. A weight of 0 switches a term off."""
 
-    correctness: NonNegativeFloat = Field(default=1.0, description="for a passed verdict")
+    correctness: NonNegativeFloat = Field(default=1.0, description="reward of a passed verdict")
     length: NonNegativeFloat = Field(default=0.0005, description="taken off, times C_{k,q}(x)")
     length_k: PositiveFloat = 1.0 / 60.0
     """curvature: larger bends earlier, in 1/x"""

@@ -25,7 +25,7 @@ class ProblemDraft(StageRecord):
 
     prompt: str = Field(description="request to the agent")
     files: dict[str, str] = Field(default={}, description="path -> text laid over the environment")
-    facts: dict[str, str] = Field(default={}, description="for the judge, never shown")
+    facts: dict[str, str] = Field(default={}, description="facts for the judge, never shown")
 
 
 class Judgement(StageRecord):

@@ -24,7 +24,7 @@ class TrainingPlan(Record):
 
     layout: ParallelLayout
     work: TrainingWork
-    memory: tuple[RankMemory, ...] = Field(description="by pipeline stage")
+    memory: tuple[RankMemory, ...] = Field(description="memory by pipeline stage")
     step: StepTime
 
     @property

@@ -42,11 +42,13 @@ class SimulatedLoad(Record):
     replicas: int = Field(gt=0)
     replica_slots: int = Field(gt=0, description="attempts that a replica generates for at once")
     generation_seconds: float = Field(gt=0, description="mean of an attempt on a full replica")
-    tool_seconds: float = Field(ge=0, description="of an attempt")
+    tool_seconds: float = Field(ge=0, description="seconds of tools per attempt")
     step_seconds: float = Field(gt=0)
-    publish_seconds: float = Field(ge=0, description="from a step's end until replicas serve it")
+    publish_seconds: float = Field(
+        ge=0, description="seconds from a step's end until replicas serve it"
+    )
     length_sigma: float = Field(default=0.9, ge=0)
-    """of the logarithm: the 99th percentile is 8 times the median"""
+    """deviation of the logarithm: the 99th percentile is 8 times the median"""
     steps: int = Field(default=12, ge=3, description="the first third is not counted")
 
     @classmethod
@@ -82,11 +84,11 @@ class SimulatedRun(Record):
     """Figures of a simulated run."""
 
     trainer_idle_ratio: float
-    staleness_mean: float = Field(description="of groups, in weight versions")
-    slots_busy_ratio: float = Field(description="of the replicas' slots")
+    staleness_mean: float = Field(description="mean staleness of groups, in weight versions")
+    slots_busy_ratio: float = Field(description="busy share of the replicas' slots")
     attempts: int = Field(description="dispatched")
     finished: int
-    cancelled: int = Field(description="in flight at the end")
+    cancelled: int = Field(description="attempts in flight at the end")
 
 
 class UnwrittenJournal:

@@ -28,7 +28,7 @@ class Exchange(Record):
     operation: str
     group_ranks: int
     calls: int
-    sent_bytes: float = Field(description="by the ring algorithm")
+    sent_bytes: float = Field(description="bytes that a rank sends by the ring algorithm")
 
 
 class WalkedStage(Record):
@@ -38,7 +38,7 @@ class WalkedStage(Record):
     planned: int = Field(description="parameters by the plan's formula")
     built: int = Field(description="elements of the tensors that the model's modules hold")
     exchanges: tuple[Exchange, ...] = ()
-    weight_bytes: int = Field(default=0, description="as this version holds them")
+    weight_bytes: int = Field(default=0, description="bytes of weights as this version holds them")
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
 

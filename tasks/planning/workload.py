@@ -11,7 +11,7 @@ class TrainingWork(Record):
 
     row_tokens: int = Field(gt=0, description="length of a row, which context parallelism divides")
     attended_tokens: float = Field(gt=0, description="mean length of the sequences in rows")
-    microbatch_tokens: int = Field(gt=0, description="of one data-parallel rank's pass")
+    microbatch_tokens: int = Field(gt=0, description="tokens of one data-parallel rank's pass")
     step_tokens: float = Field(gt=0, description="over all ranks")
     fp8: bool = False
     recompute: bool = Field(default=False, description="each layer runs forward again")
@@ -30,7 +30,7 @@ class RolloutWork(Record):
     prompt_tokens: float = Field(ge=0, description="mean of an attempt, tool results included")
     generated_tokens: float = Field(gt=0, description="mean of an attempt")
     longest_generated_tokens: float = Field(gt=0)
-    tool_seconds: float = Field(ge=0, description="of an attempt, in its sandbox")
+    tool_seconds: float = Field(ge=0, description="seconds of an attempt's tools, in its sandbox")
 
     @property
     def context_tokens(self) -> float:

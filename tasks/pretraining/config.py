@@ -56,7 +56,9 @@ class PretrainingConfig(LoopConfig):
         min_length=1,
         description="held-out shards whose tokens make the codebase perplexity",
     )
-    evaluation_tokens: PositiveInt = Field(default=16_384, description="of each held-out shard")
+    evaluation_tokens: PositiveInt = Field(
+        default=16_384, description="tokens of each held-out shard"
+    )
     evaluation_row_tokens: int = Field(
         default=256, ge=8, description="row length in which held-out shards are evaluated"
     )
@@ -150,14 +152,14 @@ class PretrainingRequest(Record):
     config: PretrainingConfig
     corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
     checkpoint_directory: str | None = Field(
-        default=None, description="where to start; None: fresh weights"
+        default=None, description="directory of the checkpoint to start from; None: fresh weights"
     )
     spec: ModelSpec | None = Field(
         default=None, description="shape of fresh weights; None with a checkpoint"
     )
     draft_weight: NonNegativeFloat | None = Field(
         default=None,
-        description="of the draft loss in the trunk's gradient; 0: draft layers alone learn from it; None: they stay",
+        description="weight of the draft loss in the trunk's gradient; 0: draft layers alone learn from it; None: they stay",
     )
 
     @model_validator(mode="after")

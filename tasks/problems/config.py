@@ -67,7 +67,9 @@ def refuse_runner(name: str, package_paths: Iterable[str]) -> str:
 class ProjectSource(Record):
     """Fields that packages and git repositories share."""
 
-    name: str = Field(description="of the repository; for a package also its name on the index")
+    name: str = Field(
+        description="name of the repository; for a package also its name on the index"
+    )
     package_paths: tuple[str, ...] = Field(description="files or folders of product code")
     test_paths: tuple[str, ...] = Field(description="files or folders of tests")
     dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
@@ -78,7 +80,7 @@ class ProjectSource(Record):
     dependencies: tuple[str, ...] = ()
     """name==version of wheels laid beside the code"""
     is_installed: bool = False
-    """as after an installation: importlib.metadata knows the package and its dependencies, and
+    """true: as after an installation: importlib.metadata knows the package and its dependencies, and
     these keep their compiled modules"""
     generated_files: dict[str, str] = Field(default={})
     """path -> text of modules that the project's build writes, and of pytest.ini where the project has rules
@@ -97,7 +99,7 @@ class RepositorySource(ProjectSource, SourceArchive):
     mutated_paths: tuple[str, ...] = ()
     """files or folders that may be broken; empty: all product code"""
     split: Split | None = None
-    """of all its problems; None: its mutations are dealt out by `sizes`"""
+    """split of all its problems; None: its mutations are dealt out by `sizes`"""
     quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
 
 
@@ -105,11 +107,13 @@ class GitSource(ProjectSource):
     """A git repository on this machine, or a bare one, whose commits become problems."""
 
     path: str = Field(description="directory that git can read")
-    split: Split = Field(default=Split.TRAIN, description="of all its problems")
+    split: Split = Field(default=Split.TRAIN, description="split of all its problems")
     revision: str = "HEAD"
     """commit, branch or tag at which the search begins; it goes back in time"""
     max_commits: PositiveInt = Field(default=200, description="first parents looked at")
-    max_changed_lines: PositiveInt = Field(default=400, description="of product code in a commit")
+    max_changed_lines: PositiveInt = Field(
+        default=400, description="lines of product code in a commit"
+    )
     max_problems: NonNegativeInt = 50
     """commits taken, at most, the newest that are usable; each is a problem if its tests prove it;
     0: none"""
@@ -118,10 +122,10 @@ class GitSource(ProjectSource):
 class GivenSource(ProjectSource, SourceArchive):
     """One task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
 
-    version: str = Field(description="of the archive: its checksum, shortened")
-    sha256: str = Field(description="of the archive")
+    version: str = Field(description="version of the archive: its checksum, shortened")
+    sha256: str = Field(description="SHA-256 of the archive")
     distribution: str = Field(description="name under which importlib.metadata knows the project")
-    split: Split = Field(default=Split.TRAIN, description="of its problem")
+    split: Split = Field(default=Split.TRAIN, description="split of its problem")
 
 
 class SplitSizes(Record):
@@ -150,7 +154,7 @@ class ValidityRules(Record):
     """Rules that a candidate must meet to become a problem."""
 
     max_failing_ratio: float = Field(default=0.4, gt=0, le=1)
-    """of all stable tests; more is a broken package"""
+    """share of all stable tests; more is a broken package"""
     max_tests_first_run: int = Field(default=60, ge=2)
     """covering tests run on a candidate; the rest is estimated"""
     max_fail_to_pass: PositiveInt = 16
@@ -168,7 +172,7 @@ class ValidityRules(Record):
     cheater_share: Share = 1 / 16
     """problems also judged on a skip-everything patch"""
     hidden_share: Share = 0.5
-    """of the failing test functions the agent never sees"""
+    """share of the failing test functions the agent never sees"""
     tries_stubs: bool = True
     """a mutation whose tests pass with a constant in place of the function is not published either;
     deletions never are"""
@@ -198,19 +202,19 @@ class ProblemsConfig(Record):
     given: tuple[GivenSource, ...] = ()
     """tasks of Harbor and instances of SWE-bench"""
     seed: NonNegativeInt = 0
-    """of what is broken, of the splits and of the prompts; unless given, the recipe's"""
+    """seed of what is broken, of the splits and of the prompts; unless given, the recipe's"""
     quotas: Quotas = Quotas()
     sizes: SplitSizes = SplitSizes()
-    """of the repositories that name no split"""
+    """problems per split of the repositories that name no split"""
     rules: ValidityRules = ValidityRules()
     oracle: OracleConfig = OracleConfig()
     strip_text: bool = False
     """drop docstrings and comments of product code; tests keep theirs"""
     plain_functions: bool = False
     """mutate only undecorated top-level functions whose name is defined once"""
-    max_function_lines: int = Field(default=120, ge=2, description="of a mutated function")
+    max_function_lines: int = Field(default=120, ge=2, description="lines of a mutated function")
     max_function_characters: int = Field(default=20_000, ge=20)
-    """of a mutated function, line ends included; the corpus has the same limits"""
+    """characters of a mutated function, line ends included; the corpus has the same limits"""
     max_per_function: PositiveInt = Field(default=6, description="mutations of one function")
     operator_mix: Literal["even", "noticed"] = "even"
     """even: every mutation operator as often as the others, as far as there are candidates;

@@ -25,7 +25,7 @@ class SetCard(Record):
     """Card of a shipped problem set."""
 
     config: str = Field(description="fingerprint of the configuration")
-    sha256: str = Field(description="of the uncompressed lines of problems")
+    sha256: str = Field(description="SHA-256 of the uncompressed lines of problems")
     result: ProblemsResult = Field(description="figures of the build; its directory is empty")
 
 

@@ -18,7 +18,7 @@ class CycleConfig(Record):
     """time from a cycle's opening to its gate's word. A late cycle trains on fewer interactions,
     the newest, and its gate is the same; None: it takes as long as it takes"""
     gate_seconds: NonNegativeFloat = 3_600.0
-    """of these, what is left for the evaluation of the candidate"""
+    """part of these that is left for the evaluation of the candidate"""
     feedback: FeedbackConfig = FeedbackConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()

@@ -64,7 +64,7 @@ class CycleTrainingResult(Record):
     checkpoint_directory: str | None = Field(description="None: the window holds no sample")
     interactions: int
     skipped: int
-    samples: int = Field(description="that were trained on")
+    samples: int = Field(description="samples that were trained on")
     left_out: int = Field(default=0, description="samples for which a late cycle had no time")
     mean_reward: float
     metrics: dict[str, float]

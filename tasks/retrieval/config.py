@@ -88,12 +88,14 @@ class RetrievalConfig(Record):
         default_factory=lambda: shipped_packages("held_out")
     )
     """these measure; none of their functions is ever trained on"""
-    most_queries_a_package: PositiveInt = Field(default=250, description="of those that measure")
+    most_queries_a_package: PositiveInt = Field(
+        default=250, description="questions per package of those that measure"
+    )
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     seed: NonNegativeInt = 0
-    """of the encoder's first weights and of which pairs and wrong answers are drawn; unless given,
+    """seed of the encoder's first weights and of which pairs and wrong answers are drawn; unless given,
     the recipe's"""
 
     @model_validator(mode="after")

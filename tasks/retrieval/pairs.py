@@ -41,7 +41,7 @@ class IndexedFunction:
     summary: str
     """First paragraph of its docstring; empty without one."""
     num_lines: int
-    """Of `code`."""
+    """Lines of `code`."""
 
 
 @dataclass(frozen=True, slots=True)

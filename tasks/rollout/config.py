@@ -34,7 +34,7 @@ class StalenessConfig(Record):
     """a sample is trained only when trainer version minus its oldest weight version is at most
     this; 0: synchronous"""
     admission: str = "expected"
-    """when a group starts, never beyond the bound. expected: when the trainer will have used up
+    """rule of when a group starts, never beyond the bound. expected: when the trainer will have used up
     those before it about when it is ready; cap: as early as the bound allows, so that finished
     groups wait; others by the entry point group ostinato.admissions"""
     pace_limit_seconds: NonNegativeFloat = 60.0
@@ -86,10 +86,10 @@ class RolloutConfig(Record):
     concurrent_trajectories: PositiveInt = 64
     """attempts in flight, over all rollout workers"""
     boxes: Literal["worker", "fleet"] = "worker"
-    """where attempts run: worker: in boxes of the rollout worker's own machine; fleet: in boxes of
+    """place where attempts run: worker: in boxes of the rollout worker's own machine; fleet: in boxes of
     the sandbox fleet, on whichever machine of the cluster has room"""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """what an agent's commands run in, in rollouts, evaluation and the gateway: namespace: a
+    """kind of box for an agent's commands, in rollouts, evaluation and the gateway: namespace: a
     bubblewrap box; microvm: a virtual machine, which needs QEMU"""
     forked_share: Share = 0.0
     """share of groups whose other attempts branch off the first, box and context, after its first

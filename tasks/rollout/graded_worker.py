@@ -34,7 +34,7 @@ class WorkerSetup(Record):
     search_directory: str | None = None
     """A trained encoder's files; None: codebase_search ranks by words alone."""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """What agents' commands run in, in boxes of this process."""
+    """Kind of box for agents' commands, in boxes of this process."""
 
 
 def token_dialogue(setup: WorkerSetup, model: ModelClient) -> Converse:

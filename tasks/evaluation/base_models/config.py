@@ -28,7 +28,7 @@ class BaseSelectionConfig(Record):
         default=1024, ge=16, description="context of the rolling loss; half of it moves on"
     )
     humaneval_problems: int = Field(
-        default=164, ge=1, le=164, description="of HumanEval, the first ones"
+        default=164, ge=1, le=164, description="number of HumanEval's problems, the first ones"
     )
     answer_tokens: int = Field(default=256, ge=8, description="longest completion")
     tracked_files: PositiveInt = Field(default=24, description="files rebuilt from patches")
@@ -74,7 +74,9 @@ class StateTracking(Record):
     """Files rebuilt from patches."""
 
     mean_distance: float = Field(description="characters to change, of a whole file where too long")
-    copied_distance: float = Field(description="of the file before its patches: who ignores them")
+    copied_distance: float = Field(
+        description="distance of the file before its patches, which a model gets that ignores them"
+    )
     exact: int
     files: int
     too_long: int

@@ -19,7 +19,7 @@ class EvaluationRequest(Record):
     checkpoint_directory: str
     endpoint: Endpoint | None = None
     """a model that somebody else serves, in place of the checkpoint's"""
-    checkpoint_name: str = Field(description="what the scorecard calls the checkpoint")
+    checkpoint_name: str = Field(description="name of the checkpoint in the scorecard")
     problems_directory: str
     """problems and prepared repositories, as the problems stage left them"""
     split: Split = Split.HELD_OUT
@@ -28,7 +28,7 @@ class EvaluationRequest(Record):
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
     sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """what an agent's commands run in"""
+    """kind of box in which an agent's commands run"""
     engine_slots: int = Field(default=32, ge=1)
     """attempts decoded together in one process"""
     decoding: DecodingConfig = DecodingConfig()
@@ -45,7 +45,7 @@ class EvaluationResult(Record):
     scorecard: Scorecard
     rows: tuple[AttemptRow, ...]
     trajectories_path: str
-    """what was said and done in each attempt, as JSON lines"""
+    """record of each attempt, as JSON lines"""
     wall_seconds: float
 
 

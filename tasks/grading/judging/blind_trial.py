@@ -61,9 +61,9 @@ class Shown:
     """Values and facts that tests without expectations show."""
 
     values: dict[str, list[object]] = field(default_factory=lambda: defaultdict(list))
-    """by test, in the order of their appearance"""
+    """values by test, in the order of their appearance"""
     facts: dict[str, frozenset[str]] = field(default_factory=dict)
-    """by test, what callers of the function see beside its values, in any order and number"""
+    """facts by test: what callers of the function see beside its values, in any order and number"""
     places: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0  # median time of a call of the function
     calls: tuple[str, ...] = ()  # arguments of some of its calls
@@ -76,7 +76,7 @@ class Trial:
     drawn: DrawnTests
     wanted: Mapping[str, Sequence[object]]
     facts: Mapping[str, frozenset[str]]
-    """by test that ends without an exception; with an empty name, of imports"""
+    """facts by test that ends without an exception; with an empty name, of imports"""
     seconds: float
     calls: tuple[str, ...]
     separates: bool = True  # whether the broken state shows anything else

@@ -24,9 +24,11 @@ class MtpConfig(LoopConfig):
     )
     draft_weight: NonNegativeFloat = Field(
         default=0.3,
-        description="of the draft loss in the trunk's gradient where both learn; 0: none of it reaches the trunk",
+        description="weight of the draft loss in the trunk's gradient where both learn; 0: none of it reaches the trunk",
     )
-    evaluation_tokens: PositiveInt = Field(default=8_192, description="of each held-out shard")
+    evaluation_tokens: PositiveInt = Field(
+        default=8_192, description="tokens of each held-out shard"
+    )
     evaluation_row_tokens: int = Field(
         default=256, ge=8, description="row length in which held-out shards are evaluated"
     )

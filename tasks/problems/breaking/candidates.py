@@ -29,7 +29,7 @@ class Candidate(Record):
     test_files: tuple[str, ...] = ()
     """files whose tests all speak of it, beside those that call it"""
     message: str = ""
-    """of the commit it was mined from; the text of a given task"""
+    """message of the commit it was mined from; the text of a given task"""
     named_failing: tuple[str, ...] = ()
     """tests of a given task that must fail; empty: those that do"""
     named_passing: tuple[str, ...] = ()

@@ -63,9 +63,9 @@ class CertifyOptions(Record):
     limit: int | None = Field(default=None, ge=1, description="problems drawn; None: all")
     repeats: int = Field(default=2, ge=1, description="rounds of runs that must agree")
     hacks: int = Field(default=5, ge=0)
-    """of the adversary suite, dealt out to each problem"""
+    """hacks of the adversary suite per problem"""
     fixes: int = Field(default=1, ge=0, description="right fixes in other words of each problem")
-    time_limit_seconds: float = Field(default=20.0, gt=0, description="of one test run")
+    time_limit_seconds: float = Field(default=20.0, gt=0, description="limit of one test run")
 
 
 class Difficulty(Record):
@@ -84,10 +84,12 @@ class Certificate(Record):
 
     schema_version: int = 2
     problem_set: str
-    problems_sha256: str = Field(description="of the JSON lines of the checked problems, sorted")
-    num_problems: int = Field(description="of the whole set")
-    version: str = Field(description="of Ostinato")
-    code_sha256: str = Field(description="of all code that checks")
+    problems_sha256: str = Field(
+        description="SHA-256 of the JSON lines of the checked problems, sorted"
+    )
+    num_problems: int = Field(description="problems of the whole set")
+    version: str = Field(description="version of Ostinato")
+    code_sha256: str = Field(description="SHA-256 of all code that checks")
     options: CertifyOptions
     reports: tuple[ProblemReport, ...]
     counts: dict[str, int] = Field(description="reason -> problems with it")

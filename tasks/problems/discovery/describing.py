@@ -45,7 +45,7 @@ class DescribedSource(Record):
 
     repository: RepositorySource
     history: GitSource | None = None
-    """of a git repository, where asked for"""
+    """history of a git repository, where asked for"""
     remarks: tuple[str, ...] = ()
 
 

@@ -51,8 +51,8 @@ class ProofResult(Record):
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     error_type: str = Field(default="", description="exception of the first failing test")
-    error_message: str = Field(default="", description="of that test, or of a fault")
-    seconds: float = Field(default=0.0, description="of test runs in the box")
+    error_message: str = Field(default="", description="message of that test, or of a fault")
+    seconds: float = Field(default=0.0, description="seconds of test runs in the box")
 
 
 @dataclass(frozen=True)

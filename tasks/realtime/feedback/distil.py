@@ -45,7 +45,7 @@ class Distilled(StageRecord):
 
     samples: tuple[Sample, ...]
     rewards: tuple[DistilledReward, ...]
-    baselines: Baselines = Field(description="to carry into the next cycle")
+    baselines: Baselines = Field(description="baselines to carry into the next cycle")
     mean_reward: float
     mean_absolute_advantage: float
 

@@ -41,7 +41,7 @@ class Window(StageRecord):
     to_watermark: int
     said_after: float
     """feedback on earlier interactions counts from here on: when the cycle before opened"""
-    said_until: float = Field(description="when this cycle opened")
+    said_until: float = Field(description="time at which this cycle opened")
     source: Source = Field(default=Source.PEOPLE, description="interactions of others are left out")
 
 

@@ -67,5 +67,5 @@ class CanaryConfig(Record):
     """A/B between gate and promotion."""
 
     share: float = Field(default=0.2, gt=0, le=0.5)
-    """of the sessions that the candidate answers"""
+    """share of the sessions that the candidate answers"""
     guard: GuardConfig = GuardConfig()
