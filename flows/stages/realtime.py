@@ -224,12 +224,12 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
         return None
     serving = serving_line(context, line)
     canary = serving.watch_canary(config.guard)
-    ended = serving.untold_end()
+    ended = serving.unannounced_end()
     if ended is not None:
         what = _ENDS[ended.advice]
         key = f"{serving.name}/{ended.decision.gate_id}"
         if send_event_now(what, ended.checkpoint_id, key, line=serving.name, reason=ended.reason):
-            serving.note_told(ended)
+            serving.note_announced(ended)
             register_champion(context.settings, serving.name)
     if canary is None:
         return None

@@ -19,7 +19,7 @@ from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.documents import is_held_out
 from ostinato.tasks.corpus.repairs.locating import drive, locate
-from ostinato.tasks.corpus.repairs.transcripts import Document, draw_plan, look_turns
+from ostinato.tasks.corpus.repairs.transcripts import Document, draw_plan, read_turns
 from ostinato.tasks.corpus.source_code.functions import extract_functions
 from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.problems.descriptions import describe_functions, write_prompt
@@ -71,7 +71,7 @@ class Locator:
         for call, result in located.steps:
             document.add(self.renderer.encode_answer(call), True)
             document.add(self.renderer.append_results([result]), False)
-        look = look_turns(draw_plan(self.config.demonstrations, rng), located.place)[0]
+        look = read_turns(draw_plan(self.config.demonstrations, rng), located.place)[0]
         document.add(self.renderer.encode_answer("".join(look)), True)
         return document
 

@@ -35,9 +35,9 @@ from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
+    assign_splits,
     choose_held_out_functions,
     combine,
-    deal_splits,
     find_candidates,
     order_mutations,
     place_of,
@@ -274,7 +274,7 @@ async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConf
     sizes = config.sizes
     proven = await prove_enough(by_name, whole, sizes.held_out_function)
     proven += await prove_enough(by_name, rest, sizes.total - sizes.held_out_function)
-    splits = deal_splits([candidate for candidate, _ in proven], held_out, config)
+    splits = assign_splits([candidate for candidate, _ in proven], held_out, config)
     for candidate, judgement in proven:
         built = by_name[candidate.repository].built
         if candidate.candidate_id in splits:

@@ -159,7 +159,7 @@ def topic_words(symbol: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in f"{owner}_{name}".split("_") if len(word) > 2)
 
 
-def leaves_two_readings(candidate: Candidate, level: PromptLevel, symbols: Iterable[str]) -> bool:
+def is_ambiguous(candidate: Candidate, level: PromptLevel, symbols: Iterable[str]) -> bool:
     """Whether the wording fits other functions of the repository as well, and the code shows no gap
     that would tell which is meant: the vague one, where what is broken still runs.
 

@@ -9,7 +9,7 @@ from ostinato.infra.platform.syntax import parse_once, walk_definitions
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
-from ostinato.tasks.problems.prompts import choose_level, leaves_two_readings, write_prompt
+from ostinato.tasks.problems.prompts import choose_level, is_ambiguous, write_prompt
 from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
 from ostinato.tasks.problems.proving.judging import ProofOutcome, ProofResult
@@ -121,7 +121,7 @@ def make_problem(
             # a failing test that the agent can run tells which of the two is meant
             "question_warranted": candidate.kind is not Kind.GIVEN
             and len(hidden) == len(judgement.fail_to_pass)
-            and leaves_two_readings(candidate, level, symbols),
+            and is_ambiguous(candidate, level, symbols),
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }
     )

@@ -243,7 +243,7 @@ def choose_held_out_functions(places: Iterable[Place], config: ProblemsConfig) -
     return frozenset(drawn[: min(config.functions_held_out, len(drawn) // 3)])
 
 
-def deal_splits(
+def assign_splits(
     proven: Sequence[Candidate], held_out: frozenset[Place], config: ProblemsConfig
 ) -> dict[str, Split]:
     """Split of each proven candidate by id. Those left over when all splits are full get none.

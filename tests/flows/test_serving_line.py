@@ -216,13 +216,13 @@ def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of_once_the_serv
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{find_free_port()}/api"}):
         model = realtime.served_model(context)
     assert (model.checkpoint_id, model.candidate) == (str(champion), None)
-    end = line.untold_end()
+    end = line.unannounced_end()
     assert end is not None
     for _ in range(2):  # by gateways that look at once
         assert send_event_now("regressed", end.checkpoint_id, f"mine/{end.decision.gate_id}")
     for _ in range(2):
         realtime.served_model(context)
-    assert line.untold_end() is None
+    assert line.unannounced_end() is None
     wait_until("the event", told, 120)
     time.sleep(3)
     assert told() == [str(candidate)]

@@ -35,8 +35,8 @@ from ostinato.tasks.corpus.repairs.plain_repairs import repair_plainly, write_re
 from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
     GAVE_UP,
-    Course,
     Document,
+    RepairScript,
     draw_plan,
     edit_call,
     place_of,
@@ -49,7 +49,7 @@ from ostinato.tasks.records import Problem
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
 CLOSE_EDIT = SPECIAL_IDS["</edit_file>"]
 _TEST_LIMIT_SECONDS = 10.0
-PLAIN = "plain"  # course of a repair in plain text
+PLAIN = "plain"  # script of a repair in plain text
 
 
 @dataclass(slots=True)
@@ -142,10 +142,10 @@ async def _demonstrate(
     text = broken[problem.path].decode()
     region = open_region(text, f"{problem.path}::{problem.symbol}")
     wrong = ""
-    if plan.course is not Course.RIGHT:
+    if plan.script is not RepairScript.RIGHT:
         wrong = _draw_wrong_edit(problem, region, settings.guard, rng)
         if not wrong:
-            plan = replace(plan, course=Course.RIGHT)
+            plan = replace(plan, script=RepairScript.RIGHT)
     right = _right_edit(problem, region)
     locating = _locating(problem, settings.config)
     if locating is None:
@@ -164,11 +164,11 @@ async def _demonstrate(
             index,
             _summary(problem, region),
         )
-    wanted = GAVE_UP if plan.course is Course.GIVE_UP else FIXED
+    wanted = GAVE_UP if plan.script is RepairScript.GIVE_UP else FIXED
     if transcript.end_reason is not EndReason.FINISHED or transcript.final_message != wanted:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", (), "")
     documents = _documents(transcript)
-    if plan.course is not Course.RIGHT:
+    if plan.script is not RepairScript.RIGHT:
         _mask_first_edit(documents[0])
     return _Attempt(problem, plan.name, documents, _first_report(transcript))
 

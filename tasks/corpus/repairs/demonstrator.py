@@ -14,10 +14,10 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
     GAVE_UP,
     NOT_FOUND,
-    Course,
     Plan,
+    RepairScript,
     edit_turns,
-    look_turns,
+    read_turns,
 )
 
 AnswerScript = Generator[str, str, None]
@@ -80,20 +80,20 @@ def locate_and_repair(
 
 
 def repair(plan: Plan, place: str, *, right: str, wrong: str) -> AnswerScript:
-    """A repair in the compact dialect of the function at a place, with the plan's course."""
-    for calls in look_turns(plan, place):
+    """A repair in the compact dialect of the function at a place, with the plan's script."""
+    for calls in read_turns(plan, place):
         yield "".join(calls)
-    if plan.course is not Course.RIGHT:
+    if plan.script is not RepairScript.RIGHT:
         result = yield from _edit_and_test(plan, wrong)
         if result == PASSED:
             yield FIXED
             return
-        if plan.course is Course.GIVE_UP:
+        if plan.script is RepairScript.GIVE_UP:
             yield GAVE_UP
             return
-        if plan.course is Course.START_OVER:
+        if plan.script is RepairScript.START_OVER:
             yield f"{START_OVER} {wrong.removeprefix('<edit_file>').removesuffix('</edit_file>')} did not pass"
-            for calls in look_turns(plan, place):
+            for calls in read_turns(plan, place):
                 yield "".join(calls)
     result = yield from _edit_and_test(plan, right)
     yield FIXED if result == PASSED else GAVE_UP

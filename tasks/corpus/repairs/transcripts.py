@@ -20,7 +20,7 @@ GAVE_UP = "Could not fix it."
 NOT_FOUND = "Could not find it."
 
 
-class Course(StrEnum):
+class RepairScript(StrEnum):
     """Course of a repair between the first look and the end."""
 
     RIGHT = "right"
@@ -31,15 +31,15 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of one repair: several calls per turn or one at a time, and its course."""
+    """Plan of one repair: several calls per turn or one at a time, and its script."""
 
     is_parallel: bool
-    course: Course
+    script: RepairScript
 
     @property
     def name(self) -> str:
         """For statistics."""
-        return f"{'parallel' if self.is_parallel else 'sequential'}_{self.course}"
+        return f"{'parallel' if self.is_parallel else 'sequential'}_{self.script}"
 
 
 def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
@@ -47,14 +47,14 @@ def draw_plan(style: DemonstrationConfig, rng: random.Random) -> Plan:
     is_parallel = rng.random() < style.parallel_share
     draw = rng.random()
     if draw < style.wrong_first_share:
-        course = Course.WRONG_THEN_RIGHT
+        script = RepairScript.WRONG_THEN_RIGHT
     elif draw < style.wrong_first_share + style.give_up_share:
-        course = Course.GIVE_UP
+        script = RepairScript.GIVE_UP
     elif draw < style.wrong_first_share + style.give_up_share + style.start_over_share:
-        course = Course.START_OVER
+        script = RepairScript.START_OVER
     else:
-        course = Course.RIGHT
-    return Plan(is_parallel, course)
+        script = RepairScript.RIGHT
+    return Plan(is_parallel, script)
 
 
 def place_of(path: str, symbol: str) -> str:
@@ -72,7 +72,7 @@ def edit_call(number: int, text: str) -> str:
     return f"<edit_file>{line_tag(number)}{text}</edit_file>"
 
 
-def look_turns(plan: Plan, place: str) -> list[list[str]]:
+def read_turns(plan: Plan, place: str) -> list[list[str]]:
     """The calls of the turns before the first edit.
 
     With one call per turn the function is read first: only then can the report name a line of it.
@@ -138,14 +138,14 @@ class DocumentWriter:
         rng: random.Random,
     ) -> list[int]:
         """A whole attempt at a corruption. `report` is what the tests say before the edit."""
-        plan = Plan(is_parallel, Course.RIGHT)
+        plan = Plan(is_parallel, RepairScript.RIGHT)
         lines = list(function.lines)
         lines[corruption.number - 1] = corruption.broken
         template = rng.choice(self.prompt_templates)
         place = place_of(*function.key)
         results = {RUN_TESTS: report, read_call(place): view_lines(tuple(lines))}
         ids = self.renderer.start(template.format(symbol=function.symbol, path=function.path))
-        for calls in look_turns(plan, place):
+        for calls in read_turns(plan, place):
             self._add_turn(ids, calls, [results[call] for call in calls])
         edit = edit_call(corruption.number, corruption.gold)
         results = {RUN_TESTS: PASSED, edit: "ok"}

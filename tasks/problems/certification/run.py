@@ -133,7 +133,7 @@ async def _check_all(
         on_report(report, len(reports), len(drawn.problems))
 
     waiting: dict[str, list[Problem]] = {}
-    hacks = deal_hacks(drawn.problems, options)
+    hacks = assign_hacks(drawn.problems, options)
     for problem in drawn.problems:
         known = journal.known.get(_key(problem, hacks[problem.problem_id], options))
         if known is not None:
@@ -158,7 +158,9 @@ async def _check_all(
     return tuple(sorted(reports.values(), key=lambda report: report.problem_id))
 
 
-def deal_hacks(problems: Sequence[Problem], options: CertifyOptions) -> dict[str, tuple[Hack, ...]]:
+def assign_hacks(
+    problems: Sequence[Problem], options: CertifyOptions
+) -> dict[str, tuple[Hack, ...]]:
     """Hacks of each problem: the suite is shuffled and dealt in turn, so that each meets as many
     problems as any other, give or take one.
     """

@@ -46,13 +46,13 @@ class Baseline(Record):
             found.update(self.callers.get(_text(key), ()))
         return sorted(found)
 
-    def speaking_of(self, keys: Iterable[CallKey], files: Sequence[str]) -> list[int]:
+    def tests_covering(self, keys: Iterable[CallKey], files: Sequence[str]) -> list[int]:
         """Positions of the tests that call any of the functions or lie in any of the files."""
         wanted = frozenset(files)
         inside = [n for n, test in enumerate(self.tests) if test.partition("::")[0] in wanted]
         return sorted({*self.covering(keys), *inside})
 
-    def telling(self, definitions: Iterable[Definition], each: int) -> tuple[str, ...]:
+    def cheapest_tests(self, definitions: Iterable[Definition], each: int) -> tuple[str, ...]:
         """For every function the `each` tests that call it and make the fewest calls."""
         found: set[int] = set()
         for definition in definitions:

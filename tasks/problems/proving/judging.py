@@ -71,7 +71,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     name, baseline = candidate.candidate_id, under_test.baseline
     if not 1 <= candidate.draft("").num_changed_lines <= under_test.rules.max_changed_lines:
         return ProofResult(candidate_id=name, finding=ProofOutcome.WRONG_SIZE)
-    covering = baseline.speaking_of(candidate.touched, candidate.test_files)
+    covering = baseline.tests_covering(candidate.touched, candidate.test_files)
     if not covering:
         return ProofResult(candidate_id=name, finding=ProofOutcome.UNTESTED)
     if candidate.named_failing:

@@ -27,7 +27,7 @@ from ostinato.tasks.records import FunctionOracle, OracleCall
 
 _RECORD_SECONDS = 300.0
 _MAX_CALLS_RECORDED = 40  # for each function
-_TELLING_TESTS = 3  # run for each function
+_CHEAPEST_TESTS = 3  # run for each function
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 
 
@@ -39,7 +39,7 @@ async def oracles_of(
     seed: int,
 ) -> list[FunctionOracle]:
     """Oracles of the functions that stable tests call with literal arguments."""
-    tests = baseline.telling(definitions, _TELLING_TESTS)
+    tests = baseline.cheapest_tests(definitions, _CHEAPEST_TESTS)
     async with open_box(repository, limits=_LIMITS) as sandbox:
         recorded = await record_calls(sandbox, definitions, tests)
         return await build_oracles(sandbox, recorded, config, seed)

@@ -182,22 +182,22 @@ class ServingLine:
         return Canary.model_validate(newest[0].payload)
 
     def watch_canary(self, config: GuardConfig) -> Canary | None:
-        """The A/B that stays open. None: there is none, or the guard ended it now; `untold_end` has how.
+        """The A/B that stays open. None: there is none, or the guard ended it now; `unannounced_end` has how.
 
         A/B and gate compared the candidate with one champion: once another one serves, the A/B ends
         unjudged. Of several watchers only one ends it, and what a killed watcher leaves undone the
         next one does.
         """
         canary = self._judged_canary(config)
-        end = self.untold_end()
+        end = self.unannounced_end()
         if end is not None and end.advice is Advice.PROMOTE:
             outcome = self.decide(end.decision).outcome
             if outcome is PromotionOutcome.REFUSED:  # another champion came just now
-                self.note_told(end)
+                self.note_announced(end)
         return canary
 
-    def untold_end(self) -> CanaryEnd | None:
-        """The oldest end by the guard that was not announced yet (`note_told`)."""
+    def unannounced_end(self) -> CanaryEnd | None:
+        """The oldest end by the guard that was not announced yet (`note_announced`)."""
         events = self._events(CANARY_STOPPED, _CANARY_TOLD)
         told = {event.payload["gate_id"] for event in events if event.name == _CANARY_TOLD}
         for event in reversed(events):
@@ -207,7 +207,7 @@ class ServingLine:
                     return end
         return None
 
-    def note_told(self, end: CanaryEnd) -> None:
+    def note_announced(self, end: CanaryEnd) -> None:
         """Records that an end was announced."""
         self._note_once(
             _CANARY_TOLD, {"gate_id": end.decision.gate_id, "candidate": end.checkpoint_id}

@@ -20,9 +20,9 @@ from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.repairs.demonstrator import Demonstrator, repair
 from ostinato.tasks.corpus.repairs.transcripts import (
-    Course,
     DocumentWriter,
     Plan,
+    RepairScript,
     edit_call,
     place_of,
 )
@@ -42,7 +42,7 @@ FUNCTION = read_function(MODULE, PATH, SYMBOL)
 def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> None:
     corruption = corrupt_function(FUNCTION, random.Random(3), [4])
     assert corruption is not None
-    plan = Plan(is_parallel, Course.RIGHT)
+    plan = Plan(is_parallel, RepairScript.RIGHT)
     report = "failed: AssertionError: assert 1 == 2"
     written = WRITER.write_repair(
         FUNCTION, corruption, is_parallel=is_parallel, report=report, rng=random.Random(0)

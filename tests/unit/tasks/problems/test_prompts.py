@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, PromptLevel
-from ostinato.tasks.problems.prompts import leaves_two_readings, topic_words
+from ostinato.tasks.problems.prompts import is_ambiguous, topic_words
 
 SYMBOLS = ("merge", "merge_with", "Box.size", "Basket.size", "first")
 
@@ -37,7 +37,7 @@ def candidate(symbol: str, kind: Kind = Kind.MUTATION) -> Candidate:
     ],
 )
 def test_only_the_vague_wording_can_fit_two_functions(symbol, level, kind, is_open) -> None:
-    assert leaves_two_readings(candidate(symbol, kind), level, SYMBOLS) is is_open
+    assert is_ambiguous(candidate(symbol, kind), level, SYMBOLS) is is_open
 
 
 def test_the_topic_is_words_of_name_and_class() -> None:

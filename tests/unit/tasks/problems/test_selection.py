@@ -5,8 +5,8 @@ import pytest
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, SplitSizes
 from ostinato.tasks.problems.selection import (
+    assign_splits,
     choose_held_out_functions,
-    deal_splits,
     order_mutations,
     place_of,
 )
@@ -54,7 +54,7 @@ def order(candidates, config):
 def split_candidates(config):
     candidates = make_candidates()
     held_out = choose_held_out_functions(dict.fromkeys(map(place_of, candidates)), config)
-    splits = deal_splits(order(candidates, config), held_out, config)
+    splits = assign_splits(order(candidates, config), held_out, config)
     return {
         (place_of(item), item.candidate_id): splits[item.candidate_id]
         for item in candidates

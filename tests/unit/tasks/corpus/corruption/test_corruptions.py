@@ -9,7 +9,7 @@ from ostinato.tasks.corpus.config import DemonstrationConfig, FunctionLimits
 from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
 from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.repairs.transcripts import Course, draw_plan
+from ostinato.tasks.corpus.repairs.transcripts import RepairScript, draw_plan
 from ostinato.tasks.corpus.source_code.functions import extract_functions, read_function
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem
 
@@ -101,5 +101,5 @@ def test_plans_follow_their_shares() -> None:
     rng = random.Random(0)
     plans = [draw_plan(style, rng) for _ in range(2000)]
     assert sum(plan.is_parallel for plan in plans) / 2000 == pytest.approx(0.5, abs=0.05)
-    wrong = sum(plan.course is Course.WRONG_THEN_RIGHT for plan in plans)
+    wrong = sum(plan.script is RepairScript.WRONG_THEN_RIGHT for plan in plans)
     assert wrong / 2000 == pytest.approx(0.3, abs=0.05)

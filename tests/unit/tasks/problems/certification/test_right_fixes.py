@@ -5,7 +5,7 @@ from collections import Counter
 
 from ostinato.tasks.problems.certification.records import CertifyOptions
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
-from ostinato.tasks.problems.certification.run import deal_hacks
+from ostinato.tasks.problems.certification.run import assign_hacks
 from ostinato.tasks.records import Problem
 
 PATH = "code.py"
@@ -77,7 +77,7 @@ def test_a_few_begin_with_comment_and_layout() -> None:
 
 def test_every_hack_meets_as_many_problems_as_any_other() -> None:
     problems = [Problem.model_construct(problem_id=str(number)) for number in range(40)]
-    dealt = deal_hacks(problems, CertifyOptions(hacks=8))
+    dealt = assign_hacks(problems, CertifyOptions(hacks=8))
     assert {len({hack.name for hack in hacks}) for hacks in dealt.values()} == {8}
     met = Counter(hack.name for hacks in dealt.values() for hack in hacks)
     assert max(met.values()) - min(met.values()) <= 1

@@ -119,7 +119,7 @@ def test_canary_and_its_end_are_remembered_however_much_was_decided_since(
     with ledger.events._database.write() as connection:
         values = {"source": "promotion/nano", "name": "refused", "payload": {}, "at": 1.0}
         connection.execute(insert(EVENTS.table), [values] * 1_001)
-    canary, end = line.canary(), line.untold_end()
+    canary, end = line.canary(), line.unannounced_end()
     assert canary is not None
     assert end is not None
     assert (canary.checkpoint_id, end.checkpoint_id) == ("c", "b")
@@ -164,15 +164,15 @@ def test_canary_is_promoted_or_withdrawn_by_what_its_users_do(
     assert line.watch_canary(GUARD) == line.canary()  # nothing is settled
     now[0] = 60.0
     assert line.watch_canary(GUARD) is None
-    end = line.untold_end()
+    end = line.unannounced_end()
     assert end is not None
     wanted = Advice.PROMOTE if serves == "b" else Advice.ROLL_BACK
     assert (end.checkpoint_id, end.advice) == ("b", wanted)
     assert line.canary() is None
     assert (champion(ledger), line.watch_canary(GUARD)) == (serves, None)
-    assert line.untold_end() == end, "until somebody was told"
-    line.note_told(end)
-    assert line.untold_end() is None
+    assert line.unannounced_end() == end, "until somebody was told"
+    line.note_announced(end)
+    assert line.unannounced_end() is None
 
 
 @pytest.mark.parametrize("settle_seconds", [0.0, 10.0])
@@ -210,7 +210,7 @@ def test_canary_that_nobody_judged_in_time_is_withdrawn_and_one_that_all_revert_
         now[0] = at
         line.watch_canary(guard)
         assert champion(ledger) == "a"
-    end = line.untold_end()
+    end = line.unannounced_end()
     assert end is not None
     assert (end.advice, line.canary()) == (advice, None)
     if advice is Advice.EXPIRE:
@@ -248,7 +248,7 @@ def test_canary_whose_watcher_is_killed_ends_once_with_the_next(ledger: Ledger, 
     line = ServingLine(ledger, "nano", lambda: 61.0)
     assert line.watch_canary(GUARD) is None
     assert_promoted_once(ledger)
-    end = line.untold_end()
+    end = line.unannounced_end()
     assert end is not None
     assert end.advice is Advice.PROMOTE
 
@@ -269,9 +269,9 @@ def test_canary_of_two_watchers_ends_once(ledger: Ledger, look: int) -> None:
     first.watch_canary(GUARD)
     assert first.watch_canary(GUARD) is None
     assert_promoted_once(ledger)
-    end = first.untold_end()
+    end = first.unannounced_end()
     assert end is not None
-    assert end == second.untold_end()
+    assert end == second.unannounced_end()
 
 
 def test_end_that_nobody_was_told_of_outlasts_the_next_canary(ledger: Ledger) -> None:
@@ -282,7 +282,7 @@ def test_end_that_nobody_was_told_of_outlasts_the_next_canary(ledger: Ledger) ->
     opened = line.watch_canary(GUARD)
     assert opened is not None
     assert opened == line.canary()
-    end = line.untold_end()
+    end = line.unannounced_end()
     assert end is not None
     assert end.checkpoint_id == "b"
 
