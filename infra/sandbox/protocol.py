@@ -37,7 +37,7 @@ class SandboxLimits(Record):
     start_seconds: float = 30.0
     """a box that has not answered by then is lost"""
     test_memory_bytes: int = 384 << 20
-    """what one test run may allocate on top"""
+    """memory that one test run may allocate on top"""
     test_cpu_seconds: float = 1.0
     """CPU time of one test; more is a timeout"""
 
@@ -119,7 +119,7 @@ class TestReport(Record):
     outcomes: dict[str, TestOutcome] = Field(description="exactly the requested ids")
     first_failure: TestFailure | None = None
     tampering: str = ""
-    """what in the run shows an attack on the runner; empty: nothing"""
+    """sign in the run of an attack on the runner; empty: none"""
     route: str = Field(
         description="fresh, killed (the run did not come to its end) or plain: the second runner"
     )

@@ -22,7 +22,7 @@ class ReplicaStanding(Record):
     """State of an engine replica, as its fleet knows it."""
 
     state: str
-    since: float = Field(description="when the state was entered")
+    since: float = Field(description="time at which the state was entered")
     version: int | None = Field(default=None, description="weights that it serves; None: none")
     reason: str = Field(default="", description="why it does not serve")
 
@@ -31,7 +31,7 @@ class Generation(Record):
     """Work of all replicas together."""
 
     computed_tokens: float = Field(description="generated and prefilled, running total")
-    since: float = Field(description="when the total last grew")
+    since: float = Field(description="time at which the total last grew")
     attempts_in_flight: int
 
 
@@ -41,7 +41,7 @@ class BoxUse(Record):
     leased: int
     waiting: int = Field(description="attempts that want a box and have none")
     waiting_since: float | None = None
-    """of the longest; None: none waits"""
+    """time since which the longest waits; None: none waits"""
 
 
 class StageStatus(Record):
@@ -49,8 +49,8 @@ class StageStatus(Record):
 
     phase: str = Field(description="running: the file is replaced every second")
     at: float
-    waits: dict[str, PartWait] = Field(default={}, description="by part")
-    replicas: dict[str, ReplicaStanding] = Field(default={}, description="by name")
+    waits: dict[str, PartWait] = Field(default={}, description="waits by part")
+    replicas: dict[str, ReplicaStanding] = Field(default={}, description="replicas by name")
     generation: Generation | None = None
     boxes: BoxUse | None = None
     numbers: dict[str, Any] = Field(default={}, description="counters, for people")

@@ -46,7 +46,7 @@ class Progress(Record):
     """Progress of a child process."""
 
     done: float
-    total: float = Field(description="in the unit of done")
+    total: float = Field(description="end, in the unit of done")
     message: str
     metrics: dict[str, float | int | str] = Field(default={})
     at: float
@@ -63,7 +63,7 @@ class RequestEnvelope(Record):
 class ResultEnvelope(Record):
     """Result of a child process. The file's presence marks completion."""
 
-    fingerprint: str = Field(description="of the request it answers")
+    fingerprint: str = Field(description="fingerprint of the request it answers")
     result: dict[str, Any]
 
 
@@ -88,7 +88,7 @@ class ProcessMark(Record):
     pid: int
     started_at: float = Field(description="process creation time as the kernel tells it")
     host: str = Field(default="", description="empty: written before hosts were noted")
-    boot_id: str = Field(default="", description="of the kernel; empty as for the host")
+    boot_id: str = Field(default="", description="boot id of the kernel; empty as for the host")
 
 
 class ProgressWriter:
