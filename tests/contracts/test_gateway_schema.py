@@ -10,9 +10,11 @@ from schemathesis.checks import CheckFunction
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.limits import UPLOADS_PATH
 from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
 
+SERVED = GatewayConfig.model_fields["model_name"].default
 KEY = {"Authorization": "Bearer key-of-team"}
 SETTINGS = settings(
     max_examples=25,
@@ -42,9 +44,14 @@ def test_requests_of_the_schema_are_answered_as_it_says(toy: Toy, mode: Generati
         @SETTINGS
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Case) -> None:
-            # no schema says which bytes are an archive: any are answered, few are taken
+            # no schema says which bytes are an archive, or which results belong to which calls of a conversation: any
+            # are answered, few are taken. Only a request that names the served model gets so far, and hypothesis draws
+            # that name in about one run of ten, from the constants of our own sources
             is_archive = case.operation.path == UPLOADS_PATH and case.method == "POST"
-            unasked: list[CheckFunction] = [positive_data_acceptance] if is_archive else []
+            names_model = isinstance(case.body, dict) and case.body.get("model") == SERVED
+            unasked: list[CheckFunction] = (
+                [positive_data_acceptance] if is_archive or names_model else []
+            )
             case.call_and_validate(headers=KEY, excluded_checks=unasked)
 
         ask()
