@@ -14,7 +14,7 @@ from typing import Any
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
-from ostinato.infra.sandbox.host.system import blank_out
+from ostinato.infra.sandbox.host.system import mask_paths
 from ostinato.infra.sandbox.memory import copy_repository
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -141,4 +141,4 @@ def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -
     """The repository, read-only, with product code and `others` blanked out."""
     blank = [path for path in repository.files if repository.is_editable(path) or path in others]
     folder = copy_repository(repository.directory.resolve(), is_hidden)
-    return blank_out(folder, blank, REPOSITORY_PATH)
+    return mask_paths(folder, blank, REPOSITORY_PATH)

@@ -83,7 +83,7 @@ def _warned(name: str) -> Iterator[None]:
         logger.warning("%s: not started, %s", name, error)
 
 
-def run_beside(
+def run_in_process(
     name: str, command: Sequence[str], settings: Settings, timeout_seconds: float
 ) -> None:
     """Runs a module with its arguments in a process and a thread of that name. The caller neither waits nor

@@ -17,7 +17,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.telemetry import configure_logging
-from ostinato.infra.platform.tracking.forwarding import run_beside
+from ostinato.infra.platform.tracking.forwarding import run_in_process
 from ostinato.infra.platform.tracking.trackers import PROJECT, mlflow_client
 
 REGISTRIES = PluginGroup(
@@ -91,7 +91,7 @@ def register_export(settings: Settings, checkpoint: str, directory: Path) -> Non
 
 def _start(settings: Settings, *arguments: str) -> None:
     if set(settings.trackers) & set(REGISTRIES.names):
-        run_beside(WATCHER, (__name__, *arguments), settings, _TIMEOUT_SECONDS)
+        run_in_process(WATCHER, (__name__, *arguments), settings, _TIMEOUT_SECONDS)
 
 
 def main(arguments: list[str]) -> int:

@@ -187,7 +187,7 @@ class NamespaceBackend:
             raise InvalidArgument(f"template {spec.template!r}: this backend has only 'default'")
         state = self.store.base(spec.repository)
         if spec.files:
-            state = self.store.lay_over(state, spec.files)
+            state = self.store.apply_files(state, spec.files)
         return await self._start(spec, state)
 
     async def fork(

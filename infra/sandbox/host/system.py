@@ -74,7 +74,7 @@ def read_only(folder: Path, target: str) -> tuple[str, ...]:
     return ("--ro-bind", str(folder), target)
 
 
-def blank_out(folder: Path, paths: Collection[str], target: str) -> tuple[str, ...]:
+def mask_paths(folder: Path, paths: Collection[str], target: str) -> tuple[str, ...]:
     """As `read_only`, with the files at `paths` empty."""
     if can_stack(folder) and paths:
         key = key_of(*sorted(paths))

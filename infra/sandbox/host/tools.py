@@ -91,7 +91,7 @@ class BoxTools:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No process of the box runs in this block. A machine that is copied in it needs `wake`."""
+        """No process of the box runs in this block. A machine that is copied in it needs `resume`."""
         async with self._pausing:
             await self.channel.request("pause", FILE_SECONDS)
             try:

@@ -21,7 +21,7 @@ from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools, FileStatus
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.image import ImageKind, check_tools, find_image, find_kind
 from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, find_program
-from ostinato.infra.sandbox.microvm.monitor import settle
+from ostinato.infra.sandbox.microvm.monitor import wait_for_disconnects
 from ostinato.infra.sandbox.microvm.templates import Template, TemplateStore
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
@@ -89,11 +89,11 @@ class MicroVmSandbox(BoxTools):
             self.hello(limits, seconds),
         )
 
-    async def wake(self) -> None:
+    async def resume(self) -> None:
         """Give a copy of a running machine its own clock and random pool, and let it go on."""
         await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
 
-    async def lay_over(self, files: dict[str, bytes | None]) -> None:
+    async def apply_files(self, files: dict[str, bytes | None]) -> None:
         """Write and remove files. One to be removed need not be there. Times stay, so that they do not tell which
         files a problem changed.
         """
@@ -107,7 +107,7 @@ class MicroVmSandbox(BoxTools):
     async def _read_times(self, paths: Collection[str]) -> dict[str, str]:
         """Seconds of the last change of those paths that are there."""
         times: dict[str, str] = {}
-        for some in _in_lots(sorted(paths)):
+        for some in _chunked(sorted(paths)):
             command = f"stat -c '%Y %n' -- {shlex.join(some)} 2>/dev/null"
             told = await self.exec(command, _TIMES_SECONDS, _MAX_TIMES_BYTES)
             lines = (line.split(" ", 1) for line in os.fsdecode(told.output).splitlines())
@@ -115,7 +115,7 @@ class MicroVmSandbox(BoxTools):
         return {path: times[path] for path in paths if path in times}
 
     async def _set_times(self, times: Mapping[str, str]) -> None:
-        for some in _in_lots(sorted(times)):
+        for some in _chunked(sorted(times)):
             touched = (f"touch -c -m -d @{times[path]} -- {shlex.quote(path)}" for path in some)
             await self.exec("; ".join(touched), _TIMES_SECONDS)
 
@@ -208,13 +208,13 @@ class MicroVmBackend:
 
         async def prepare(sandbox: MicroVmSandbox) -> None:
             await sandbox.open()
-            await sandbox.lay_over(dict(spec.files))
+            await sandbox.apply_files(dict(spec.files))
 
         return await self._start(origin, template.state, prepare)
 
     async def fork(self, source: Snapshot | Sandbox, count: int = 1) -> tuple[MicroVmSandbox, ...]:
         """New machines in the state of `source`, a running one's processes included."""
-        prepare = MicroVmSandbox.wake
+        prepare = MicroVmSandbox.resume
         if isinstance(source, Snapshot):
             kept = self._kept(source)
             if source.kind is SnapshotKind.FILES:
@@ -244,7 +244,7 @@ class MicroVmBackend:
             await sandbox.close()
         self._snapshots.clear()
         await self.templates.close()
-        await settle()
+        await wait_for_disconnects()
 
     async def take_snapshot(self, sandbox: MicroVmSandbox, kind: SnapshotKind) -> Snapshot:
         """See MicroVmSandbox.snapshot."""
@@ -326,7 +326,7 @@ def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
         yield [status.path for status, _ in group]
 
 
-def _in_lots(paths: Sequence[str]) -> Iterator[Sequence[str]]:
+def _chunked(paths: Sequence[str]) -> Iterator[Sequence[str]]:
     """Paths in groups that fit one command."""
     for start in range(0, len(paths), _PATHS_PER_COMMAND):
         yield paths[start : start + _PATHS_PER_COMMAND]

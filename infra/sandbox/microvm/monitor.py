@@ -68,7 +68,7 @@ class Monitor:
             await asyncio.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Disconnect, in the background: `settle` waits for the end."""
+        """Disconnect, in the background: `wait_for_disconnects` waits for the end."""
         if self._client is None:
             self._socket.close()
             return
@@ -89,7 +89,7 @@ class Monitor:
 _closing: set[asyncio.Task[None]] = set()
 
 
-async def settle() -> None:
+async def wait_for_disconnects() -> None:
     """Wait until the monitors of closed machines are gone."""
     await asyncio.gather(*_closing)
 

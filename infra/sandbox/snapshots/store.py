@@ -80,7 +80,7 @@ class LayerStore:
             self._hidden[repository] = _hiding_entries(self._copies[repository])
         return State(self._copies[repository], self._add(self._hidden[repository]))
 
-    def lay_over(self, state: State, files: Mapping[str, bytes | None]) -> State:
+    def apply_files(self, state: State, files: Mapping[str, bytes | None]) -> State:
         """A state with files over it. None: removed."""
 
         def status_of(path: str) -> os.stat_result | None:

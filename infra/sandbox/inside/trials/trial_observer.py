@@ -47,7 +47,7 @@ class Observer:
     @contextlib.contextmanager
     def catch(self, with_text: bool = False) -> Iterator[Any]:
         """Note the type of the exception that a block ends in, perhaps its text, and go on."""
-        caught = Caught()
+        caught = ExceptionRecord()
         try:
             yield caught
         except Exception as error:  # noqa: BLE001 - code under test raises anything
@@ -153,7 +153,7 @@ def _show_parameters(item: Any) -> str:
     return "" if held is None else json.dumps([describe_text(it) for it in held.params.values()])
 
 
-class Caught:
+class ExceptionRecord:
     """Stand-in for the exception information of pytest.raises and of assertRaises."""
 
     value: Any = None

@@ -140,11 +140,11 @@ def test_states_fold_into_one_layer_and_compare_by_content(tmp_path):
     store = LayerStore(tmp_path)
     state = State(None)
     for number in range(5):
-        state = store.lay_over(state, {"same": b"%d" % number, f"d/{number}": b"x"})
-    again = store.lay_over(State(None), {"same": b"4", **{f"d/{n}": b"x" for n in range(5)}})
+        state = store.apply_files(state, {"same": b"%d" % number, f"d/{number}": b"x"})
+    again = store.apply_files(State(None), {"same": b"4", **{f"d/{n}": b"x" for n in range(5)}})
     assert state == again
     whole = files_of(store.whole(state))
-    changed = files_of(store.whole(store.lay_over(state, {"d/0": None})))
+    changed = files_of(store.whole(store.apply_files(state, {"d/0": None})))
     assert compare_files({}, whole)["same"] == b"4"
     assert compare_files(whole, changed) == {"d/0": None}
     store.close()
@@ -152,7 +152,7 @@ def test_states_fold_into_one_layer_and_compare_by_content(tmp_path):
 
 def test_layers_live_as_long_as_they_are_held(tmp_path):
     store = LayerStore(tmp_path)
-    state = store.lay_over(State(None), {"a/b": b"content"})
+    state = store.apply_files(State(None), {"a/b": b"content"})
     store.hold(state)
     store.hold(state)
     store.let_go(state)

@@ -38,6 +38,6 @@ async def test_times_stay_whatever_the_names_begin_with(tmp_path):
         (tmp_path / name).touch()
     for place in (*(tmp_path / name for name in names), tmp_path):
         os.utime(place, (1e9, 1e9))
-    await FolderSandbox(tmp_path).lay_over(dict.fromkeys((*names, "-new"), b"changed"))
+    await FolderSandbox(tmp_path).apply_files(dict.fromkeys((*names, "-new"), b"changed"))
     for place in (*(tmp_path / name for name in names), tmp_path):
         assert place.stat().st_mtime == 1e9, place
