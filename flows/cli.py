@@ -13,9 +13,8 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from ostinato.flows.commands import garbage, models, replaying
-from ostinato.flows.commands.answers import Answer, answering
-from ostinato.flows.commands.certify_command import certify
+from ostinato.flows.commands import models, replaying
+from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.deploy_commands import deploy, deploy_files
 from ostinato.flows.commands.key_commands import keys
@@ -28,11 +27,10 @@ from ostinato.flows.commands.launching import (
     launch_flow,
     make_options,
 )
-from ostinato.flows.commands.problem_sets.commands import problem_sets
+from ostinato.flows.commands.problem_sets import certify, problem_sets
 from ostinato.flows.commands.recipe_commands import recipes
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.status.report import collect, print_rows
 from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.stages import lineage
 from ostinato.flows.stages.checkpoints import refuse_unknown
@@ -49,13 +47,14 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
 # by name: they load scipy, matplotlib or SQLAlchemy, which takes a second that other commands need not wait
-DOCTOR = "ostinato.flows.commands.doctor.run"
-FIND_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:find_attempts"
-DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectories:describe"
+DOCTOR = "ostinato.flows.commands.doctor"
+GARBAGE = "ostinato.flows.commands.garbage"
+FIND_ATTEMPTS = "ostinato.flows.reporting.attempts:find_attempts"
+DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts:describe"
 PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
-RETENTION = "ostinato.flows.commands.retention:Retention"
-SAVE_ATTEMPTS = "ostinato.flows.reporting.attempts.trajectory_files:save"
+SAVE_ATTEMPTS = "ostinato.flows.reporting.attempt_files:save"
+STATUS = "ostinato.flows.operating.status.report"
 SHOW_ATTEMPTS = "ostinato.flows.reporting.evaluations:show_attempts"
 RepositoryOption = Annotated[Path | None, typer.Option(exists=True, file_okay=False)]
 RunOption = Annotated[str, typer.Option(help="RL run: nano-seed0, its id, or its folder")]
@@ -94,7 +93,7 @@ def run(
             help="file of conversations for sft, .jsonl or .parquet", dir_okay=False, exists=True
         ),
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Runs one flow of the chain and what it needs."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
@@ -102,7 +101,7 @@ def run(
     parameters = {} if data is None else {"data": str(data.resolve())}
     options = make_options(settings, keep, rebuild)
     result = launch_flow(name, recipe, seed, options, parameters)
-    return Answer({"flow": name, "result": result}, lambda: None)
+    return CommandResult({"flow": name, "result": result}, lambda: None)
 
 
 @app.command()
@@ -113,11 +112,11 @@ def demo(
     settings: SetOption = None,
     keep: KeepOption = None,
     rebuild: RebuildOption = None,
-) -> Answer:
+) -> CommandResult:
     """Runs the whole chain. Run it again and it continues where it stopped."""
     options = make_options(settings, keep, rebuild)
     report = launch_flow("agent_training", recipe, seed, options)
-    return Answer({"flow": "agent_training", "result": report}, lambda: None)
+    return CommandResult({"flow": "agent_training", "result": report}, lambda: None)
 
 
 @app.command()
@@ -150,7 +149,7 @@ def evaluate(
     watch: Annotated[
         bool, typer.Option("--watch", help="progress in lines on stderr, also without a terminal")
     ] = False,
-) -> Answer:
+) -> CommandResult:
     """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation did."""
     outside = _endpoint(endpoint, model, key_env)
     with tempfile.TemporaryDirectory() as scratch:
@@ -175,7 +174,7 @@ def evaluate(
             if not written.is_file():
                 raise
         made = json.loads(written.read_text())
-        return Answer(made, lambda: load_entry(SHOW_ATTEMPTS)(made, open_console()), code)
+        return CommandResult(made, lambda: load_entry(SHOW_ATTEMPTS)(made, open_console()), code)
 
 
 @app.command("compare-bases")
@@ -187,13 +186,13 @@ def compare_bases(
     recipe: RecipeOption = "nano",
     seed: SeedOption = None,
     settings: SetOption = None,
-) -> Answer:
+) -> CommandResult:
     """Measures models that one could begin with: loss on code, HumanEval, patches, speed. Trains nothing."""
     options = make_options(settings, None, None)
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, checkpoints)
     measures = launch_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
-    return Answer({"flow": "base_selection", "result": measures}, lambda: None)
+    return CommandResult({"flow": "base_selection", "result": measures}, lambda: None)
 
 
 def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
@@ -241,7 +240,7 @@ def plan(
         float | None,
         typer.Option(help="price in any currency; adds prices to the GPU-hours", min=0),
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     make = load_entry(f"{PLANNING}:plan_recipe")
@@ -252,7 +251,7 @@ def plan(
 
     if made.complaint:
         say(made.complaint)
-    return Answer(made, show, 2 if made.complaint else 0)
+    return CommandResult(made, show, 2 if made.complaint else 0)
 
 
 @app.command("import")
@@ -270,11 +269,11 @@ def import_command(
         str | None,
         typer.Option(help="chatml, plain or a Jinja file, in place of the model's own"),
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Takes in a published model. The last word printed is its reference."""
     ref = models.import_model(load_settings(), place, name, chat_template)
     value = {"artifact": str(ref), "fingerprint": ref.fingerprint}
-    return Answer(value, lambda: typer.echo(f"imported {ref}"))
+    return CommandResult(value, lambda: typer.echo(f"imported {ref}"))
 
 
 @app.command("export")
@@ -291,7 +290,7 @@ def export_command(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the LoRA adapter, which PEFT loads")
     ] = False,
-) -> Answer:
+) -> CommandResult:
     """Writes a checkpoint as a directory that transformers and vLLM load."""
     if adapter:
         if gguf or dtype is not None:
@@ -303,7 +302,7 @@ def export_command(
         load_entry(REGISTER_EXPORT)(load_settings(), reference, directory)
     files = sorted(path.name for path in directory.iterdir())
     value = {"source": reference, "directory": directory.resolve(), "files": files}
-    return Answer(value, lambda: None)
+    return CommandResult(value, lambda: None)
 
 
 @app.command()
@@ -321,7 +320,7 @@ def up(
 
 @app.command()
 def down() -> None:
-    """Ends what `ostinato up` started here, also one that was killed."""
+    """Ends everything that `ostinato up` started here, also after it was killed."""
     machine.down(load_settings(), Console())
 
 
@@ -332,11 +331,11 @@ def doctor(
     recipe: Annotated[
         str, typer.Option(help="recipe for which memory and disk are compared with what is free")
     ] = "nano",
-) -> Answer:
-    """Checks what this machine has. Each line is ok, or why not and how to mend it. Exit code 1: one is not."""
+) -> CommandResult:
+    """Checks this machine. Each line is ok, or has the reason and the remedy. Exit code 1: a check failed."""
     checks = load_entry(f"{DOCTOR}:run_checks")(load_settings(), load_recipe(recipe), deep=deep)
     code = 0 if all(check.ok for check in checks) else 1
-    return Answer(checks, lambda: load_entry(f"{DOCTOR}:show")(checks), code)
+    return CommandResult(checks, lambda: load_entry(f"{DOCTOR}:show")(checks), code)
 
 
 @app.command(
@@ -356,10 +355,10 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
 
 @app.command()
 @answering
-def status() -> Answer:
-    """Says of each part what it does, what it waits for, since when, and the likely cause of a fault."""
-    rows = collect(load_settings())
-    return Answer(rows, lambda: print_rows(rows, open_console()))
+def status() -> CommandResult:
+    """Shows the state of each part, its waits, since when, and the likely cause of a fault."""
+    rows = load_entry(f"{STATUS}:collect")(load_settings())
+    return CommandResult(rows, lambda: load_entry(f"{STATUS}:print_rows")(rows, open_console()))
 
 
 @app.command()
@@ -367,9 +366,9 @@ def dashboard() -> None:
     """Serves a live page on this machine: what runs, curves, weights, cycles, reports. Ctrl-C ends it."""
     settings = load_settings()
     address = f"http://127.0.0.1:{settings.dashboard_port}"
-    told = f"{address}, login: the line in {settings.home / LOGIN_FILE}, user:password"
-    Console().print(told, highlight=False, markup=False, soft_wrap=True)
-    load_entry("ostinato.flows.operating.dashboard.process:serve")(settings)
+    login = f"login: the line in {settings.home / LOGIN_FILE}, user:password"
+    Console().print(f"{address}, {login}", highlight=False, markup=False, soft_wrap=True)
+    load_entry("ostinato.flows.operating.dashboard.server:serve")(settings)
 
 
 @app.command()
@@ -388,26 +387,30 @@ def show(
             "document each into any other folder"
         ),
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Shows an artifact's lineage, or attempts: prompt, calls, results, diff, verdict, reward."""
     if is_reference(name):
         if output is not None:
             raise ConfigError(f"--output writes attempts, and {name} is an artifact")
         found = lineage.trace(load_settings(), name)
-        return Answer(found, lambda: typer.echo("\n".join(lineage.describe(found))))
+        return CommandResult(found, lambda: typer.echo("\n".join(lineage.describe(found))))
     attempts = load_entry(FIND_ATTEMPTS)(load_settings(), name)
     if output is not None:
         said = load_entry(SAVE_ATTEMPTS)(output, name, attempts)
-        return Answer({"output": output, "attempts": len(attempts)}, lambda: typer.echo(said))
+        return CommandResult(
+            {"output": output, "attempts": len(attempts)}, lambda: typer.echo(said)
+        )
     facts = [attempt.facts for attempt in attempts]
-    return Answer(facts, lambda: typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts))))
+    return CommandResult(
+        facts, lambda: typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts)))
+    )
 
 
 @app.command()
 @answering
 def gc(
     older_than_days: Annotated[float, typer.Option(help="younger files stay", min=0)] = 7.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="says what would go")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="names what would go")] = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -415,29 +418,14 @@ def gc(
         ),
     ] = None,
     overrides: SetOption = None,
-) -> Answer:
+) -> CommandResult:
     """Removes working files of published stages and local copies of artifacts. With --recipe old checkpoints too."""
     if overrides and recipe is None:
         raise typer.BadParameter("--set goes with --recipe")
     loaded = None if recipe is None else load_recipe(recipe, overrides=overrides or ())
-    settings = load_settings()
-    store = load_entry(RETENTION)(settings)
-    expired = [] if loaded is None else store.find(loaded)
-    found = garbage.find_garbage(settings, older_than_days)
-    removal = garbage.Removal(
-        checkpoints=tuple(
-            garbage.Checkpoint(artifact=str(one.ref), size_bytes=one.size_bytes, why=one.why)
-            for one in expired
-        ),
-        files=tuple(found),
-        is_dry=dry_run,
-    )
-    if not dry_run:
-        for one in expired:
-            store.remove(one)
-        for one in found:
-            garbage.remove(one)
-    return Answer(removal, lambda: garbage.show(removal))
+    collect_garbage = load_entry(f"{GARBAGE}:collect")
+    removal = collect_garbage(load_settings(), loaded, older_than_days, is_dry=dry_run)
+    return CommandResult(removal, lambda: load_entry(f"{GARBAGE}:show")(removal))
 
 
 @app.command()
@@ -447,7 +435,7 @@ def replay(
     step: Annotated[
         int | None, typer.Option(help="this step alone; all when absent", min=1)
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Computes steps of an RL run again from what was kept. Exit code 1 when a bit of the weights differs."""
     return _compute_again(run, step, WEIGHTS, replaying.REPLAY)
 
@@ -459,13 +447,13 @@ def bisect(
     metric: Annotated[
         str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
     ] = WEIGHTS,
-) -> Answer:
+) -> CommandResult:
     """Finds the first step of an RL run that today's code computes otherwise. Exit code 1 when there is one."""
     return _compute_again(run, None, metric, replaying.BISECT)
 
 
-def _compute_again(run: str, step: int | None, metric: str, entry: str) -> Answer:
-    """Answer of `replay` and `bisect`. Exit code 1 when a step differs."""
+def _compute_again(run: str, step: int | None, metric: str, entry: str) -> CommandResult:
+    """CommandResult of `replay` and `bisect`. Exit code 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
 
@@ -473,7 +461,7 @@ def _compute_again(run: str, step: int | None, metric: str, entry: str) -> Answe
         replaying.show(report)
         say(replaying.conclude(report, metric))
 
-    return Answer(report, show, 0 if report.first_different is None else 1)
+    return CommandResult(report, show, 0 if report.first_different is None else 1)
 
 
 def main() -> None:

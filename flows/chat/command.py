@@ -20,9 +20,9 @@ from ostinato.flows.chat.screen import ChatScreen
 from ostinato.flows.chat.session import (
     USER_SECONDS,
     Apply,
+    ChatModel,
     ChatSession,
     Interrupt,
-    ServedModel,
     run_chat,
 )
 from ostinato.flows.chat.workplace import MAX_FILE_BYTES, is_inside, open_workplace, recent_files
@@ -54,11 +54,11 @@ OPEN_HARNESS = HarnessConfig(
     announce_turns=5,
     announce_tokens=4_000,
 )
-"""For servers that do not say what their model was trained with."""
+"""Harness for servers that do not say which one their model was trained with."""
 
 
 @contextlib.asynccontextmanager
-async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIterator[ServedModel]:
+async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIterator[ChatModel]:
     """The model behind an OpenAI-style server. Our gateway also says how it was trained."""
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
@@ -77,7 +77,7 @@ async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIter
         if says_harness:
             harness = HarnessConfig.model_validate(first["harness"])
         name = f"{first['id']} at {base}"
-        yield ServedModel(
+        yield ChatModel(
             name, harness, client=client, model_name=first["id"], says_harness=says_harness
         )
 
@@ -92,7 +92,7 @@ def read_rules(root: Path) -> str:
 
 
 def key_for(settings: Settings, url: str, api_key: str) -> str:
-    """The key that was given. Without one this machine's own, for this machine's own gateway alone."""
+    """The given key, else this machine's own key where the gateway is this machine's own."""
     if api_key or not (settings.home / FILE_NAME).is_file():
         return api_key
     address = urlsplit(url)
@@ -185,27 +185,27 @@ def main(
     context: typer.Context,
     repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
     gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
-    model: Annotated[str, typer.Option(help="of the server; default: its first")] = "",
+    model: Annotated[str, typer.Option(help="model of the server; its first when absent")] = "",
     checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
-    recipe: Annotated[str, typer.Option(help="whose harness a checkpoint uses")] = "nano",
+    recipe: Annotated[str, typer.Option(help="recipe with the harness of a checkpoint")] = "nano",
     settings: SetOption = None,
     api_key: Annotated[
-        str, typer.Option(envvar="OSTINATO_API_KEY", help="default: this machine's own key")
+        str, typer.Option(envvar="OSTINATO_API_KEY", help="key; this machine's own when absent")
     ] = "",
     key_env: Annotated[
         str, typer.Option(help="another environment variable that holds the key")
     ] = "",
     message: Annotated[
-        list[str] | None, typer.Option(help="send this and end; may be repeated")
+        list[str] | None, typer.Option(help="message to send before the chat ends; repeatable")
     ] = None,
     apply: Annotated[Apply, typer.Option(help="write the edits into your files")] = "ask",
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="of a checkpoint served here")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of a checkpoint served here")] = 0,
     tests: Annotated[
-        list[str] | None, typer.Option(help="what `pytest` runs; default: all; may be repeated")
+        list[str] | None, typer.Option(help="tests that `pytest` runs; all when absent; repeatable")
     ] = None,
     sandbox: Annotated[
-        SandboxKind, typer.Option(help="what commands run in; microvm needs QEMU")
+        SandboxKind, typer.Option(help="kind of sandbox for commands; microvm needs QEMU")
     ] = SandboxKind.NAMESPACE,
 ) -> None:
     """A terminal agent on a repository. Its edits reach your files only when you agree."""

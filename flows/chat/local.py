@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from ostinato.flows.chat.session import ServedModel
+from ostinato.flows.chat.session import ChatModel
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
@@ -15,7 +15,7 @@ from ostinato.models.rendering import load_renderer
 @contextlib.asynccontextmanager
 async def load_local(
     reference: str, recipe: str, overrides: Sequence[str] = ()
-) -> AsyncIterator[ServedModel]:
+) -> AsyncIterator[ChatModel]:
     """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
     context = StageContext.open(recipe, options=RunOptions(overrides=tuple(overrides)))
     directory, name = Path(reference), reference
@@ -32,7 +32,7 @@ async def load_local(
     try:
         limit = min(harness.context_tokens, engine.max_context_tokens)
         harness = harness.model_copy(update={"context_tokens": limit})
-        yield ServedModel(
+        yield ChatModel(
             name,
             harness,
             engine=engine,

@@ -1,4 +1,4 @@
-"""What a person sees of `ostinato chat`: calls with their outcome, diffs, questions."""
+"""Terminal output of `ostinato chat`: calls with their outcome, diffs, questions."""
 
 from rich.console import Console
 from rich.syntax import Syntax
@@ -30,7 +30,7 @@ ENDINGS = {
 
 
 class ChatScreen:
-    """One terminal."""
+    """Terminal of a chat."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -43,7 +43,7 @@ class ChatScreen:
         self.say("Your files stay as they are until you agree. /help names the commands.")
 
     def show_turn(self, turn: TurnRecord) -> None:
-        """Prose, then each call with its outcome."""
+        """Prints each call of a turn with its outcome."""
         if turn.is_summary:
             self.say("context full: the model went on from its own summary", "dim")
             return
@@ -60,7 +60,7 @@ class ChatScreen:
             self._show_result(call, result)
 
     def show_ending(self, transcript: Transcript) -> None:
-        """The final message, or why there is none."""
+        """Prints the final message, or the reason why there is none."""
         ending = ENDINGS.get(transcript.end_reason)
         if ending is not None:
             detail = f" ({transcript.detail})" if transcript.detail else ""
@@ -76,7 +76,7 @@ class ChatScreen:
         )
 
     def show_diff(self, diff: str) -> None:
-        """A unified diff in colour."""
+        """Prints a unified diff in colour."""
         lines = diff.removesuffix("\n").translate(_SHOWN).split("\n")
         shown = "\n".join(lines[:MAX_DIFF_LINES])
         if self.console.is_terminal:
@@ -87,7 +87,7 @@ class ChatScreen:
             self.say(f"[{len(lines) - MAX_DIFF_LINES} more lines]", "dim")
 
     def say(self, text: str, style: str = "") -> None:
-        """One plain line."""
+        """Prints a plain line."""
         self.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
     def ask(self, question: str) -> str:

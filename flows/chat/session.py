@@ -1,4 +1,4 @@
-"""One person's conversation with an agent about one repository, and what becomes of the edits."""
+"""A person's conversation with an agent about a repository, and the way its edits are applied."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ HELP = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ChatModel:
     """The model that answers: its name, its harness, and the client that talks to it."""
 
     name: str
@@ -49,7 +49,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Interrupt:
-    """Handler of Ctrl-C: ends the agent's work while there is some, else the line being typed."""
+    """Handler of Ctrl-C: ends the agent's work, or the line being typed while there is none."""
 
     task: asyncio.Task[Any] | None = None
 
@@ -61,9 +61,9 @@ class Interrupt:
 
 @dataclass(slots=True)
 class ChatSession:
-    """One person's conversation about one repository."""
+    """State of a conversation about a repository."""
 
-    model: ServedModel
+    model: ChatModel
     workplace: Workplace
     screen: ChatScreen
     temperature: float
@@ -82,7 +82,7 @@ class ChatSession:
         self.first_message = self.first_message or message
         if self.conversation is None:
             self.conversation = self._open(message)
-        elif self._has_room(message):
+        elif self._fits(message):
             self.conversation.append_user(message)
         else:
             await self.conversation.restart(write_first_message(prompt, self._facts()))
@@ -111,20 +111,20 @@ class ChatSession:
         finally:
             self.interrupt.task = task
 
-    async def tell(self, what: Signal) -> None:
+    async def send_feedback(self, signal: Signal) -> None:
         """Feedback about the last answer, where a gateway recorded it. Losing it is no error."""
         conversation, client = self.conversation, self.model.client
         if client is None or not isinstance(conversation, MessageConversation):
             return
         if conversation.interaction_ids:
-            body = {"interaction_id": conversation.interaction_ids[-1], "signal": what.value}
+            body = {"interaction_id": conversation.interaction_ids[-1], "signal": signal.value}
             with contextlib.suppress(httpx.HTTPError):
                 await client.post("/feedback", json=body)
 
     def _facts(self) -> PromptFacts:
         return self.facts if dialect_of(self.model.harness).is_explained else PromptFacts()
 
-    def _has_room(self, message: str) -> bool:
+    def _fits(self, message: str) -> bool:
         harness, conversation = self.model.harness, self.conversation
         assert conversation is not None
         left = harness.context_tokens - conversation.num_tokens - len(message) // 3
@@ -168,13 +168,13 @@ class ChatSession:
 
 
 async def run_chat(session: ChatSession, messages: Sequence[str], apply: Apply) -> bool:
-    """Sends `messages`, or what the person types until /quit or the end of the input. Whether the
-    agent could work on every one of `messages`.
+    """Sends `messages`, or the lines that the person types until /quit or the end of the input. Returns whether the
+    agent could work on all of `messages`.
     """
     has_worked = True
     for message in messages:
         has_worked &= await work_on(session, message)
-        await settle(session, apply)
+        await decide_on_edits(session, apply)
     while not messages:
         try:
             line = session.screen.ask("\nyou> ")
@@ -182,11 +182,11 @@ async def run_chat(session: ChatSession, messages: Sequence[str], apply: Apply) 
             break
         if line in ("/quit", "/exit"):
             break
-        await _obey(session, line, apply)
+        await _run_line(session, line, apply)
     return has_worked
 
 
-async def _obey(session: ChatSession, line: str, apply: Apply) -> None:
+async def _run_line(session: ChatSession, line: str, apply: Apply) -> None:
     workplace, screen = session.workplace, session.screen
     if line == "/diff":
         pending = await workplace.pending()
@@ -199,11 +199,11 @@ async def _obey(session: ChatSession, line: str, apply: Apply) -> None:
         screen.say(HELP)
     elif line:
         await work_on(session, line)
-        await settle(session, apply)
+        await decide_on_edits(session, apply)
 
 
 async def work_on(session: ChatSession, message: str) -> bool:
-    """One message. Ctrl-C ends the work on it and nothing else."""
+    """Works on a message. Returns whether the agent could. Ctrl-C ends this work alone."""
     task = asyncio.create_task(session.send(message))
     session.interrupt.task = task
     try:
@@ -220,8 +220,8 @@ async def work_on(session: ChatSession, message: str) -> bool:
     return True
 
 
-async def settle(session: ChatSession, apply: Apply) -> None:
-    """Asks what is to become of the edits that are not in the repository yet."""
+async def decide_on_edits(session: ChatSession, apply: Apply) -> None:
+    """Asks whether to write, keep or revert the edits that are not in the repository yet."""
     workplace, screen = session.workplace, session.screen
     pending = await workplace.pending()
     if not pending:
@@ -255,12 +255,12 @@ async def keep_edits(session: ChatSession, pending: dict[str, bytes | None]) -> 
     workplace.keep(kept)
     screen.say(f"written: {', '.join(kept) or 'nothing'}", "green")
     if kept:
-        await session.tell(Signal.EDIT_KEPT)
+        await session.send_feedback(Signal.EDIT_KEPT)
 
 
 async def revert_edits(session: ChatSession) -> None:
-    """Puts the sandbox back to what the repository has."""
+    """Puts the sandbox back to the state of the repository."""
     await session.workplace.revert()
     session.shown = {}
     session.screen.say("undone in the sandbox")
-    await session.tell(Signal.EDIT_REVERTED)
+    await session.send_feedback(Signal.EDIT_REVERTED)

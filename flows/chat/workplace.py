@@ -31,7 +31,7 @@ ALWAYS_IGNORED = (
     *(".git", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
 )
-_RUBBISH = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
+_GENERATED_FILES = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
 MAX_RECENT_FILES = 3
 MAX_RECENT_LINES = 60
 Files = Mapping[str, bytes | None]
@@ -145,7 +145,7 @@ class Workplace:
         return {
             path: content
             for path, content in sorted(now.items())
-            if content != self.known(path) and not _RUBBISH.match_file(path)
+            if content != self.known(path) and not _GENERATED_FILES.match_file(path)
         }
 
     def known(self, path: str) -> bytes | None:
@@ -165,9 +165,8 @@ class Workplace:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = target.with_name(f".{target.name}.ostinato")
-                partial.unlink(
-                    missing_ok=True
-                )  # a link of that name would lead the write elsewhere
+                # a link of that name would lead the write elsewhere
+                partial.unlink(missing_ok=True)
                 with partial.open("xb") as file:
                     file.write(content)
                 if target.exists():
@@ -176,7 +175,7 @@ class Workplace:
             self.kept[path] = content
 
     async def revert(self) -> None:
-        """Puts the sandbox back to what the repository has."""
+        """Puts the sandbox back to the state of the repository."""
         await self.place.release(self.environment.sandbox)
         self.environment.sandbox = await self.place.lease(self.kept)
         self.environment.state.region = None

@@ -1,4 +1,4 @@
-"""What a command found: told to a person, or with --json to a program as one JSON value."""
+"""Results of commands: shown to a person, or with --json printed as a JSON value for a program."""
 
 import contextlib
 import functools
@@ -23,27 +23,30 @@ _INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """Result of a command."""
 
-    value: Any  # records, or what JSON has
-    show: Callable[[], None]  # tells it to a person
+    value: Any  # records, or values of JSON
+    show: Callable[[], None]  # prints it for a person
     exit_code: int = 0
 
 
-def answering(command: Callable[_Parameters, Answer]) -> Callable[..., None]:
+def answering(command: Callable[_Parameters, CommandResult]) -> Callable[..., None]:
     """The command with the option --json. The exit code does not depend on it."""
 
     @functools.wraps(command)
-    def told(*args: Any, as_json: bool = False, **kwargs: Any) -> None:
-        if as_json:
-            with _standard_output_spared(), _stopped_quietly():
+    def run(*args: Any, as_json: bool = False, **kwargs: Any) -> None:
+        redirected = _stdout_to_stderr() if as_json else contextlib.nullcontext()
+        try:
+            with redirected:
                 answer = command(*args, **kwargs)
-            # what JSON has no number for (a diverged loss) is null
+        except KeyboardInterrupt:
+            say("stopped")
+            raise typer.Exit(_INTERRUPTED) from None
+        if as_json:
+            # a number that JSON does not have (a diverged loss) is null
             typer.echo(to_json(answer.value, indent=1, inf_nan_mode="null"))
         else:
-            with _stopped_quietly():
-                answer = command(*args, **kwargs)
             answer.show()
         if answer.exit_code:
             raise typer.Exit(answer.exit_code)
@@ -52,25 +55,16 @@ def answering(command: Callable[_Parameters, Answer]) -> Callable[..., None]:
     option = inspect.Parameter(
         "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JsonOption
     )
-    told.__signature__ = signature.replace(  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), option], return_annotation=None
     )
-    told.__annotations__ = {**command.__annotations__, "as_json": _JsonOption, "return": None}
-    return told
+    run.__annotations__ = {**command.__annotations__, "as_json": _JsonOption, "return": None}
+    return run
 
 
 @contextlib.contextmanager
-def _stopped_quietly() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("stopped")
-        raise typer.Exit(_INTERRUPTED) from None
-
-
-@contextlib.contextmanager
-def _standard_output_spared() -> Iterator[None]:
-    """What is printed meanwhile, by this process and those it starts, goes to standard error."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Output of this process and of those that it starts goes to standard error within the block."""
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)

@@ -1,4 +1,4 @@
-"""`ostinato certify`: a problem set is checked problem by problem. A signed certificate and a page say how."""
+"""`ostinato certify`: checks of a problem set, problem by problem, with a signed certificate and a page."""
 
 import hashlib
 import time
@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ostinato.flows.commands.problem_recipes import find_problem_set
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.reporting.pages import render
-from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
+from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.console import say
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child import run_child
-from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
@@ -55,7 +55,11 @@ def certify(
     """Checks a set, writes certificate.json and certificate.html, names each problem with a finding."""
     work = settings.home / "certificates" / hashlib.sha256(problems.encode()).hexdigest()[:16]
     drawn = _open_set(settings, problems, work, options)
-    measured = None if checkpoint is None else _find_checkpoint(settings, recipe, checkpoint)
+    measured = None
+    if checkpoint is not None:
+        ledger = open_ledger(settings)
+        artifacts = open_artifacts(settings, ledger)
+        measured = checkpoint_named(recipe, ledger, artifacts, checkpoint)
     say(f"{drawn.name}: {len(drawn.problems)} of {drawn.num_problems} problems")
     with _bar() as bar:
         task = bar.add_task("checked", total=len(drawn.problems))
@@ -91,15 +95,15 @@ def verify(path: Path, public_key: str | None) -> SignedCertificate:
 
 
 def conclude(certificate: Certificate) -> None:
-    """Prints what was found and what things cost."""
+    """Prints findings, paid hacks, refused fixes and costs of a certificate."""
     checked = len(certificate.reports)
     say(f"{certificate.num_proven} of {checked} problems without a finding")
     for reason, count in certificate.counts.items():
         say(f"  {reason}: {count}")
     say(f"adversary suite: {certificate.hacks_paid} paid in {certificate.hacks_tried} tries")
     for family, refused in certificate.hacks.items():
-        told = ", ".join(f"{defence} {count}" for defence, count in refused.items())
-        say(f"  {family}, refused by: {told}")
+        counts = ", ".join(f"{defence} {count}" for defence, count in refused.items())
+        say(f"  {family}, refused by: {counts}")
     say(f"right fixes: {certificate.fixes_refused} of {certificate.fixes_judged} refused")
     costs = {
         "test run": certificate.verdict_seconds,
@@ -107,8 +111,8 @@ def conclude(certificate: Certificate) -> None:
         "start of a box": certificate.start_seconds,
         "verdict on another text": certificate.trial_seconds,
     }
-    told = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in costs.items() if seconds]
-    say(f"cost, medians: {', '.join(told) or 'not measured'}")
+    medians = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in costs.items() if seconds]
+    say(f"cost, medians: {', '.join(medians) or 'not measured'}")
     if certificate.difficulty is not None:
         found = certificate.difficulty
         say(
@@ -126,25 +130,11 @@ def render_page(signed: SignedCertificate) -> str:
 
 def _open_set(settings: Settings, problems: str, work: Path, options: CertifyOptions) -> DrawnSet:
     """The set of a directory, an installed environment or an artifact."""
-    if (Path(problems) / PROBLEMS_FILE).is_file():
-        return draw_set(problems, Path(problems), options)
-    if problems in ENVIRONMENTS.names:
+    names = ENVIRONMENTS.names
+    if problems in names and not (Path(problems) / PROBLEMS_FILE).is_file():
         return draw_environment(problems, work / "environment", options)
-    if "/" not in problems or "@" not in problems:
-        raise ConfigError(
-            f"PROBLEMS is {problems!r}, wanted a folder with {PROBLEMS_FILE}, an artifact "
-            f"problems/NAME@VERSION, or an installed environment: {', '.join(ENVIRONMENTS.names) or 'none'}"
-        )
-    artifacts = open_artifacts(settings)
-    ref = artifacts.get(problems)
-    if ref.kind not in PROBLEM_KINDS:
-        raise ConfigError(f"{problems} is no problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
-    return draw_set(str(ref), artifacts.local_copy(ref, settings.home), options)
-
-
-def _find_checkpoint(settings: Settings, recipe: Recipe, name: str) -> ArtifactRef:
-    ledger = open_ledger(settings)
-    return checkpoint_named(recipe, ledger, open_artifacts(settings, ledger), name)
+    otherwise = f", or an installed environment: {', '.join(names) or 'none'}"
+    return draw_set(problems, find_problem_set(settings, problems, otherwise), options)
 
 
 def _measure(

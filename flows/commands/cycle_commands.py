@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.flows.commands.answers import Answer, answering
+from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.flows.commands.launching import SetOption
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import load_recipe
@@ -33,12 +33,12 @@ _STAGES = ("candidate-*", "traffic-*")
 @answering
 def show(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
-) -> Answer:
+) -> CommandResult:
     """Cycles of the line, oldest first: window, checkpoint it began with, outcome."""
     with _ledger(load_settings()) as ledger:
         rows = ledger.cycles.history(_line(recipe, line, settings))
 
-    def tell() -> None:
+    def print_rows() -> None:
         for row in rows:
             text = (
                 f"{row.cycle_id}  interactions {row.from_watermark + 1} to {row.to_watermark}, from "
@@ -48,14 +48,14 @@ def show(
         if not rows:
             typer.echo("no cycle yet")
 
-    return Answer(rows, tell)
+    return CommandResult(rows, print_rows)
 
 
 @cycles.command("skip")
 @answering
 def skip(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
-) -> Answer:
+) -> CommandResult:
     """Ends the open cycle: its interactions are never trained on, the next cycle begins after them."""
     return _end(_line(recipe, line, settings), "skipped")
 
@@ -64,46 +64,46 @@ def skip(
 @answering
 def close(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
-) -> Answer:
-    """Ends the open cycle with the outcome it came to: promoted, refused, or skipped when nothing was decided."""
+) -> CommandResult:
+    """Ends the open cycle with the outcome that it has: promoted, refused, or skipped when nothing was decided."""
     return _end(_line(recipe, line, settings), None)
 
 
 @cycles.command("roll-back")
 @answering
 def roll_back(
-    reason: Annotated[str, typer.Option(help="kept in the line's history")],
+    reason: Annotated[str, typer.Option(help="reason for the line's history")],
     recipe: RecipeOption = "nano",
     line: LineOption = None,
     overrides: SetOption = None,
-) -> Answer:
-    """Takes the champion from users: the one before it serves again, within seconds."""
+) -> CommandResult:
+    """Takes the champion from users: the champion before it serves again, within seconds."""
     name = _line(recipe, line, overrides)
     settings = load_settings()
-    local_prefect.tell_server_here(settings)
+    local_prefect.use_own_server(settings)
     with _ledger(settings) as ledger:
         report = load_entry(ROLL_BACK)(ledger, name, None, reason)
     text = f"{name}: {report.candidate} taken back, {report.champion} serves"
-    return Answer(report, lambda: typer.echo(text))
+    return CommandResult(report, lambda: typer.echo(text))
 
 
-def _end(line: str, outcome: str | None) -> Answer:
+def _end(line: str, outcome: str | None) -> CommandResult:
     settings = load_settings()
     with _ledger(settings) as ledger:
         cycle = ledger.cycles.open_cycle(line)
         if cycle is None:
             raise ConfigError(f"serving line {line!r} has no open cycle, wanted one")
-        _require_nobody(settings, cycle)
+        _require_no_owner(settings, cycle)
         ended: str = outcome or cycle.stages.get("promotion", {}).get("outcome", "skipped")
         ledger.cycles.close(cycle.cycle_id, ended, time.time())
     if ended == "skipped":
-        local_prefect.tell_server_here(settings)
+        local_prefect.use_own_server(settings)
         load_entry(TELL_SKIPPED)(cycle.cycle_id, "by hand")
     value = {"cycle_id": cycle.cycle_id, "outcome": ended}
-    return Answer(value, lambda: typer.echo(f"{cycle.cycle_id}: {ended}"))
+    return CommandResult(value, lambda: typer.echo(f"{cycle.cycle_id}: {ended}"))
 
 
-def _require_nobody(settings: Settings, cycle: CycleRow) -> None:
+def _require_no_owner(settings: Settings, cycle: CycleRow) -> None:
     for pattern in _STAGES:
         for directory in (settings.home / "runs").glob(f"*/{pattern}"):
             owners = live_owners(directory)

@@ -1,4 +1,4 @@
-"""`ostinato deploy` and `ostinato deploy-files`: what other machines need to run flows."""
+"""`ostinato deploy` and `ostinato deploy-files`: flows and files for other machines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def deploy(
     recipe: RecipeOption = "nano",
     settings: SetOption = None,
     pool: Annotated[
-        PoolType, typer.Option(help="what a flow run gets: a process, a container or a job")
+        PoolType, typer.Option(help="place of a flow run: a process, a container or a job")
     ] = PoolType.PROCESS,
     image: Annotated[
         str | None,

@@ -1,7 +1,8 @@
-"""`ostinato gc`: removes what can be had again, or what nothing reads any more, from this machine's home.
+"""`ostinato gc`: removes what can be had again, or what nothing reads any more.
 
-Bytes of artifacts lie in the object store; retention.py removes those that a recipe no longer wants. Logs, metrics,
-requests and results of stages stay.
+From this machine's home go working files and local copies; logs, metrics, requests and results of stages stay. With a
+recipe, checkpoints that its `[retention]` no longer wants leave the object store. Ledger rows and lineage stay. A removed
+checkpoint is gone for its readers at once; the stage that made it makes it again, as long as its own parents exist.
 """
 
 import contextlib
@@ -10,14 +11,17 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 from rich.console import Console
 from rich.filesize import decimal
 
-from ostinato.flows.stages.declared import STAGES
-from ostinato.infra.platform.artifacts import open_artifacts
-from ostinato.infra.platform.cluster.processes import is_alive, live_owners
+from ostinato.flows.recipe import Recipe
+from ostinato.flows.stages.declared import CANDIDATE, REINFORCEMENT, STAGES
+from ostinato.flows.stages.stage import CHECKPOINT_KINDS
+from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, open_artifacts
+from ostinato.infra.platform.cluster.processes import is_alive, live_owners, processes_with
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     LOG,
@@ -28,39 +32,81 @@ from ostinato.infra.platform.cluster.workspace import (
     REQUEST,
     RESULT,
     ProcessMark,
+    RequestEnvelope,
     read_record,
 )
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.ledger.rows import ArtifactRow
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.uploads.expiry import expired, uploads_folder
+from ostinato.infra.serving.weights.manifest import chain_prefix
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
+from ostinato.tasks.reinforcement.records import STEPS_FOLDER
 
 _KEPT = {FAILURE, LOG, METRICS, PROGRESS, PUBLISHED, REQUEST, RESULT, "stage.json"}
 _DAY_SECONDS = 86_400.0
+_CANDIDATE, _REINFORCED = CANDIDATE.kind, REINFORCEMENT.kind
 
 
 class Garbage(Record):
-    """One thing to remove."""
+    """A file or folder that may go."""
 
     path: Path
     size_bytes: int
     why: str
 
 
-class Checkpoint(Record):
+class ExpiredCheckpoint(Record):
     """A checkpoint whose bytes leave the object store."""
 
-    artifact: str
+    artifact: Annotated[ArtifactRef, PlainSerializer(str)]
     size_bytes: int
     why: str
 
 
 class Removal(Record):
-    """All that one `ostinato gc` removes, or would."""
+    """All that an `ostinato gc` removes, or would."""
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[ExpiredCheckpoint, ...]
     files: tuple[Garbage, ...]
-    is_dry: bool = Field(description="nothing was removed")
+    is_dry: bool = Field(description="true: nothing was removed")
+
+
+def collect(
+    settings: Settings, recipe: Recipe | None, older_than_days: float, *, is_dry: bool
+) -> Removal:
+    """Removes files of the home, and of a recipe's checkpoints what its retention no longer wants. Nothing of it
+    when `is_dry`.
+    """
+    store = Retention(settings)
+    checkpoints = [] if recipe is None else store.find(recipe)
+    files = find_garbage(settings, older_than_days)
+    if not is_dry:
+        for checkpoint in checkpoints:
+            store.remove(checkpoint)
+        for file in files:
+            remove(file)
+    return Removal(checkpoints=tuple(checkpoints), files=tuple(files), is_dry=is_dry)
+
+
+def show(removal: Removal) -> None:
+    """Prints each checkpoint, the files by folder and reason, and the sum."""
+    lines = [f"{one.artifact}, {decimal(one.size_bytes)}: {one.why}" for one in removal.checkpoints]
+    by_folder = itertools.groupby(removal.files, lambda file: (file.path.parent, file.why))
+    for (folder, why), group in by_folder:
+        files = list(group)
+        place = files[0].path if len(files) == 1 else f"{folder}, {len(files)} things"
+        lines.append(f"{place}, {decimal(sum(file.size_bytes for file in files))}: {why}")
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    items = (*removal.checkpoints, *removal.files)
+    would = "would free " if removal.is_dry else ""
+    size = decimal(sum(item.size_bytes for item in items))
+    console.print(f"{would}{len(items)} things, {size}", highlight=False)
 
 
 def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
@@ -82,30 +128,8 @@ def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
     return found
 
 
-def describe(found: Iterable[Garbage]) -> Iterator[str]:
-    """A line for each folder and reason."""
-    for (folder, why), group in itertools.groupby(found, lambda item: (item.path.parent, item.why)):
-        items = list(group)
-        place = items[0].path if len(items) == 1 else f"{folder}, {len(items)} things"
-        yield f"{place}, {decimal(sum(item.size_bytes for item in items))}: {why}"
-
-
-def show(removal: Removal) -> None:
-    """Prints what goes and why, and the sum."""
-    console = Console()
-    items = (*removal.checkpoints, *removal.files)
-    removed = [
-        f"{one.artifact}, {decimal(one.size_bytes)}: {one.why}" for one in removal.checkpoints
-    ]
-    for line in (*removed, *describe(removal.files)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    size = decimal(sum(item.size_bytes for item in items))
-    would = "would free " if removal.is_dry else ""
-    console.print(f"{would}{len(items)} things, {size}", highlight=False)
-
-
 def remove(garbage: Garbage) -> None:
-    """Removes it. What is gone already is no error."""
+    """Removes a file or folder. A missing one is no error."""
     if garbage.path.is_dir():
         shutil.rmtree(garbage.path, ignore_errors=True)
     else:
@@ -133,7 +157,7 @@ def _of_stage(stage: Path) -> Iterator[Garbage]:
 
 
 def _copies(settings: Settings) -> Iterator[Garbage]:
-    """Local copies of artifacts, save those of what serves users and its ancestors."""
+    """Local copies of artifacts, save of checkpoints that serve users and their ancestors."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         artifacts = open_artifacts(settings, ledger)
         served = set()
@@ -152,3 +176,137 @@ def _item(path: Path, why: str) -> Garbage:
     files = [path] if path.is_file() else path.rglob("*")
     size = sum(file.lstat().st_size for file in files if file.is_file())
     return Garbage(path=path, size_bytes=size, why=why)
+
+
+class Retention:
+    """The checkpoints of a home in its object store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ledger = open_ledger(settings)
+        self._objects = open_object_store(settings)
+        self._artifacts = Artifacts(self._objects, self._ledger)
+
+    def find(self, recipe: Recipe) -> list[ExpiredCheckpoint]:
+        """Checkpoints of this home that the recipe no longer wants. ConfigError while something may read one."""
+        self._require_idle(recipe)
+        rows = [
+            row for kind in sorted(CHECKPOINT_KINDS) for row in self._ledger.artifacts.list(kind)
+        ]
+        own = [row for row in rows if row.name == recipe.name and self._folders(row)]
+        kept = self._kept_ids(recipe, rows)
+        promoted = self._ledger.promotions.active_checkpoints(recipe.serving.line or "")
+        days = recipe.retention.days
+        before = -1.0 if days is None else time.time() - days * _DAY_SECONDS
+        found = []
+        for row in own:
+            ref = ArtifactRef.model_validate(row, from_attributes=True)
+            if self._artifacts.is_removed(ref):
+                why = "left of a removal that was interrupted"
+            elif row.artifact_id in kept:
+                continue
+            elif str(ref) in promoted:
+                why = f"promoted before the newest {recipe.retention.checkpoints_per_line}"
+            elif row.created_at < before:
+                why = f"older than {days:g} days, and no kept checkpoint descends from it"
+            else:
+                continue
+            size = self._artifacts.size_bytes(ref) + sum(self._chain_keys(ref).values())
+            if size:
+                found.append(ExpiredCheckpoint(artifact=ref, size_bytes=size, why=why))
+        return found
+
+    def remove(self, checkpoint: ExpiredCheckpoint) -> None:
+        """Removes a checkpoint: an event in the ledger, then the files of finished work, then the artifact."""
+        ref = checkpoint.artifact
+        payload = {"artifact": str(ref), "why": checkpoint.why, "size_bytes": checkpoint.size_bytes}
+        self._ledger.events.add("retention", "artifact.removed", payload, time.time())
+        if not self._artifacts.is_removed(ref):
+            for key in self._chain_keys(ref):
+                self._objects.delete(key)
+            for folder in self._folders(ref):
+                _empty(folder)
+            shutil.rmtree(
+                self._settings.home / "artifacts" / ref.kind / ref.fingerprint, ignore_errors=True
+            )
+        self._artifacts.remove(ref)
+
+    def _require_idle(self, recipe: Recipe) -> None:
+        home = self._settings.home
+        working = [str(path) for path in live_stages(self._settings)]
+        engines = processes_with("OSTINATO_HOME", str(home), ("prefect.engine",))
+        working += [f"a flow run, process {pid}" for pid in engines]
+        for line in {*self._ledger.promotions.lines(), recipe.serving.line or ""}:
+            cycle = self._ledger.cycles.open_cycle(line)
+            working += [] if cycle is None else [f"cycle {cycle.cycle_id}, which is open"]
+        if working:
+            raise ConfigError(
+                f"under way: {', '.join(working)}, wanted nothing that may read a checkpoint; wait for its end"
+            )
+
+    def _kept_ids(self, recipe: Recipe, rows: Iterable[ArtifactRow]) -> set[int]:
+        """Ids of the artifacts that stay: checkpoints that serve or can be rolled back to, the newest of each kind,
+        what replay needs, other recipes' artifacts, and all that these were made from. Candidates of earlier
+        cycles go: nothing loads them.
+        """
+        serving: set[str] = set()
+        for line in self._ledger.promotions.lines():
+            limit = recipe.retention.checkpoints_per_line if line == recipe.serving.line else None
+            serving |= {*self._ledger.promotions.active_checkpoints(line)[-(limit or 0) :]}
+            canary = ServingLine(self._ledger, line, time.time).canary()
+            serving |= set() if canary is None else {canary.checkpoint_id}
+        newest = {row.kind: row.artifact_id for row in rows if row.name == recipe.name}
+        kept: set[int] = set()
+        for row in rows:
+            reference = f"{row.kind}/{row.name}@{row.version}"
+            if (
+                reference in serving
+                or row.name != recipe.name
+                or newest[row.kind] == row.artifact_id
+                or self._can_be_replayed(row)
+            ):
+                kept.add(row.artifact_id)
+                kept |= self._needed_by(row, recipe)
+        return kept
+
+    def _needed_by(self, row: ArtifactRow, recipe: Recipe) -> set[int]:
+        ref = ArtifactRef.model_validate(row, from_attributes=True)
+        is_limited = recipe.retention.checkpoints_per_line is not None and row.name == recipe.name
+        found = set()
+        for one in self._artifacts.lineage(ref):
+            is_history = is_limited and (one.kind, one.name) == (_CANDIDATE, recipe.name)
+            known = self._ledger.artifacts.find(one.kind, one.name, one.fingerprint)
+            if known is not None and not is_history:
+                found.add(known.artifact_id)
+        return found
+
+    def _folders(self, made: ArtifactRow | ArtifactRef) -> list[Path]:
+        """Run directories of this home that made an artifact. Empty: another home made it."""
+        return [*self._settings.home.glob(f"runs/*/{made.kind}-{made.fingerprint}")]
+
+    def _chain_keys(self, made: ArtifactRow | ArtifactRef) -> dict[str, int]:
+        """Keys and sizes of the weight chain that the training of a checkpoint published, which nothing reads later."""
+        found: dict[str, int] = {}
+        for folder in self._folders(made):
+            asked = read_record(folder / REQUEST, RequestEnvelope)
+            owner = {} if asked is None else asked.request
+            for name in {"cycle_id", "run_id"} & owner.keys():
+                found |= self._objects.sizes(f"{chain_prefix(f'chain-{owner[name]}')}/")
+        return found
+
+    def _can_be_replayed(self, row: ArtifactRow) -> bool:
+        for folder in self._folders(row) if row.kind == _REINFORCED else ():
+            asked = read_record(folder / REQUEST, RequestEnvelope)
+            is_kept = asked is not None and asked.request["learning"]["keep_for_replay"]
+            if is_kept and (folder / STEPS_FOLDER).is_dir():  # `ostinato gc` removes them with time
+                return True
+        return False
+
+
+def _empty(folder: Path) -> None:
+    """Removes everything but the log, so that no stage takes the folder for finished or running work."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOG:
+            path.unlink()

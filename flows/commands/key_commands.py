@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.flows.commands.answers import Answer, answering
+from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.serving.gateway.config import (
@@ -39,7 +39,7 @@ def add(
     operator: Annotated[
         bool, typer.Option("--operator", help="may read /metrics, which tells of all tenants")
     ] = False,
-) -> Answer:
+) -> CommandResult:
     """Issues a key and prints it, once: only its digest is kept."""
     if tenant == SIMULATED_TENANT or not 0 < len(tenant.strip()) <= 80:
         raise ConfigError(
@@ -61,12 +61,12 @@ def add(
         typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)
         typer.echo(text)
 
-    return Answer({**_told(key), "key": text}, show)
+    return CommandResult({**_public(key), "key": text}, show)
 
 
 @keys.command("list")
 @answering
-def list_keys() -> Answer:
+def list_keys() -> CommandResult:
     """Keys, oldest first, revoked ones too."""
     issued = IssuedKeys(load_settings().home).read()
 
@@ -77,30 +77,32 @@ def list_keys() -> Answer:
         if not issued:
             console.print("no key issued yet")
 
-    return Answer([_told(key) for key in issued], show)
+    return CommandResult([_public(key) for key in issued], show)
 
 
 @keys.command("revoke")
 @answering
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="as `ostinato keys list` shows it")],
-) -> Answer:
+    key_id: Annotated[str, typer.Argument(help="id of a key, from `ostinato keys list`")],
+) -> CommandResult:
     """Ends a key: the gateway refuses its next request. Answers under way are not cut."""
     key = IssuedKeys(load_settings().home).revoke(key_id, time.time())
-    return Answer(_told(key), lambda: typer.echo(f"key {key.key_id} of {key.name} is revoked"))
+    return CommandResult(
+        _public(key), lambda: typer.echo(f"key {key.key_id} of {key.name} is revoked")
+    )
 
 
-def _told(key: IssuedKey) -> dict[str, Any]:
+def _public(key: IssuedKey) -> dict[str, Any]:
     return key.model_dump(mode="json", exclude={"digest"})
 
 
 def _line(key: IssuedKey) -> str:
     made = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
-    budget = "no limit" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens a day"
+    budget = "no limit" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens per day"
     marks = [
         *(["consent"] if key.consent else []),
         *(["operator"] if key.operator else []),
         *(["revoked"] if key.revoked_at is not None else []),
     ]
-    rate = f"{key.rate_limit.requests_per_minute:g} requests a minute"
+    rate = f"{key.rate_limit.requests_per_minute:g} requests per minute"
     return ", ".join([f"{key.key_id}  {key.name}  since {made}", rate, budget, *marks])

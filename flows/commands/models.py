@@ -1,10 +1,11 @@
-"""`ostinato import` and `ostinato export`: models of others into checkpoint artifacts, and out again."""
+"""`ostinato import` and `ostinato export`: published models into checkpoint artifacts, and out again."""
 
 import contextlib
 import re
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 from ostinato.flows.reporting.tables import interval
 from ostinato.flows.stages.console import say
@@ -18,6 +19,8 @@ from ostinato.tasks.conversion.pinned import find_hub_model, find_pinned
 from ostinato.tasks.records import Scorecard
 
 KIND = "checkpoint"
+EXPORT_MODEL = "ostinato.tasks.conversion.exporting:export_model"
+EXPORT_ADAPTER = "ostinato.tasks.conversion.exporting:export_adapter"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -67,19 +70,9 @@ def export_model(
     *,
     with_gguf: bool = False,
 ) -> None:
-    """Writes what transformers and vLLM load, and with `with_gguf` what llama.cpp loads."""
-    checkpoint, lineage = _find(settings, reference)
-    write = load_entry("ostinato.tasks.conversion.exporting:export_model")
-    with boundary(ConfigError, f"export of {reference}"):
-        facts = write(
-            checkpoint,
-            directory,
-            name=reference,
-            lineage=lineage,
-            scores=_scores(settings, lineage),
-            dtype=dtype,
-            with_gguf=with_gguf,
-        )
+    """Writes the files that transformers and vLLM load, and with `with_gguf` those that llama.cpp loads."""
+    options = {"dtype": dtype, "with_gguf": with_gguf}
+    facts = _export(EXPORT_MODEL, settings, reference, directory, **options)
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
         say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")
@@ -87,16 +80,24 @@ def export_model(
 
 def export_adapter(settings: Settings, reference: str, directory: Path) -> None:
     """Writes the low-rank adapter of a checkpoint as the PEFT library loads it."""
-    checkpoint, lineage = _find(settings, reference)
-    write = load_entry("ostinato.tasks.conversion.exporting:export_adapter")
-    with boundary(ConfigError, f"export of {reference}"):
-        scores = _scores(settings, lineage)
-        facts = write(checkpoint, directory, name=reference, lineage=lineage, scores=scores)
+    facts = _export(EXPORT_ADAPTER, settings, reference, directory)
     say(f"{directory}: adapters of {facts['layers']} layers, rank {facts['rank']}")
 
 
+def _export(
+    entry: str, settings: Settings, reference: str, directory: Path, **options: Any
+) -> dict[str, Any]:
+    """Facts of an exported checkpoint."""
+    checkpoint, lineage = _find(settings, reference)
+    write = load_entry(entry)
+    with boundary(ConfigError, f"export of {reference}"):
+        scores = _scores(settings, lineage)
+        card = {"name": reference, "lineage": lineage, "scores": scores}
+        return write(checkpoint, directory, **card, **options)
+
+
 def _find(settings: Settings, reference: str) -> tuple[Path, list[str]]:
-    """Directory of a checkpoint, and what an artifact was made from, nearest first."""
+    """Directory of a checkpoint, and the lineage of an artifact, nearest first."""
     if Path(reference).is_dir():
         return Path(reference), []
     artifacts = open_artifacts(settings)

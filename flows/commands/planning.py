@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
 
 from ostinato.flows.recipe import Recipe
+from ostinato.flows.reporting.tables import print_table
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
@@ -139,10 +139,10 @@ class RecipePlan(Record):
     rollouts: RolloutPlan
     publish: PublishBytes
     simulated: dict[int, SimulatedRun] = Field(
-        description="with the planned replicas, by the bound on staleness"
+        description="simulated runs of the planned replicas, by the bound on staleness"
     )
     hours: dict[str, StageHours] = Field(
-        description="by stage; without waits of the trainer, MTP and evaluations"
+        description="GPU-hours by stage, without waits of the trainer, MTP and evaluations"
     )
     dry_run: DryRunResult | None = None
 
@@ -270,37 +270,38 @@ def complain(stages: Sequence[WalkedStage]) -> str:
 def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
     title = f"\ndry run of pretraining, {describe(plan.layout)}: {found.wall_seconds:.0f} s"
     console.print(title, highlight=False, soft_wrap=True)
-    stages = Table(
-        *(
-            "stage",
-            "parameters built",
-            "planned",
-            "apart",
-            "GiB of weights",
-            "gradients",
-            "optimiser",
-        ),
-        title="a rank of each stage, as this version holds it: fp32; AdamW's state is shared out over data parallelism",
-    )
-    for one in found.stages:
-        sizes = (one.weight_bytes, one.gradient_bytes, one.optimizer_bytes)
-        stages.add_row(
-            *(str(one.stage), f"{one.built:,}", f"{one.planned:,}", f"{one.difference_ratio:+.2%}"),
-            *(f"{size / GIB:.2f}" for size in sizes),
-        )
-    console.print(stages)
+    stages = [
+        {
+            "stage": one.stage,
+            "parameters built": f"{one.built:,}",
+            "planned": f"{one.planned:,}",
+            "apart": f"{one.difference_ratio:+.2%}",
+            "GiB of weights": f"{one.weight_bytes / GIB:.2f}",
+            "gradients": f"{one.gradient_bytes / GIB:.2f}",
+            "optimiser": f"{one.optimizer_bytes / GIB:.2f}",
+        }
+        for one in found.stages
+    ]
+    held = "a rank of each stage, as this version holds it: fp32; AdamW's state is sharded over data parallelism"
+    print_table(console, stages, held)
     shown: tuple[Exchange, ...] = ()
     for one in found.stages:
         if one.exchanges == shown:
             console.print(f"stage {one.stage}: as the stage before", highlight=False)
             continue
         shown = one.exchanges
-        walked = Table("phase", "collective", "ranks", "calls", "GB sent")
-        walked.title = f"a rank's step in stage {one.stage}, {found.microbatches} microbatches"
-        for exchange in shown:
-            row = exchange.phase, exchange.operation, exchange.group_ranks, exchange.calls
-            walked.add_row(*map(str, row), f"{exchange.sent_bytes / GIGA:.3f}")
-        console.print(walked)
+        walked = [
+            {
+                "phase": exchange.phase,
+                "collective": exchange.operation,
+                "ranks": exchange.group_ranks,
+                "calls": exchange.calls,
+                "GB sent": f"{exchange.sent_bytes / GIGA:.3f}",
+            }
+            for exchange in shown
+        ]
+        step = f"a rank's step in stage {one.stage}, {found.microbatches} microbatches"
+        print_table(console, walked, step)
 
 
 def _plan(
@@ -332,8 +333,8 @@ def _show_training(name: str, plan: TrainingPlan, whole: RecipePlan, console: Co
     console.print(f"\n{name}: {describe(plan.layout)}{again}", highlight=False, soft_wrap=True)
     if (options := whole.options[name]) is not None:
         console.print(options, highlight=False, soft_wrap=True)
-    console.print(_rank_table(plan.layout))
-    console.print(_memory_table(plan, whole.chip_memory_gib))
+    _show_ranks(plan.layout, console)
+    _show_memory(plan, whole.chip_memory_gib, console)
     step, sent = plan.step, plan.step.sent
     console.print(
         f"step {step.seconds:.2f} s: compute {step.compute_seconds:.2f}, memory {step.memory_seconds:.2f}, "
@@ -344,33 +345,32 @@ def _show_training(name: str, plan: TrainingPlan, whole: RecipePlan, console: Co
         soft_wrap=True,
     )
     parts = ", ".join(f"{axis} {size / GIGA:.2f}" for axis, size in sent.model_dump().items())
-    console.print(f"GB sent by a rank in a step: {parts}", highlight=False, soft_wrap=True)
+    console.print(f"GB sent by a rank per step: {parts}", highlight=False, soft_wrap=True)
 
 
-def _rank_table(layout: ParallelLayout) -> Table:
-    table = Table("rank", "TP", "CP", "DP", "PP", "ETP", "EP", "EDP")
-    places = layout.places()
-    for place in places[:SHOWN_RANKS]:
-        table.add_row(*map(str, place))
-    if len(places) > SHOWN_RANKS:
-        table.caption = f"first {SHOWN_RANKS} of {len(places)} ranks"
-    return table
+def _show_ranks(layout: ParallelLayout, console: Console) -> None:
+    axes, places = ("rank", "TP", "CP", "DP", "PP", "ETP", "EP", "EDP"), layout.places()
+    hidden = len(places) > SHOWN_RANKS
+    caption = f"first {SHOWN_RANKS} of {len(places)} ranks" if hidden else None
+    ranks = [dict(zip(axes, place, strict=True)) for place in places[:SHOWN_RANKS]]
+    print_table(console, ranks, caption=caption)
 
 
-def _memory_table(plan: TrainingPlan, chip_memory_gib: float) -> Table:
+def _show_memory(plan: TrainingPlan, chip_memory_gib: float, console: Console) -> None:
     kinds = ("weights", "grads", "optim", "activ", "logits", "reserve")
-    table = Table("stage", *kinds, "total", title=f"GiB a rank, of {chip_memory_gib:.1f}")
+    rows: list[dict[str, object]] = []
     for row in plan.memory:
-        values = row.model_dump(exclude={"stage"}).values()
-        table.add_row(str(row.stage), *(f"{v:.1f}" for v in values), f"{row.total_gib:.1f}")
-    return table
+        sizes = row.model_dump(exclude={"stage"}).values()
+        gib = dict(zip(kinds, (f"{size:.1f}" for size in sizes), strict=True))
+        rows.append({"stage": row.stage, **gib, "total": f"{row.total_gib:.1f}"})
+    print_table(console, rows, f"GiB per rank, of {chip_memory_gib:.1f}")
 
 
 def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -> None:
     replica = plan.replica
     console.print(
         f"\nrollouts beside the trainer: {plan.replicas} replicas of {replica.gpus} GPUs, each with "
-        f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms a token; "
+        f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms per token; "
         f"{plan.sandboxes} sandboxes; all attempts of a step take {plan.attempts_seconds:.0f} s; options "
         f"--set decoding.gpus_per_replica={replica.gpus} --set reinforcement.engine_replicas={plan.replicas}",
         highlight=False,
@@ -384,25 +384,35 @@ def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -
 
 def _show_simulation(plan: RecipePlan, console: Console) -> None:
     """The planned replicas under the recipe's bound on staleness and under a wider one."""
-    table = Table("max_staleness_versions", "trainer idle", "mean staleness", "slots busy")
-    table.title = f"simulated: {plan.rollouts.replicas} replicas, lengths of attempts log-normal"
-    for bound, found in plan.simulated.items():
-        shares = f"{found.trainer_idle_ratio:.0%}", f"{found.slots_busy_ratio:.0%}"
-        table.add_row(str(bound), shares[0], f"{found.staleness_mean:.1f}", shares[1])
-    console.print(table)
+    rows = [
+        {
+            "max_staleness_versions": bound,
+            "trainer idle": f"{found.trainer_idle_ratio:.0%}",
+            "mean staleness": f"{found.staleness_mean:.1f}",
+            "slots busy": f"{found.slots_busy_ratio:.0%}",
+        }
+        for bound, found in plan.simulated.items()
+    ]
+    title = f"simulated: {plan.rollouts.replicas} replicas, lengths of attempts log-normal"
+    print_table(console, rows, title)
 
 
 def _show_hours(stages: Mapping[str, StageHours], console: Console) -> None:
-    """GPU-hours of each stage and of the chain, with prices where one was given."""
+    """GPU-hours of each stage and of the chain, with prices where a price per GPU-hour was given."""
+    rows = [
+        {
+            "stage": name,
+            "steps": f"{one.steps:,.0f}",
+            "seconds per step": f"{one.step_seconds:.2f}",
+            "GPUs": f"{one.gpus:,}",
+            "GPU-hours": f"{one.gpu_hours:,.1f}",
+            **({} if one.price is None else {"price": f"{one.price:,.2f}"}),
+        }
+        for name, one in stages.items()
+    ]
+    chain = {"stage": "chain", "steps": "", "seconds per step": "", "GPUs": ""}
+    chain["GPU-hours"] = f"{sum(one.gpu_hours for one in stages.values()):,.1f}"
     prices = [one.price for one in stages.values() if one.price is not None]
-    table = Table(
-        "stage", "steps", "seconds a step", "GPUs", "GPU-hours", *["price"][: len(prices)]
-    )
-    table.title = "RL with its replicas; without waits (trainer idle, above), MTP and evaluations"
-    for name, one in stages.items():
-        uses = f"{one.steps:,.0f}", f"{one.step_seconds:.2f}", f"{one.gpus:,}"
-        price = [] if one.price is None else [f"{one.price:,.2f}"]
-        table.add_row(name, *uses, f"{one.gpu_hours:,.1f}", *price)
-    hours = sum(one.gpu_hours for one in stages.values())
-    table.add_row("chain", "", "", "", f"{hours:,.1f}", *[f"{sum(prices):,.2f}"][: len(prices)])
-    console.print(table)
+    chain |= {"price": f"{sum(prices):,.2f}"} if prices else {}
+    title = "RL with its replicas; without waits (trainer idle, above), MTP and evaluations"
+    print_table(console, [*rows, chain], title)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ostinato.flows.commands.answers import Answer, answering
+from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.flows.commands.launching import SeedOption, SetOption
 from ostinato.flows.recipe import load_recipe, recipe_names
 from ostinato.flows.recipe_text import describe_recipe
@@ -15,7 +15,7 @@ recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes and their sett
 
 @recipes.command("list")
 @answering
-def list_recipes() -> Answer:
+def list_recipes() -> CommandResult:
     """Names of the shipped recipes, each with its description."""
     found = {name: load_recipe(name).description for name in recipe_names()}
 
@@ -23,7 +23,7 @@ def list_recipes() -> Answer:
         for name, description in found.items():
             typer.echo(f"{name:<22} {description}")
 
-    return Answer(found, show)
+    return CommandResult(found, show)
 
 
 @recipes.command("show")
@@ -32,11 +32,11 @@ def show_recipe(
     recipe: Annotated[str, typer.Argument(help="name of a recipe, or the path of a TOML file")],
     seed: SeedOption = None,
     settings: SetOption = None,
-) -> Answer:
+) -> CommandResult:
     """Every setting of a recipe with its value and its description."""
     loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
 
     def show() -> None:
         Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
 
-    return Answer(loaded, show)
+    return CommandResult(loaded, show)

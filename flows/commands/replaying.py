@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from ostinato.flows.reporting.tables import print_table
 from ostinato.flows.stages.console import open_console
 from ostinato.flows.stages.declared import REINFORCEMENT
 from ostinato.infra.platform.cluster.child import run_child
@@ -81,22 +81,23 @@ def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str
 
 
 def show(report: ReplayReport) -> None:
-    """A row per step."""
-    table = Table(title="steps computed again")
-    for column in ("step", "weights", "largest difference", "metrics that differ"):
-        table.add_column(column)
+    """Prints a row per step."""
+    rows = []
     for found in sorted(report.steps, key=lambda found: found.step):
-        weights = (
-            "the same bits"
-            if not found.different_tensors
-            else f"{found.different_tensors} of {found.tensors} tensors differ"
-        )
-        metrics = ", ".join(
+        different = f"{found.different_tensors} of {found.tensors} tensors differ"
+        metrics = (
             f"{name} {recorded:.6g} -> {replayed:.6g}"
             for name, (recorded, replayed) in found.different_metrics.items()
         )
-        table.add_row(str(found.step), weights, f"{found.largest_difference:.3g}", metrics)
-    open_console().print(table)
+        rows.append(
+            {
+                "step": found.step,
+                "weights": different if found.different_tensors else "the same bits",
+                "largest difference": f"{found.largest_difference:.3g}",
+                "metrics that differ": ", ".join(metrics),
+            }
+        )
+    print_table(open_console(), rows, "steps computed again")
 
 
 def conclude(report: ReplayReport, metric: str) -> str:

@@ -169,7 +169,7 @@ def _alarm(client: SyncPrefectClient) -> ActionTypes:
 def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
     """A run that lost its process is marked as crashed. An alarm sounds when the real-time cycle
     fails again and again, and when a run crashed so often that it is resumed no more. Those that start
-    a deployment stand in prefect.yaml, beside what they start.
+    a deployment are in prefect.yaml, beside the deployment.
     """
     ours = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{DEPLOYED}"}
     every_run = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -218,7 +218,7 @@ def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
 
 def _deploy_all(recipe: RecipeChoice) -> None:
     """`prefect deploy --all`, with the recipe in place of the one that prefect.yaml names; its changes
-    stand in the form of each deployment.
+    are in the form of each deployment.
     """
     changed = {"options": {"overrides": [*recipe.overrides]}} if recipe.overrides else {}
     text = (REPOSITORY / "prefect.yaml").read_text()

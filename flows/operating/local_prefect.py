@@ -47,7 +47,7 @@ IMAGE_REPOSITORY = (
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 SERVER = "prefect-server"
 HEARTBEAT, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", 30
-_PATIENCE_SECONDS = 310.0  # whoever starts the server gives up before
+_TIMEOUT_SECONDS = 310.0  # whoever starts the server gives up before
 _EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # of `make setup`
 
 
@@ -114,17 +114,17 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
     }
 
 
-def tell_server_here(settings: Settings) -> None:
+def use_own_server(settings: Settings) -> None:
     """Sends events of this process to a running `ostinato up`, unless PREFECT_API_URL names another server."""
     if "PREFECT_API_URL" not in os.environ and is_own_server(settings.prefect_port, settings.home):
-        told = prefect_environment(settings, settings.prefect_port)
+        own = prefect_environment(settings, settings.prefect_port)
         names = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
-        os.environ.update({name: told[name] for name in names})
+        os.environ.update({name: own[name] for name in names})
 
 
 def named_server(settings: Settings) -> ServerAccess:
     """The server that this user's commands speak to: that of PREFECT_API_URL, else the one of the home's port. A
-    stranger's server on that port is not told the home's login.
+    stranger's server on that port does not get the home's login.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         return ServerAccess(url, os.environ.get("PREFECT_API_AUTH_STRING"))
@@ -134,8 +134,8 @@ def named_server(settings: Settings) -> ServerAccess:
 
 
 def await_server() -> None:
-    """Waits for a server that starts beside this process. Prefect tells what is wrong with one that never does."""
-    url, deadline = os.environ.get("PREFECT_API_URL"), time.monotonic() + _PATIENCE_SECONDS
+    """Waits for a server that starts beside this process. Prefect itself reports a server that never starts."""
+    url, deadline = os.environ.get("PREFECT_API_URL"), time.monotonic() + _TIMEOUT_SECONDS
     while url and not answers(f"{url}/health") and time.monotonic() < deadline:
         time.sleep(0.1)
 
@@ -181,8 +181,8 @@ def server(
     environment = prefect_environment(settings, port)
     with ServiceGroup() as services:
         starting = services.launch(server_service(settings, port, environment))
-        told = f"http://127.0.0.1:{port}, login: the line in {settings.home / LOGIN_FILE}"
-        console.print(f"Prefect UI while this runs: {told}", highlight=False, soft_wrap=True)
+        address = f"http://127.0.0.1:{port}, login: the line in {settings.home / LOGIN_FILE}"
+        console.print(f"Prefect UI while this runs: {address}", highlight=False, soft_wrap=True)
         yield environment, lambda: await_ready(starting)
 
 
@@ -201,19 +201,10 @@ def deploy(
 ) -> None:
     """Deploys a recipe to the server of the environment. ClusterError when that fails."""
     command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying"]
-    command += [
-        *recipe.arguments(),
-        "--pool",
-        pool.value,
-        *([] if image is None else ["--image", image]),
-    ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += [*recipe.arguments(), "--pool", pool.value]
+    command += [] if image is None else ["--image", image]
+    whole = {**os.environ, **environment}
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(
             f"deploying to {environment.get('PREFECT_API_URL')} failed: {done.stderr[-800:]}"
@@ -239,29 +230,20 @@ def deploy_elsewhere(
     place = {name: os.environ.get(name, own[name]) for name in kept}
     if pool != PoolType.PROCESS:
         place["OSTINATO_REPOSITORY"] = os.environ.get("OSTINATO_REPOSITORY", IMAGE_REPOSITORY)
-    told = {**place, "PREFECT_API_URL": url}
-    deploy(told, recipe, pool, image)
+    deploy({**place, "PREFECT_API_URL": url}, recipe, pool, image)
     return url
 
 
 def worker(settings: Settings, environment: dict[str, str]) -> Service:
     """The worker that runs deployments on this machine."""
-    return Service(
-        name="prefect-worker",
-        command=[*PREFECT, "worker", "start", "--pool", WORK_POOL],
-        log_path=settings.home / "logs" / "prefect-worker.log",
-        environment=environment,
-    )
+    command = [*PREFECT, "worker", "start", "--pool", WORK_POOL]
+    return _service("prefect-worker", command, settings, environment)
 
 
 def dashboard(settings: Settings, environment: dict[str, str]) -> Service:
     """The page that shows what runs."""
-    return Service(
-        name="dashboard",
-        command=[sys.executable, "-P", "-m", "ostinato.flows.operating.dashboard.process"],
-        log_path=settings.home / "logs" / "dashboard.log",
-        environment=environment,
-    )
+    command = [sys.executable, "-P", "-m", "ostinato.flows.operating.dashboard.server"]
+    return _service("dashboard", command, settings, environment)
 
 
 def gateway(
@@ -269,9 +251,12 @@ def gateway(
 ) -> Service:
     """The gateway of a serving line. It waits for the first checkpoint by itself."""
     module = "ostinato.flows.operating.gateway_process"
-    return Service(
-        name="gateway",
-        command=[sys.executable, "-P", "-m", module, *recipe.arguments(), "--line", line],
-        log_path=settings.home / "logs" / "gateway.log",
-        environment=environment,
-    )
+    command = [sys.executable, "-P", "-m", module, *recipe.arguments(), "--line", line]
+    return _service("gateway", command, settings, environment)
+
+
+def _service(
+    name: str, command: list[str], settings: Settings, environment: dict[str, str]
+) -> Service:
+    log = settings.home / "logs" / f"{name}.log"
+    return Service(name=name, command=command, log_path=log, environment=environment)

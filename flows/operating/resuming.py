@@ -1,18 +1,20 @@
-"""Runs of deployments whose process is gone: found over the server's API, and scheduled again."""
+"""Runs of deployments over the server's API: scheduled again when their process is gone, named while they wait."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 
-from ostinato.flows.operating.local_prefect import AUTO_RESUME, WORK_POOL
+from ostinato.flows.operating.local_prefect import AUTO_RESUME, DEPLOYED, WORK_POOL
+from ostinato.flows.recipe import run_title
 from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
 _RECENT = timedelta(hours=1)
+_WAITING_SINCE = timedelta(minutes=10)
 _FIRST_WAIT_SECONDS = 10.0  # after a crash; doubled by each
 _STARTED = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 
@@ -35,7 +37,8 @@ class InterruptedRun(Record):
 def interrupted_runs(access: ServerAccess) -> list[InterruptedRun]:
     """Runs of the work pool that are under way as far as the server knows."""
     with open_api(access, timeout=10) as api:
-        return [_interrupted(api, run) for run in _under_way(api, work_pools=_named(WORK_POOL))]
+        runs = _under_way(api, work_pools={"name": {"any_": [WORK_POOL]}})
+        return [_interrupted(api, run) for run in runs]
 
 
 def schedule_again(access: ServerAccess) -> list[str]:
@@ -44,9 +47,9 @@ def schedule_again(access: ServerAccess) -> list[str]:
     ones.
     """
     resumed = []
+    found = interrupted_runs(access)
     with open_api(access) as api:
-        found = _under_way(api, work_pools=_named(WORK_POOL))
-        for run in [_interrupted(api, run) for run in found]:
+        for run in found:
             _end_below(api, run.run_id)
             if run.state == "CANCELLING":
                 _set_state(api, run.run_id, "CANCELLED", "Cancelled", "its process is gone")
@@ -54,9 +57,8 @@ def schedule_again(access: ServerAccess) -> list[str]:
                 message = f"its process is gone; attempt {run.attempts}"
                 _set_state(api, run.run_id, "CRASHED", "Crashed", message)
             else:
-                _set_state(
-                    api, run.run_id, "SCHEDULED", "AwaitingRetry", "goes on from what it has"
-                )
+                message = "goes on from what it has"
+                _set_state(api, run.run_id, "SCHEDULED", "AwaitingRetry", message)
                 resumed.append(run.title)
     return resumed
 
@@ -137,14 +139,10 @@ def _interrupted(api: httpx.Client, run: dict[str, Any]) -> InterruptedRun:
 
 
 def _end_below(api: httpx.Client, run_id: str) -> None:
-    for child in _sub_flows(api, run_id):
-        _end_below(api, child)
-        _set_state(api, child, "CRASHED", "Crashed", "its process is gone")
-
-
-def _sub_flows(api: httpx.Client, run_id: str) -> Iterator[str]:
     below = {"parent_flow_run_id": {"any_": [run_id]}}
-    return (run["id"] for run in _under_way(api, flow_runs=below))
+    for child in _under_way(api, flow_runs=below):
+        _end_below(api, child["id"])
+        _set_state(api, child["id"], "CRASHED", "Crashed", "its process is gone")
 
 
 def _set_state(
@@ -162,5 +160,24 @@ def _set_state(
     api.post(f"/flow_runs/{run_id}/set_state", json=body).raise_for_status()
 
 
-def _named(name: str) -> dict[str, Any]:
-    return {"name": {"any_": [name]}}
+def name_waiting_runs(access: ServerAccess) -> None:
+    """Gives runs that have no engine yet, or are dropped before, the name that they will have. Prefect's own name is
+    two words.
+    """
+    since = (datetime.now(tz=UTC) - _WAITING_SINCE).isoformat()
+    not_begun = {
+        "start_time": {"is_null_": True},
+        "expected_start_time": {"after_": since},
+        "tags": {"all_": [DEPLOYED]},
+    }
+    with open_api(access, timeout=10) as api:
+        waiting = api.post("/flow_runs/filter", json={"flow_runs": not_begun}).raise_for_status()
+        unnamed = [run for run in waiting.json() if " " not in run["name"]]
+        if not unnamed:
+            return
+        flows = api.post("/flows/filter", json={}).raise_for_status().json()
+        names = {flow["id"]: flow["name"] for flow in flows}
+        for run in unnamed:
+            title = run_title(names[run["flow_id"]], run["parameters"])
+            if title != run["name"]:
+                api.patch(f"/flow_runs/{run['id']}", json={"name": title}).raise_for_status()

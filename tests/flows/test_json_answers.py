@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from ostinato.flows.cli import app
-from ostinato.flows.commands.answers import Answer, answering
+from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.trained_home import fill_home
@@ -84,16 +84,16 @@ def test_refusal_has_its_exit_code_and_says_nothing_on_standard_output(settings:
 
 CHATTY = """
 import subprocess, sys, typer
-from ostinato.flows.commands.answers import Answer, answering
+from ostinato.flows.commands.answers import CommandResult, answering
 
 app = typer.Typer()
 
 @app.command()
 @answering
-def chatty(times: int = 1) -> Answer:
+def chatty(times: int = 1) -> CommandResult:
     print("from here")
     subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
-    return Answer({"times": times, "loss": float("nan")}, lambda: print("for people"), 7)
+    return CommandResult({"times": times, "loss": float("nan")}, lambda: print("for people"), 7)
 
 app()
 """
@@ -111,9 +111,9 @@ def test_what_a_command_and_its_children_print_goes_to_standard_error() -> None:
 
 def test_help_of_a_command_keeps_its_own_options() -> None:
     @answering
-    def command(times: int = 1) -> Answer:
+    def command(times: int = 1) -> CommandResult:
         """Does something."""
-        return Answer(times, lambda: None)
+        return CommandResult(times, lambda: None)
 
     only = typer.Typer()
     only.command()(command)

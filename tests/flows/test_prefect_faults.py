@@ -17,8 +17,7 @@ from prefect.events.actions import DoNothing
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.deploying import FAILED_CYCLES, QUEUES, automations
-from ostinato.flows.operating.resuming import resume_overdue
-from ostinato.flows.operating.run_names import name_waiting_runs
+from ostinato.flows.operating.resuming import name_waiting_runs, resume_overdue
 from ostinato.flows.stages.naming import as_key
 from ostinato.infra.platform.cluster.processes import is_alive, live_owners
 from ostinato.infra.platform.cluster.workspace import PROCESS, ProcessMark, read_record

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.flows.commands.problem_sets.collecting import deal_given
+from ostinato.flows.commands.problem_recipes import split_tasks
 from ostinato.flows.recipe import load_recipe
 from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.records import Split
@@ -81,7 +81,7 @@ def test_a_wrong_word_is_refused_before_anything_starts(
 
 def test_every_fifth_task_is_held_out_whatever_the_order() -> None:
     names = [f"task-{number}" for number in range(10)]
-    dealt = deal_given(names)
-    assert dealt == deal_given(names[::-1])
+    dealt = split_tasks(names)
+    assert dealt == split_tasks(names[::-1])
     assert list(dealt.values()).count(Split.HELD_OUT) == 2
-    assert deal_given(["one"]) == {"one": Split.TRAIN}
+    assert split_tasks(["one"]) == {"one": Split.TRAIN}

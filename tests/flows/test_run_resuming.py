@@ -15,7 +15,7 @@ from ostinato.flows.operating.resuming import MAX_ATTEMPTS, resume_overdue
 from ostinato.flows.operating.status.flow_runs import PrefectRows
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.rows import Fault, Thresholds
-from ostinato.flows.operating.status.services import RunningUp
+from ostinato.flows.operating.status.services import UpProcess
 from ostinato.flows.run_resuming import GIVEN_UP, run_resuming
 from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.settings import Settings
@@ -71,7 +71,7 @@ def test_status_names_a_run_that_died_before_it_began(prefect_server: None, tmp_
     ):
         run = died_unbegun(client, 2)
         processes = ProcessTable()
-        up = RunningUp(settings, processes)
+        up = UpProcess(settings, processes)
         for state in (None, Scheduled(name="AwaitingRetry")):
             if state is not None:
                 client.set_flow_run_state(run.id, state, force=True)

@@ -1,7 +1,8 @@
-"""The dashboard's application: one page, its live data as server-sent events, and the reports of runs.
+"""The dashboard, `python -m ostinato.flows.operating.dashboard.server`: a page, its live data as server-sent events,
+and the reports of runs.
 
-It answers names of this machine alone, to who has the login of the home's Prefect server, and changes
-nothing. From elsewhere it is reached through ssh -L.
+It answers on names of this machine alone, wants the login of the home's Prefect server, and changes nothing. From
+elsewhere it is reached through ssh -L.
 """
 
 import asyncio
@@ -9,19 +10,27 @@ import base64
 import hashlib
 import hmac
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
-from ostinato.flows.operating.dashboard.snapshot import Snapshot
-from ostinato.flows.stages.server_access import basic_header
+from ostinato.flows.operating.dashboard.snapshot import DashboardSnapshot, SnapshotReader
+from ostinato.flows.stages.console import print_error
+from ostinato.flows.stages.server_access import basic_header, read_login
+from ostinato.infra.platform.cluster.services import require_free_port
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.telemetry import configure_logging
 
+HOST = "127.0.0.1"
 ASSETS = Path(__file__).parent / "assets"
 TEMPLATES = Path(reporting.__file__).parent / "templates"
 _POLICY = (
@@ -31,8 +40,8 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def content_policy() -> str:
-    """Only scripts of ours run: those of the page, and those that stand in the templates of reports,
-    by their hash. A report shows what models wrote.
+    """A policy that allows the scripts of the page, and those in the templates of reports by their hash alone: a
+    report shows texts of models.
     """
     texts = (path.read_text() for path in sorted(TEMPLATES.glob("*.html")))
     scripts = {script for text in texts for script in _SCRIPT.findall(text)}
@@ -42,9 +51,9 @@ def content_policy() -> str:
 
 
 class LatestSnapshot:
-    """The newest snapshot, taken when someone waits for one and shared by all who do."""
+    """The newest snapshot, taken when a client waits for it and shared by all clients."""
 
-    def __init__(self, take: Callable[[], Snapshot], every_seconds: float) -> None:
+    def __init__(self, take: Callable[[], DashboardSnapshot], every_seconds: float) -> None:
         self._take, self._every_seconds = take, every_seconds
         self._lock = asyncio.Lock()
         self._text, self._taken_at = "", 0.0
@@ -59,7 +68,7 @@ class LatestSnapshot:
 
 
 def build_app(
-    take: Callable[[], Snapshot], reports: Path, login: str, every_seconds: float = 5.0
+    take: Callable[[], DashboardSnapshot], reports: Path, login: str, every_seconds: float = 5.0
 ) -> FastAPI:
     """The application. `take` reads a snapshot and may block for seconds. `login` is user:password."""
     app = FastAPI(title="Ostinato dashboard", docs_url=None, redoc_url=None, openapi_url=None)
@@ -76,7 +85,7 @@ def build_app(
         response.headers["x-content-type-options"] = "nosniff"
         return response
 
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
 
     @app.get("/")
     async def page() -> FileResponse:
@@ -98,3 +107,31 @@ def build_app(
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     app.mount("/reports", StaticFiles(directory=reports, check_dir=False), name="reports")
     return app
+
+
+def main() -> None:
+    """Serves until interrupted. Exit code 2 when the port is busy."""
+    configure_logging()
+    try:
+        serve(load_settings())
+    except OstinatoError as error:
+        print_error(error)
+        sys.exit(2)
+
+
+def serve(settings: Settings) -> None:
+    """Serves the dashboard of a home."""
+    require_free_port(settings.dashboard_port, "the dashboard")
+    login = read_login(settings.home)
+    app = build_app(SnapshotReader(settings).take, settings.home / "reports", login)
+    uvicorn.run(
+        app,
+        host=HOST,
+        port=settings.dashboard_port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,  # streams of events have no end of their own
+    )
+
+
+if __name__ == "__main__":
+    main()

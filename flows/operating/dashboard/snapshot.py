@@ -1,4 +1,4 @@
-"""What the dashboard shows at one moment: parts, curves of the newest training, weight versions, cycles, arms.
+"""Content of the dashboard at a moment: parts, curves of the newest training, weight versions, cycles, canaries.
 
 Read from the home's files, the object store and the ledger, as `ostinato status` does; nothing that
 runs is asked for more than its health.
@@ -7,19 +7,18 @@ runs is asked for more than its health.
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from ostinato.flows.operating.status.canaries import open_canaries
+from ostinato.flows.operating.status.ledger import open_canaries
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
-from ostinato.flows.operating.status.services import RunningUp
+from ostinato.flows.operating.status.services import UpProcess
 from ostinato.flows.stages.curves import Curve, rl_curves, training_curves
-from ostinato.infra.platform.cluster.workspace import METRICS, PROGRESS, Progress, read_record
+from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow, PromotionRow
@@ -47,47 +46,36 @@ class WeightVersion(Record):
     published_at: float
 
 
-class StageProgress(Record):
-    """Progress of a running stage."""
-
-    part: str
-    done: float
-    total: float
-    message: str
-
-
-class Snapshot(Record):
-    """All that the page draws."""
+class DashboardSnapshot(Record):
+    """Content of the page at a moment."""
 
     at: float
     parts: tuple[StatusRow, ...]
-    stages: tuple[StageProgress, ...] = Field(description="that run now")
     curves: tuple[Curve, ...]
     chains: tuple[tuple[WeightVersion, ...], ...] = Field(
         description="versions of a chain, oldest first; newest chain first"
     )
     cycles: tuple[CycleRow, ...] = Field(description="newest first")
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
-    canaries: tuple[CanaryStanding, ...] = Field(description="that are open")
+    canaries: tuple[CanaryStanding, ...] = Field(description="open canaries")
     pages: tuple[str, ...] = Field(description="reports below /reports/, newest first")
 
 
 class SnapshotReader:
-    """Takes snapshots of one home. What never changes is read once."""
+    """Reader of snapshots of a home. Committed weight versions never change and are read once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._versions: dict[tuple[str, int], WeightVersion] = {}
 
-    def take(self) -> Snapshot:
+    def take(self) -> DashboardSnapshot:
         """A snapshot. A store or ledger that fails is a part with a fault and leaves its lists empty."""
         home, parts = self._settings.home, tuple(collect(self._settings))
         has_ledger = any(row.part == "ledger" and row.state == "up" for row in parts)
         cycles, promotions = self._read_ledger() if has_ledger else ((), ())
-        return Snapshot(
+        return DashboardSnapshot(
             at=time.time(),
             parts=parts,
-            stages=tuple(_running_stages(home, parts)),
             curves=tuple(_newest_curves(home)),
             chains=self._newest_chains(),
             cycles=cycles,
@@ -110,7 +98,7 @@ class SnapshotReader:
 
     def _read_canaries(self) -> tuple[CanaryStanding, ...]:
         try:
-            up = RunningUp(self._settings, ProcessTable())
+            up = UpProcess(self._settings, ProcessTable())
             return tuple(open_canaries(self._settings, up, time.time()))
         except StorageError:
             return ()
@@ -144,40 +132,22 @@ class SnapshotReader:
         return self._versions[chain, version]
 
 
-def _running_stages(home: Path, parts: tuple[StatusRow, ...]) -> Iterator[StageProgress]:
-    for row in parts:
-        run, _, stage = row.part.partition(" ")
-        if row.state != "running" or not stage or " " in stage:
-            continue
-        progress = read_record(home / "runs" / run / stage / PROGRESS, Progress)
-        if progress is not None:
-            yield StageProgress(
-                part=row.part, done=progress.done, total=progress.total, message=progress.message
-            )
-
-
 def _newest_curves(home: Path) -> list[Curve]:
     """Curves of the RL stage and of the loss whose metrics changed last."""
     files = sorted(home.glob(f"runs/*/*/{METRICS}"), key=_changed_at, reverse=True)
-    curves: list[Curve] = []
-    has_steps = has_losses = False
+    steps: list[Curve] = []
+    losses: list[Curve] = []
     for path in files:
-        if has_steps and has_losses:
-            break
-        rows: list[dict[str, Any]] = [dict(row) for row in read_metrics(path)]
-        if not has_steps:
-            found = rl_curves(_thin([row for row in rows if "solve_rate" in row]))
-            has_steps, curves = bool(found), curves + found
-        losses = _thin([row for row in rows if "loss" in row and "solve_rate" not in row])
-        if losses and not has_losses:
-            has_losses = True
+        rows = read_metrics(path)
+        steps = steps or rl_curves(_thin([row for row in rows if "solve_rate" in row]))
+        if not losses:
+            trained = [row for row in rows if "loss" in row and "solve_rate" not in row]
+            found = training_curves(_thin(trained))
             title = f"loss of {path.parent.parent.name} {path.parent.name.partition('-')[0]}"
-            curves += [
-                curve.model_copy(update={"title": title})
-                for curve in training_curves(losses)
-                if curve.key == "loss"
-            ]
-    return curves
+            losses = [one.model_copy(update={"title": title}) for one in found if one.key == "loss"]
+        if steps and losses:
+            break
+    return steps + losses
 
 
 def _thin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

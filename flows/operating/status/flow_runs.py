@@ -13,7 +13,7 @@ from ostinato.flows.operating.local_prefect import WORK_POOL
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, count_attempts, states_of
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
-from ostinato.flows.operating.status.services import WORKER, RunningUp
+from ostinato.flows.operating.status.services import WORKER, UpProcess
 from ostinato.infra.platform.cluster.processes import told_processes
 
 _AFTER_CRASH = ("Crashed", "AwaitingRetry")
@@ -30,7 +30,7 @@ class PrefectRows:
     def __init__(
         self,
         api: httpx.Client,
-        up: RunningUp,
+        up: UpProcess,
         processes: ProcessTable,
         *,
         home: Path,
@@ -87,7 +87,7 @@ class PrefectRows:
             since=_instant(crashes[-1]["timestamp"]),
             progress=f"attempt {count_attempts(states)} of {MAX_ATTEMPTS}",
         )
-        return _with_fault(row, Fault.STUCK_RUN, f"it died before it began: {why[:300]}")
+        return row.changed(fault=Fault.STUCK_RUN, cause=f"it died before it began: {why[:300]}")
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self._api.post(path, json=body).raise_for_status().json()
@@ -132,16 +132,16 @@ class PrefectRows:
         pids = self._engines.get(run["id"].replace("-", ""), [])
         stopped = self._processes.stopped(pids)
         if stopped:
-            return _with_fault(row, Fault.STOPPED_PROCESS, say_stopped(stopped))
+            return row.changed(fault=Fault.STOPPED_PROCESS, cause=say_stopped(stopped))
         if run["deployment_id"] is None or pids:  # without a deployment it may run anywhere
             return row
         if state == "RUNNING" and not self._has_ended(run):
             cause = "no process of this machine runs it; `ostinato up` takes it up again"
-            return _with_fault(row, Fault.LOST_RUN, cause)
+            return row.changed(fault=Fault.LOST_RUN, cause=cause)
         if state == "PENDING" and self._now - (since or self._now) >= self._thresholds.pending:
             log = self._home / "logs" / "prefect-worker.log"
             cause = f"a worker took it and its process did not begin; see {log}"
-            return _with_fault(row, Fault.STUCK_RUN, cause)
+            return row.changed(fault=Fault.STUCK_RUN, cause=cause)
         return row
 
     def _has_ended(self, run: Mapping[str, Any]) -> bool:
@@ -153,26 +153,24 @@ class PrefectRows:
         pool, queue = run["work_pool_name"], run["work_queue_name"]
         row = StatusRow(part=_name(run), state="late", since=due)
         if run["state"]["name"] == _WITHOUT_SLOT:
-            return row.model_copy(
-                update={"state": "queued", "waits_for": "a slot of its deployment"}
-            )
+            return row.changed(state="queued", waits_for="a slot of its deployment")
         if pool not in self._pools:
-            return row.model_copy(update={"waits_for": f"a worker of pool {pool}"})
+            return row.changed(waits_for=f"a worker of pool {pool}")
         queues = self._ask(f"work_pools/{pool}/queues/filter", {})
         found = next((one for one in queues if one["name"] == queue), None)
         if self._pools[pool]["is_paused"] or (found is not None and found["is_paused"]):
             cause = f"work queue {queue} of pool {pool} is paused: resume it in the UI"
-            return _late(row, f"queue {queue}", cause)
+            return row.changed(waits_for=f"queue {queue}", fault=Fault.LATE_RUN, cause=cause)
         limit = found["concurrency_limit"] if found is not None else None
         ahead = [one["name"] for one in self._under_way if one["work_queue_name"] == queue]
         if limit is not None and len(ahead) >= limit:
             waits_for = f"queue {queue}, which runs {limit} at a time: {', '.join(ahead)}"
-            return row.model_copy(update={"state": "queued", "waits_for": waits_for})
+            return row.changed(state="queued", waits_for=waits_for)
         if not self._online(pool):
             cause = f"no worker of pool {pool} is there; {_START_A_WORKER.format(pool)}"
-            return _late(row, "a worker", cause)
+            return row.changed(waits_for="a worker", fault=Fault.LATE_RUN, cause=cause)
         cause = f"the worker of pool {pool} does not take it; see its log"
-        return _late(row, "a worker", cause)
+        return row.changed(waits_for="a worker", fault=Fault.LATE_RUN, cause=cause)
 
     def _lease_rows(self) -> Iterator[StatusRow]:
         for limit in self._ask("v2/concurrency_limits/filter", {}):
@@ -214,14 +212,6 @@ class PrefectRows:
 
 def _name(run: Mapping[str, Any]) -> str:
     return f"flow run {run['name']}"
-
-
-def _late(row: StatusRow, waits_for: str, cause: str) -> StatusRow:
-    return row.model_copy(update={"waits_for": waits_for, "fault": Fault.LATE_RUN, "cause": cause})
-
-
-def _with_fault(row: StatusRow, fault: Fault, cause: str) -> StatusRow:
-    return row.model_copy(update={"fault": fault, "cause": cause})
 
 
 def _silent_worker(since: float | None, cause: str) -> StatusRow:

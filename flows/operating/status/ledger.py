@@ -1,21 +1,26 @@
-"""Rows of the ledger, and of what stands in it: champions and open cycles."""
+"""Rows of the ledger and its records: champions, open cycles and canaries."""
 
 import contextlib
 import fcntl
 import os
 import sqlite3
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
+from ostinato.flows.operating.status.services import GATEWAY, UpProcess
 from ostinato.infra.platform.artifacts import Artifacts
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
+from ostinato.tasks.realtime.promotion.standing import CanaryStanding, TestStanding, standing_of
 
 _WRITE_LOCK_BYTE = 120  # of the index beside a SQLite file with a write-ahead log (walformat)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
@@ -64,12 +69,12 @@ def champion_rows(settings: Settings) -> Iterator[StatusRow]:
                 progress=champion.checkpoint_id,
             )
             cause = _lost_files(artifacts, champion.checkpoint_id)
-            lost = {"state": "lost", "fault": Fault.LOST_CHECKPOINT, "cause": cause}
-            yield row.model_copy(update=lost) if cause else row
+            lost = row.changed(state="lost", fault=Fault.LOST_CHECKPOINT, cause=cause)
+            yield lost if cause else row
 
 
 def _lost_files(artifacts: Artifacts, checkpoint: str) -> str:
-    """What of a checkpoint is not there. Empty when nothing is missing."""
+    """The first missing file of a checkpoint, and the remedy. Empty when nothing is missing."""
     remedy = "`ostinato cycle roll-back` serves the one before it"
     try:
         damaged = artifacts.find_damage(artifacts.get(checkpoint))
@@ -93,13 +98,8 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
         f"nobody works on it since {idle_seconds:.0f} s; the next run of realtime-cycle goes on, "
         "`ostinato cycle skip` ends it"
     )
-    return row.model_copy(
-        update={
-            "waits_for": "a run of realtime-cycle",
-            "fault": Fault.FORGOTTEN_CYCLE,
-            "cause": cause,
-        }
-    )
+    waits_for = "a run of realtime-cycle"
+    return row.changed(waits_for=waits_for, fault=Fault.FORGOTTEN_CYCLE, cause=cause)
 
 
 def sqlite_file(settings: Settings) -> Path | None:
@@ -144,3 +144,75 @@ def _lock_holder(path: Path) -> str:
 def unusable_ledger(cause: str) -> StatusRow:
     """Row of a ledger that cannot be used."""
     return StatusRow(part="ledger", state="failing", fault=Fault.UNUSABLE_LEDGER, cause=cause)
+
+
+def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryStanding]:
+    """Open canaries of all lines in the ledger, tested as the recipe of the running `ostinato up` says."""
+    path = sqlite_file(settings)
+    if path is not None and not path.exists():
+        return []
+    guard, found = _guard_of(up), []
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        for name in ledger.promotions.lines():
+            line = ServingLine(ledger, name, time.time)
+            canary = line.canary()
+            if canary is not None:
+                found.append(standing_of(line, canary, guard, now))
+    return found
+
+
+def canary_rows(settings: Settings, up: UpProcess, now: float) -> Iterator[StatusRow]:
+    """A row per open canary: share and interactions of each arm, looks of the guard, and the wait."""
+    for one in open_canaries(settings, up, now):
+        arms = ", ".join(
+            f"{name} {arm.checkpoint} {arm.share:.0%} of sessions, {arm.interactions} interactions"
+            for name, arm in (("control", one.control), ("candidate", one.candidate))
+        )
+        yield StatusRow(
+            part=f"canary of {one.line}",
+            state="open",
+            since=one.since,
+            waits_for=_waits_for(one, now, is_served=up.service(GATEWAY) is not None),
+            progress=arms if one.test is None else f"{arms}; {_describe_test(one.test)}",
+        )
+
+
+def _guard_of(up: UpProcess) -> GuardConfig | None:
+    if up.state is None or not up.is_alive:
+        return None
+    try:
+        canary = up.state.recipe.load().cycle.canary
+    except ConfigError:  # its file has changed since
+        return None
+    return None if canary is None else canary.guard
+
+
+def _waits_for(one: CanaryStanding, now: float, *, is_served: bool) -> str:
+    test = one.test
+    if test is None:
+        where = "is another recipe's" if is_served else "runs elsewhere or not at all"
+        return f"the gateway of the line, which {where}"
+    arms = {"control": one.control, "candidate": one.candidate}
+    if test.next_look_sessions is not None:
+        seen = ", ".join(f"{name} {arm.sessions}" for name, arm in arms.items())
+        wanted = f"{test.next_look_sessions} settled sessions of each arm, {seen} so far"
+        if test.next_look_judged_sessions:
+            judged = ", ".join(f"{name} {arm.judged_sessions}" for name, arm in arms.items())
+            wanted += (
+                f"; {test.next_look_judged_sessions} of each arm with an edit kept or reverted, "
+                f"{judged} so far"
+            )
+        return f"{wanted}; withdrawn without them on {_minute(test.withdrawn_from)}"
+    return f"its age, {max(0.0, test.promoted_from - now) / 60:.0f} min more"
+
+
+def _describe_test(test: TestStanding) -> str:
+    said = f", {test.said}" if test.said else ""
+    promoted_from = _minute(test.promoted_from)
+    return (
+        f"{test.looks_done} of {test.looks} looks done{said}; not promoted before {promoted_from}"
+    )
+
+
+def _minute(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

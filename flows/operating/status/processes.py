@@ -1,4 +1,4 @@
-"""Live processes of this machine at one moment: families, who is stopped, who computes."""
+"""Live processes of this machine at a moment: families, stopped and computing ones."""
 
 import contextlib
 import time
@@ -34,7 +34,7 @@ class ProcessTable:
             self._children.setdefault(process.parent, []).append(found.pid)
 
     def family(self, pid: int, *, with_boxes: bool = False) -> list[int]:
-        """A process and all below it. Without boxes, what runs in them is left out too."""
+        """A process and all below it. Without boxes, their processes are left out too."""
         known = self._processes.get(pid)
         if known is None or (known.name.startswith(_BOXES) and not with_boxes):
             return []
@@ -42,14 +42,14 @@ class ProcessTable:
         return [pid, *(member for members in below for member in members)]
 
     def is_any_running(self, pids: Collection[int]) -> bool:
-        """Whether one of them has a processor, or waits for nothing else."""
+        """Whether any of the processes runs, or waits for a processor alone."""
         return any(
             pid in self._processes and self._processes[pid].state == psutil.STATUS_RUNNING
             for pid in pids
         )
 
     def stopped(self, pids: Collection[int]) -> list[int]:
-        """Those that a signal stopped."""
+        """Processes that a signal stopped."""
         return [
             pid
             for pid in pids
@@ -57,12 +57,12 @@ class ProcessTable:
         ]
 
     def is_live(self, pid: int) -> bool:
-        """Whether there is such a process, and no zombie."""
+        """Whether the process exists and is no zombie."""
         return pid in self._processes and self._processes[pid].state != psutil.STATUS_ZOMBIE
 
 
 def say_stopped(pids: Sequence[int]) -> str:
-    """Cause of a stand-still."""
+    """Cause of a stall by a signal."""
     text = " ".join(map(str, pids))
     return f"process {text} is stopped by a signal; `kill -CONT {text}` lets it go on"
 

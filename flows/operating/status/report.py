@@ -1,5 +1,5 @@
-"""All rows of `ostinato status`. Parts are asked side by side, each within a time limit, so that one that
-hangs holds nothing up.
+"""All rows of `ostinato status`. Parts are asked in parallel, each within a time limit, so that a part that hangs
+delays no other.
 """
 
 import sqlite3
@@ -12,19 +12,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ostinato.flows.operating.status.canaries import canary_rows
 from ostinato.flows.operating.status.flow_runs import PrefectRows
-from ostinato.flows.operating.status.ledger import champion_rows, ledger_rows, unusable_ledger
+from ostinato.flows.operating.status.ledger import (
+    canary_rows,
+    champion_rows,
+    ledger_rows,
+    unusable_ledger,
+)
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.rows import StatusRow, Thresholds, first_line
-from ostinato.flows.operating.status.services import RunningUp, gateway_row, server_row
-from ostinato.flows.operating.status.stages import StageRows
-from ostinato.flows.operating.status.storage import (
+from ostinato.flows.operating.status.services import (
+    UpProcess,
     disk_row,
+    gateway_row,
+    server_row,
     slow_store,
     store_row,
     upload_rows,
 )
+from ostinato.flows.operating.status.stages import StageRows
 from ostinato.flows.stages.server_access import is_own_server, open_api, own_access
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.ledger.rows import CycleRow
@@ -39,7 +45,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
     limits = thresholds or Thresholds()
     now = time.time()
     processes = ProcessTable()
-    up = RunningUp(settings, processes)
+    up = UpProcess(settings, processes)
     stages = StageRows(settings.home, processes, now, limits)
     gateway = f"http://127.0.0.1:{settings.gateway_port}/healthz"
 
@@ -53,7 +59,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
             yield from asked.rows()
 
     def idle_seconds(cycle: CycleRow) -> float | None:
-        # a database that machines share tells nothing of the others' stages
+        # a database that machines share has no record of the others' stages
         is_here = settings.ledger_url.get_secret_value().startswith("sqlite")
         return stages.idle_seconds(cycle.opened_at) if is_here else None
 
@@ -71,7 +77,7 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
     ]
     deadline = time.monotonic() + limits.answer + _LAST_SECONDS
     found = {probe.part: probe.rows_by(deadline) for probe in probes}
-    return up.rows() + _without_echoes(found, limits)
+    return up.rows() + _without_repeats(found, limits)
 
 
 def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
@@ -86,10 +92,10 @@ def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
         "progress": [row.progress for row in rows],
     }
     table = Table()
-    told = {name: texts for name, texts in columns.items() if any(texts)}
-    for name in told:
+    shown = {name: texts for name, texts in columns.items() if any(texts)}
+    for name in shown:
         table.add_column(name, overflow="fold")
-    for row, texts in zip(rows, zip(*told.values(), strict=True), strict=True):
+    for row, texts in zip(rows, zip(*shown.values(), strict=True), strict=True):
         table.add_row(*map(escape, texts), style="red" if row.fault is not None else None)
     console.print(table)
     findings = [f"{row.fault} ({row.part})" for row in rows if row.fault is not None]
@@ -113,12 +119,12 @@ class Probe:
         self.part = part
         self._ask = ask
         self._rows: list[StatusRow] = []
-        # who never answers must not keep the command from ending
+        # a part that never answers must not keep the command from ending
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def rows_by(self, deadline: float) -> list[StatusRow]:
-        """The rows, or one that says that none came in time or that asking failed."""
+        """The rows, or a row that says that no answer came in time or that asking failed."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return [StatusRow(part=self.part, state=SILENT)]
@@ -134,8 +140,8 @@ class Probe:
 SILENT, FAILING = "silent", "failing"
 
 
-def _without_echoes(found: dict[str, list[StatusRow]], limits: Thresholds) -> list[StatusRow]:
-    """The rows in their order, without faults that another part's own row tells already."""
+def _without_repeats(found: dict[str, list[StatusRow]], limits: Thresholds) -> list[StatusRow]:
+    """The rows in their order, without faults that the row of another part has already."""
     if _is_state(found["store"], SILENT):
         found["store"] = [slow_store(f"no answer within {limits.answer:.0f} s")]
     if _is_state(found["ledger"], SILENT):
@@ -145,10 +151,10 @@ def _without_echoes(found: dict[str, list[StatusRow]], limits: Thresholds) -> li
     rows = []
     for part, own in found.items():
         is_unasked = _is_state(own, SILENT) or _is_state(own, FAILING)
-        is_echo = any(
+        is_repeat = any(
             row.state != "up" for source in sources.get(part, ()) for row in found[source]
         )
-        if not (is_unasked and is_echo):
+        if not (is_unasked and is_repeat):
             rows += own
     return rows
 

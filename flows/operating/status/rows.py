@@ -1,4 +1,4 @@
-"""Rows of `ostinato status`, names of its findings, and the times after which a wait becomes a finding."""
+"""Rows of `ostinato status`, names of its findings, and thresholds of time."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from ostinato.infra.platform.record import Record
 
 
 class Fault(StrEnum):
-    """Finding about a part. Each stands in docs/troubleshooting.md with its remedy."""
+    """Finding about a part. docs/troubleshooting.md has the remedy of each."""
 
     SILENT_SERVER = "silent-server"
     DEAD_SERVICE = "dead-service"
@@ -38,20 +38,28 @@ class Fault(StrEnum):
 
 
 class Thresholds(Record):
-    """Times after which what is usual becomes a finding, in seconds."""
+    """Times in seconds from which a state is a finding."""
 
-    answer: float = Field(default=6.0, description="to one question about a part")
-    slow: float = Field(default=2.0, description="of a question to the object store")
-    lock: float = Field(default=2.0, description="to get the ledger's write lock")
-    late: float = Field(default=60.0, description="after a run is due")
-    pending: float = Field(default=120.0, description="until a run's process begins")
-    lease: float = Field(default=60.0, description="of a slot that nobody holds")
-    beat: float = Field(default=30.0, description="between heartbeats; a stage beats every five")
-    progress: float = Field(default=120.0, description="without progress and without computing")
-    status: float = Field(default=60.0, description="of a `status.json` that is due every second")
-    starved: float = Field(default=180.0, description="without a token, or without a box")
-    upload: float = Field(default=60.0, description="of a weight version to which nothing is added")
-    cycle: float = Field(default=600.0, description="of an open cycle on which nobody works")
+    answer: float = Field(default=6.0, description="limit for an answer of one part")
+    slow: float = Field(default=2.0, description="answer of the object store that counts as slow")
+    lock: float = Field(default=2.0, description="wait for the ledger's write lock")
+    late: float = Field(default=60.0, description="delay of a run that is due")
+    pending: float = Field(default=120.0, description="time that a run's process may take to begin")
+    lease: float = Field(default=60.0, description="age of a slot that nobody holds")
+    beat: float = Field(
+        default=30.0, description="pause between heartbeats, which are due every five seconds"
+    )
+    progress: float = Field(
+        default=120.0, description="time without progress and without computing"
+    )
+    status: float = Field(
+        default=60.0, description="age of a `status.json` that is due every second"
+    )
+    starved: float = Field(default=180.0, description="time without a token, or without a box")
+    upload: float = Field(
+        default=60.0, description="age of a weight version to which nothing is added"
+    )
+    cycle: float = Field(default=600.0, description="age of an open cycle on which nobody works")
 
 
 class StatusRow(Record):
@@ -62,8 +70,15 @@ class StatusRow(Record):
     waits_for: str = ""
     since: float | None = Field(default=None, description="seconds since the epoch; None: unknown")
     fault: Fault | None = Field(default=None, description="None: nothing is wrong")
-    cause: str = Field(default="", description="likely; empty when nothing is wrong")
+    cause: str = Field(default="", description="likely cause; empty when nothing is wrong")
     progress: str = ""
+    done_ratio: float | None = Field(
+        default=None, description="part done of a running stage (0..1)"
+    )
+
+    def changed(self, **values: object) -> "StatusRow":
+        """The row with other values."""
+        return self.model_copy(update=values)
 
 
 def first_line(error: object) -> str:

@@ -1,25 +1,33 @@
-"""Rows of `ostinato up` and its services, of the Prefect server and of the gateway."""
+"""Rows of `ostinato up` and its services, the Prefect server, the gateway, the disk and the object store."""
 
+import os
 import socket
-from urllib.parse import urlsplit
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import psutil
 
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
-from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
+from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
 from ostinato.flows.operating.up import UP_FILE, ServiceState, UpState
 from ostinato.flows.stages.server_access import is_own_server, listener
 from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.workspace import read_record
+from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key
 
 SERVER, WORKER, GATEWAY = "prefect-server", "prefect-worker", "gateway"
 _STARTING_SECONDS = 90.0  # until a service of `up` listens, or a worker is known to the server
 
 
-class RunningUp:
-    """The `ostinato up` of a home, as its file and the process table tell."""
+class UpProcess:
+    """The `ostinato up` of a home, by its file and the process table."""
 
     def __init__(self, settings: Settings, processes: ProcessTable) -> None:
         self._path = settings.home / UP_FILE
@@ -28,7 +36,7 @@ class RunningUp:
         self._processes = processes
 
     def rows(self) -> list[StatusRow]:
-        """The row of `up` itself. None where it was ended as it should, or never started."""
+        """The row of `up` itself. Empty where it was ended in order, or never started."""
         if self.state is None:
             return []
         pid = self.state.process.pid
@@ -36,15 +44,10 @@ class RunningUp:
             cause = f"process {pid} was killed; `ostinato up` starts again and takes over"
             return [_dead("up", None, cause)]
         if self._processes.stopped([pid]):
-            cause = say_stopped([pid])
-            return [
-                StatusRow(part="up", state="stands still", fault=Fault.DEAD_SERVICE, cause=cause)
-            ]
-        return [
-            StatusRow(
-                part="up", state="up", since=self.state.since, progress=str(self.state.recipe)
-            )
-        ]
+            row = StatusRow(part="up", state="stands still", fault=Fault.DEAD_SERVICE)
+            return [row.changed(cause=say_stopped([pid]))]
+        recipe = str(self.state.recipe)
+        return [StatusRow(part="up", state="up", since=self.state.since, progress=recipe)]
 
     def service(self, name: str) -> ServiceState | None:
         """A service of an `up` that lives."""
@@ -75,7 +78,7 @@ class RunningUp:
         return service is not None and now - service.since < _STARTING_SECONDS
 
 
-def server_row(up: RunningUp, settings: Settings, now: float, thresholds: Thresholds) -> StatusRow:
+def server_row(up: UpProcess, settings: Settings, now: float, thresholds: Thresholds) -> StatusRow:
     """State of the home's Prefect server. Another program on its port is none."""
     port = settings.prefect_port
     url = f"http://127.0.0.1:{port}/api/health"
@@ -94,7 +97,7 @@ def server_row(up: RunningUp, settings: Settings, now: float, thresholds: Thresh
     return up.dead_row("server", SERVER) or StatusRow(part="server", state="not running")
 
 
-def gateway_row(up: RunningUp, url: str, thresholds: Thresholds) -> StatusRow:
+def gateway_row(up: UpProcess, url: str, thresholds: Thresholds) -> StatusRow:
     """State of the gateway of this machine. It listens once its line has a checkpoint."""
     row = _listening_row("gateway", url, Fault.SILENT_GATEWAY, thresholds)
     if row is not None:
@@ -147,3 +150,91 @@ def _name_listener(port: int) -> str:
 
 def _dead(part: str, since: float | None, cause: str) -> StatusRow:
     return StatusRow(part=part, state="dead", since=since, fault=Fault.DEAD_SERVICE, cause=cause)
+
+
+def disk_row(settings: Settings) -> StatusRow:
+    """Free space on the home's disk."""
+    place = _nearest(settings.home)
+    free = psutil.disk_usage(str(place)).free
+    seen = f"{free / 2**30:.1f} GiB free"
+    if free >= settings.minimum_free_disk_bytes:
+        return StatusRow(part="disk", state="up", progress=seen)
+    wanted = f"{settings.minimum_free_disk_bytes / 2**30:.1f}"
+    cause = f"{seen} at {place}, wanted {wanted}: `ostinato gc`, or a larger disk by OSTINATO_HOME"
+    row = StatusRow(part="disk", state="full", waits_for="room")
+    return row.changed(fault=Fault.FULL_DISK, cause=cause)
+
+
+def store_row(settings: Settings, thresholds: Thresholds) -> StatusRow:
+    """Whether the object store answers, and how fast."""
+    refused = _refused_folder(settings.object_store_url)
+    if refused:
+        return _unusable(refused)
+    began = time.monotonic()
+    try:
+        open_object_store(settings).exists("status")
+    except OstinatoError as error:
+        return _unusable(first_line(error))
+    seconds = time.monotonic() - began
+    if seconds > thresholds.slow:
+        return slow_store(f"an answer took {seconds:.1f} s: its network or disk is slow")
+    return StatusRow(part="store", state="up")
+
+
+def slow_store(cause: str) -> StatusRow:
+    """Row of a store that answers late, or not at all."""
+    return StatusRow(part="store", state="slow", fault=Fault.SLOW_STORE, cause=cause)
+
+
+def upload_rows(objects: ObjectStore, now: float, thresholds: Thresholds) -> Iterator[StatusRow]:
+    """Weight versions newer than their chain's last committed one, to which nothing was added for a
+    while. A version exists from its manifest on, which is written last.
+    """
+    parts: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for key, changed_at in objects.changed_at(CHAINS).items():
+        found = parse_file_key(key)
+        if found is not None:
+            chain, version, name = found
+            parts[chain, version][name] = changed_at
+    committed: dict[str, int] = defaultdict(lambda: -1)
+    for (chain, version), names in parts.items():
+        if MANIFEST in names:
+            committed[chain] = max(committed[chain], version)
+    for (chain, version), names in sorted(parts.items()):
+        since = max(names.values())
+        if version <= committed[chain] or now - since < thresholds.upload:
+            continue
+        cause = (
+            f"{len(names)} payloads lie in the store without its manifest: its publisher hangs, or "
+            "was killed and has not resumed"
+        )
+        yield StatusRow(
+            part=f"{chain} version {version}",
+            state="half uploaded",
+            waits_for="its manifest",
+            since=since,
+            fault=Fault.WEDGED_UPLOAD,
+            cause=cause,
+        )
+
+
+def _refused_folder(url: str) -> str:
+    """Why a folder cannot be a store. Empty when it can, or when the store is no folder."""
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return ""
+    place = _nearest(Path(unquote(parts.path)))
+    if not place.is_dir():
+        return f"{place} is a file, wanted a folder; check OSTINATO_OBJECT_STORE_URL"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} may not be written, wanted a folder that may; see its owner"
+    return ""
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _unusable(cause: str) -> StatusRow:
+    return StatusRow(part="store", state="failing", fault=Fault.UNUSABLE_STORE, cause=cause)

@@ -1,4 +1,4 @@
-"""Rows of stages: finished, failed, interrupted, killed, not started, and why a live one stands still."""
+"""Rows of stages: finished, failed, interrupted, killed, not started, and why a live stage stalls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from pathlib import Path
 
 from ostinato.flows.operating.status.processes import ProcessTable, are_computing, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
-from ostinato.flows.operating.status.run_parts import part_rows
 from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
 from ostinato.infra.platform.cluster.ranks import marked_ranks
-from ostinato.infra.platform.cluster.stage_status import StageStatus
+from ostinato.infra.platform.cluster.stage_status import Generation, ReplicaStanding, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     ENDING,
     FAILURE,
@@ -31,6 +30,8 @@ _SUPERSEDED = ".superseded-"
 _RANK_FOLDERS = (".", "steps")  # of a stage's directory: the trainer of RL has its own
 _STEP = "step "  # how the trainer's wait begins while it takes a step
 _RUNNING = "running"
+# states of infra/serving/engine/health.py, which loads without torch and its package does not
+_SERVING, _BEGINNING = "serving", ("starting", "restarting")
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,19 @@ class StageFiles:
 
     @property
     def seen(self) -> str:
-        """Its newest progress as text."""
-        progress = self.progress
-        return (
-            "" if progress is None else f"{progress.done:g}/{progress.total:g} {progress.message}"
-        )
+        """The newest progress as text."""
+        seen = self.progress
+        return "" if seen is None else f"{seen.done:g}/{seen.total:g} {seen.message}"
 
     @property
-    def beat_at(self) -> float | None:
-        """Its last heartbeat."""
+    def heartbeat_at(self) -> float | None:
+        """Instant of the last heartbeat."""
         return _changed_at(self.directory / HEARTBEAT)
 
     @property
     def last_sign_at(self) -> float | None:
-        """Its last heartbeat or progress."""
-        signs = (self.beat_at, self.progress.at if self.progress else None)
+        """Instant of the last heartbeat or progress."""
+        signs = (self.heartbeat_at, self.progress.at if self.progress else None)
         return max((sign for sign in signs if sign is not None), default=None)
 
     def live_ranks(self) -> dict[int, ProcessMark]:
@@ -120,11 +119,10 @@ class StageRows:
             ended = _changed_at(stage.directory / name)
             if ended is not None:
                 # what was left of its progress would read as if it went on
-                yield row.model_copy(update={"state": "finished", "since": ended, "progress": ""})
+                yield row.changed(state="finished", since=ended, progress="")
                 return
         if stage.mark is not None and is_elsewhere(stage.mark):
-            state = {"state": f"on host {stage.mark.host}", "since": stage.beat_at}
-            yield row.model_copy(update=state)
+            yield row.changed(state=f"on host {stage.mark.host}", since=stage.heartbeat_at)
         elif stage.mark is not None and is_alive(stage.mark):
             yield from self._live_rows(stage, stage.mark, row)
         else:
@@ -132,28 +130,23 @@ class StageRows:
 
     def _ended_row(self, stage: StageFiles, row: StatusRow) -> StatusRow:
         directory = stage.directory
-        failure, ending = (
-            read_record(directory / FAILURE, Failure),
-            read_record(directory / ENDING, Ending),
-        )
+        failure = read_record(directory / FAILURE, Failure)
+        ending = read_record(directory / ENDING, Ending)
         if failure is not None:
             return _failed(row, _changed_at(directory / FAILURE), failure.message)
         if ending is not None and ending.is_error:
             return _failed(row, ending.at, ending.reason)
-        again = {"waits_for": "the same command again"}
-        if ending is not None:
-            told = {"state": "interrupted", "since": ending.at, "cause": first_line(ending.reason)}
-            return row.model_copy(update=again | told)
-        if stage.mark is None:
+        if ending is None and stage.mark is None:
             start = read_record(directory / START_FILE, StageStart)
-            return row.model_copy(
-                update={"waits_for": "its run", "since": start.began_at if start else None}
-            )
-        cause = (
-            f"process {stage.mark.pid} was killed, or the machine restarted; out of memory is usual"
-        )
-        lost = {"state": "killed", "since": stage.last_sign_at, "fault": Fault.KILLED_STAGE}
-        return row.model_copy(update=again | lost | {"cause": cause})
+            return row.changed(waits_for="its run", since=start.began_at if start else None)
+        row = row.changed(waits_for="the same command again")
+        if ending is not None:
+            cause = first_line(ending.reason)
+            return row.changed(state="interrupted", since=ending.at, cause=cause)
+        pid = 0 if stage.mark is None else stage.mark.pid
+        cause = f"process {pid} was killed, or the machine restarted; out of memory is usual"
+        since = stage.last_sign_at
+        return row.changed(state="killed", since=since, fault=Fault.KILLED_STAGE, cause=cause)
 
     def _live_rows(
         self, stage: StageFiles, mark: ProcessMark, row: StatusRow
@@ -165,9 +158,10 @@ class StageRows:
             if not is_elsewhere(rank)
             for member in self._processes.family(rank.pid)
         ]
-        yield self._standstill(stage, mark, sorted(set(members)), row) or row.model_copy(
-            update={"state": "running", "since": mark.started_at}
-        )
+        if stage.progress is not None and stage.progress.total > 0:
+            row = row.changed(done_ratio=min(1.0, stage.progress.done / stage.progress.total))
+        stalled = self._diagnose_stall(stage, mark, sorted(set(members)), row)
+        yield stalled or row.changed(state="running", since=mark.started_at)
         status = stage.status
         is_running = status is None or status.phase == _RUNNING
         for rank, process in ranks.items() if is_running else ():
@@ -182,7 +176,7 @@ class StageRows:
                 since=wait.since,
             )
         if status.phase == _RUNNING:
-            yield from part_rows(stage.part, status, self._now, self._thresholds)
+            yield from _part_rows(stage.part, status, self._now, self._thresholds)
 
     def _rank_row(self, stage: StageFiles, rank: int, process: ProcessMark) -> StatusRow:
         part = f"{stage.part} rank {rank}"
@@ -194,25 +188,25 @@ class StageRows:
         since = stage.progress.at if stage.progress is not None else None
         return StatusRow(part=part, state="dead", since=since, fault=Fault.DEAD_RANK, cause=cause)
 
-    def _standstill(
+    def _diagnose_stall(
         self, stage: StageFiles, mark: ProcessMark, members: list[int], row: StatusRow
     ) -> StatusRow | None:
-        """The row of a live stage that does nothing. None when it does."""
+        """The row of a live stage that does nothing, with the cause. None for a stage that works."""
         stopped = self._processes.stopped(members)
         if stopped:
-            return _still(row, stage.last_sign_at, Fault.STOPPED_PROCESS, say_stopped(stopped))
-        silent = self._seconds_since(stage.beat_at)
+            return _stalled(row, stage.last_sign_at, Fault.STOPPED_PROCESS, say_stopped(stopped))
+        silent = self._seconds_since(stage.heartbeat_at)
         if silent > self._thresholds.beat:
             cause = f"no heartbeat for {silent:.0f} s: blocked in one call, or out of memory"
-            return _still(row, stage.beat_at, Fault.SILENT_STAGE, cause)
+            return _stalled(row, stage.heartbeat_at, Fault.SILENT_STAGE, cause)
         status = stage.status
         late = self._seconds_since(
             status.at if status is not None and status.phase == _RUNNING else None
         )
         if status is not None and late > self._thresholds.status:
             cause = f"no progress for {late:.0f} s: its event loop is blocked in one call"
-            return _still(row, status.at, Fault.STALLED_STAGE, cause)
-        since = _works_since(stage)
+            return _stalled(row, status.at, Fault.STALLED_STAGE, cause)
+        since = _last_progress_at(stage)
         stalled = self._seconds_since(since)
         if stalled > self._thresholds.progress and not are_computing(
             [mark.pid, *(r.pid for r in stage.live_ranks().values() if not is_elsewhere(r))]
@@ -221,15 +215,15 @@ class StageRows:
                 f"no progress for {stalled:.0f} s and nothing is computed: a collective, the network "
                 "or a lock does not come"
             )
-            return _still(row, since, Fault.STALLED_STAGE, cause)
+            return _stalled(row, since, Fault.STALLED_STAGE, cause)
         return None
 
     def _seconds_since(self, instant: float | None) -> float:
         return 0.0 if instant is None else self._now - instant
 
 
-def _works_since(stage: StageFiles) -> float | None:
-    """When it last made progress. None where it waits for something that it names."""
+def _last_progress_at(stage: StageFiles) -> float | None:
+    """When the stage last made progress. None where it waits for something that it names."""
     status = stage.status
     if status is None:
         return stage.progress.at if stage.progress is not None else None
@@ -237,20 +231,65 @@ def _works_since(stage: StageFiles) -> float | None:
     return trainer.since if trainer is not None and trainer.what.startswith(_STEP) else None
 
 
-def _still(row: StatusRow, since: float | None, fault: Fault, cause: str) -> StatusRow:
-    return row.model_copy(
-        update={"state": "stands still", "since": since, "fault": fault, "cause": cause}
-    )
+def _stalled(row: StatusRow, since: float | None, fault: Fault, cause: str) -> StatusRow:
+    return row.changed(state="stands still", since=since, fault=fault, cause=cause)
 
 
 def _failed(row: StatusRow, since: float | None, reason: str) -> StatusRow:
-    return row.model_copy(
-        update={
-            "state": "failed",
-            "since": since,
-            "fault": Fault.FAILED_STAGE,
-            "cause": first_line(reason),
-        }
+    cause = first_line(reason)
+    return row.changed(state="failed", since=since, fault=Fault.FAILED_STAGE, cause=cause)
+
+
+def _part_rows(
+    stage: str, status: StageStatus, now: float, thresholds: Thresholds
+) -> Iterator[StatusRow]:
+    """Rows of replicas, engines and boxes of a running RL stage, from its `status.json`."""
+    for name, replica in sorted(status.replicas.items()):
+        yield _replica_row(f"{stage} replica {name.rpartition('.')[2]}", replica)
+    if status.generation is not None and status.replicas:
+        yield _engines_row(f"{stage} engines", status.generation, now, thresholds)
+    if status.boxes is not None:
+        boxes = status.boxes
+        row = StatusRow(part=f"{stage} boxes", state="up", progress=f"{boxes.leased} in use")
+        since = boxes.waiting_since
+        if since is not None:
+            row = row.changed(waits_for=f"boxes, {boxes.waiting} attempts", since=since)
+            if now - since > thresholds.starved:
+                cause = (
+                    f"{boxes.waiting} attempts wait for a box, the longest for {now - since:.0f} s: "
+                    "boxes start slowly or are not given back"
+                )
+                row = row.changed(state="starved", fault=Fault.STARVED_BOXES, cause=cause)
+        yield row
+
+
+def _replica_row(part: str, replica: ReplicaStanding) -> StatusRow:
+    version = "" if replica.version is None else f"version {replica.version}"
+    row = StatusRow(part=part, state=replica.state, since=replica.since, progress=version)
+    if replica.state == _SERVING or replica.state in _BEGINNING:
+        return row
+    cause = f"{replica.reason}; Ray starts a dead one again, up to five times"
+    return row.changed(fault=Fault.DEAD_REPLICA, cause=cause)
+
+
+def _engines_row(
+    part: str, generation: Generation, now: float, thresholds: Thresholds
+) -> StatusRow:
+    idle_seconds = now - generation.since
+    row = StatusRow(
+        part=part,
+        state="up",
+        since=generation.since,
+        progress=f"{generation.computed_tokens:.0f} tokens",
+    )
+    if not generation.attempts_in_flight or idle_seconds <= thresholds.starved:
+        return row
+    cause = (
+        f"no token for {idle_seconds:.0f} s while {generation.attempts_in_flight} attempts are in "
+        "flight: they wait for boxes or tests, or the engines hang"
+    )
+    return row.changed(
+        state="starved", waits_for="requests", fault=Fault.STARVED_ENGINE, cause=cause
     )
 
 

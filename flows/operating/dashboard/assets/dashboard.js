@@ -40,14 +40,17 @@ function rows(headings, lines) {
   })];
 }
 
-function stage({ part, done, total, message }) {
-  const share = total > 0 ? Math.min(1, done / total) : 0;
+function stage({ part, done_ratio, progress }) {
   const bar = element("div", undefined, "bar"), filled = element("div");
-  filled.style.width = `${100 * share}%`;
+  filled.style.width = `${100 * done_ratio}%`;
   bar.append(filled);
   const made = element("div");
-  made.append(element("div", `${part}: ${Math.round(100 * share)} % ${message}`), bar);
+  made.append(element("div", `${part}: ${Math.round(100 * done_ratio)} % ${progress}`), bar);
   return made;
+}
+
+function isRunningStage({ state, done_ratio }) {
+  return state === "running" && done_ratio !== null;
 }
 
 // A value that is no number (a diverged loss) comes as null.
@@ -130,7 +133,7 @@ function draw(snapshot) {
   const state = document.getElementById("state");
   state.className = faults.length ? "lost" : "";
   state.textContent = `${new Date(1000 * now).toLocaleTimeString()}, findings: ${faults.join(", ") || "none"}`;
-  replace("stages", snapshot.stages.map(stage), "no stage runs");
+  replace("stages", snapshot.parts.filter(isRunningStage).map(stage), "no stage runs");
   replace("curves", snapshot.curves.map(curve), "nothing has been trained here");
   replace("versions", snapshot.chains.flatMap(chain), "no weights were published here");
   replace("parts", rows(["part", "state", "waits for", "since", "cause, progress"],

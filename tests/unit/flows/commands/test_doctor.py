@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
-from ostinato.flows.commands.doctor import boxes, machine, programs, run, services
-from ostinato.flows.commands.doctor.check import Check
-from ostinato.flows.commands.doctor.memory import estimate_memory
+from ostinato.flows.commands import doctor
+from ostinato.flows.commands.doctor import Check, estimate_memory
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.recipe import load_recipe
@@ -33,15 +32,15 @@ def _settings(tmp_path: Path, **changes: object) -> Settings:
 
 
 def test_python_outside_the_supported_range_is_named() -> None:
-    assert programs.check_python((3, 11)).ok
-    old = programs.check_python((3, 10))
+    assert doctor.check_python((3, 11)).ok
+    old = doctor.check_python((3, 10))
     assert (old.ok, old.detail) == (False, "3.10, wanted 3.11 or 3.12")
     assert "Python 3.11" in old.fix
 
 
 def test_brackets_of_a_fix_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Check(name="gpu", ok=False, detail="[/opt] lacks it", fix="pip install '.[gpu]'")]
-    monkeypatch.setattr(run, "run_checks", lambda settings, recipe, deep: found)
+    monkeypatch.setattr(doctor, "run_checks", lambda settings, recipe, deep: found)
     shown = CliRunner().invoke(app, ["doctor"])
     assert shown.exit_code == 1
     assert "[/opt] lacks it" in shown.output
@@ -49,8 +48,8 @@ def test_brackets_of_a_fix_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_program_reports_its_last_line_either_way() -> None:
-    assert programs.check_program("x", "print('first'); print('fine')", "mend").detail == "fine"
-    broken = programs.check_program("x", "import no_such_library", "mend")
+    assert doctor.check_program("x", "print('first'); print('fine')", "mend").detail == "fine"
+    broken = doctor.check_program("x", "import no_such_library", "mend")
     assert (broken.ok, broken.fix) == (False, "mend")
     assert "no_such_library" in broken.detail
 
@@ -64,25 +63,25 @@ def test_vllm_is_asked_for_where_the_recipe_decodes_with_it(
         asked.append(name)
         return Check(name=name, ok=False, detail="no", fix=fix)
 
-    monkeypatch.setattr(run, "check_program", note)
+    monkeypatch.setattr(doctor, "check_program", note)
     recipe = load_recipe("miniature")
-    assert "vllm" not in {check.name for check in run.run_checks(_settings(tmp_path), recipe)}
+    assert "vllm" not in {check.name for check in doctor.run_checks(_settings(tmp_path), recipe)}
     there = recipe.model_copy(update={"decoding": DecodingConfig(engine="vllm")})
-    [check] = [c for c in run.run_checks(_settings(tmp_path), there) if c.name == "vllm"]
+    [check] = [c for c in doctor.run_checks(_settings(tmp_path), there) if c.name == "vllm"]
     assert not check.ok
     assert "extra `vllm`" in check.fix
     assert asked.count("vllm") == 1
 
 
 def test_ray_wants_memory() -> None:
-    assert programs.check_ray(8 * _GIGABYTE, _GIGABYTE).ok
-    short = programs.check_ray(_GIGABYTE, _GIGABYTE)
+    assert doctor.check_ray(8 * _GIGABYTE, _GIGABYTE).ok
+    short = doctor.check_ray(_GIGABYTE, _GIGABYTE)
     assert not short.ok
     assert "1.0 GiB of memory free, wanted 3.0 GiB" in short.detail
 
 
 def test_sandbox_really_starts_a_box() -> None:
-    assert boxes.check_sandbox().ok
+    assert doctor.check_sandbox().ok
 
 
 def _strange_machine(root: Path, files: dict[str, str]) -> Path:
@@ -122,19 +121,19 @@ DOCKER_FIX = "--security-opt seccomp=unconfined --security-opt apparmor=unconfin
 def test_fix_of_a_refused_box_is_the_one_for_the_machine(
     tmp_path: Path, files: dict[str, str], says: list[str], is_silent_about: list[str]
 ) -> None:
-    fix = boxes.how_to_allow_boxes(_strange_machine(tmp_path, files))
+    fix = doctor.how_to_allow_boxes(_strange_machine(tmp_path, files))
     assert [word for word in says if word not in fix] == []
     assert [word for word in is_silent_about if word in fix] == []
 
 
 def test_memory_is_compared_with_what_the_recipe_needs() -> None:
     nano, large = load_recipe("nano"), load_recipe("qwen3_30b_a3b")
-    assert machine.check_memory(nano, 8 * _GIGABYTE).ok
-    short = machine.check_memory(large, 8 * _GIGABYTE)
+    assert doctor.check_memory(nano, 8 * _GIGABYTE).ok
+    short = doctor.check_memory(large, 8 * _GIGABYTE)
     assert not short.ok
     assert "8.0 GiB free for recipe qwen3_30b_a3b, wanted" in short.detail
     assert "GiB of it ranks of" in short.detail
-    assert machine.check_memory(large, 8 * _GIGABYTE, has_gpu=True).ok
+    assert doctor.check_memory(large, 8 * _GIGABYTE, has_gpu=True).ok
 
 
 def test_engines_of_bf16_need_half_the_memory_for_weights() -> None:
@@ -149,15 +148,15 @@ def test_engines_of_bf16_need_half_the_memory_for_weights() -> None:
 
 def test_disk_is_measured_above_a_home_that_is_not_there(tmp_path: Path) -> None:
     home = tmp_path / "not" / "made"
-    assert machine.check_disk(home, 0).ok
-    full = machine.check_disk(home, 10**18)
+    assert doctor.check_disk(home, 0).ok
+    full = doctor.check_disk(home, 10**18)
     assert not full.ok
     assert "wanted 931322574.6 GiB" in full.detail
     assert not home.exists()
 
 
 def test_disk_is_compared_with_what_the_recipe_may_fill(tmp_path: Path) -> None:
-    large = machine.check_disk(tmp_path, 0, load_recipe("kimi_k2"))
+    large = doctor.check_disk(tmp_path, 0, load_recipe("kimi_k2"))
     assert not large.ok
     assert "for recipe kimi_k2" in large.detail
 
@@ -191,8 +190,8 @@ def test_scheduler_that_does_not_schedule_is_named(tmp_path: Path, schedules: bo
         url, login = str(api.base_url), read_login(_settings(tmp_path).home)
         if schedules:
             wait_until("a run", lambda: api.post("flow_runs/count", json={}).json(), 120)
-        now = services.check_schedules(url, login)
-        later = services.check_schedules(url, login, now=time.time() + 600)
+        now = doctor.check_schedules(url, login)
+        later = doctor.check_schedules(url, login, now=time.time() + 600)
     assert now.ok, "a deployment of a moment ago may wait"
     assert later.ok == schedules
     if not schedules:
@@ -207,9 +206,9 @@ def test_server_with_a_login_is_asked_with_that_of_the_environment(
     with _prefect_server(tmp_path, PREFECT_SERVER_API_AUTH_STRING=login) as api:
         monkeypatch.setenv("PREFECT_API_URL", str(api.base_url))
         monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
-        refused = services.check_schedules(*local_prefect.named_server(settings))
+        refused = doctor.check_schedules(*local_prefect.named_server(settings))
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", login)
-        answered = services.check_schedules(*local_prefect.named_server(settings))
+        answered = doctor.check_schedules(*local_prefect.named_server(settings))
     assert not refused.ok
     assert "401" in refused.detail
     assert answered.ok
@@ -217,14 +216,14 @@ def test_server_with_a_login_is_asked_with_that_of_the_environment(
 
 
 def test_server_that_is_not_there_schedules_nothing_and_need_not() -> None:
-    assert services.check_schedules(f"http://127.0.0.1:{find_free_port()}/api/").ok
+    assert doctor.check_schedules(f"http://127.0.0.1:{find_free_port()}/api/").ok
 
 
 def test_busy_port_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        busy = machine.check_port("port of gateway", port, "OSTINATO_GATEWAY_PORT")
-    free = machine.check_port("port of gateway", port, "OSTINATO_GATEWAY_PORT")
+        busy = doctor.check_port("port of gateway", port, "OSTINATO_GATEWAY_PORT")
+    free = doctor.check_port("port of gateway", port, "OSTINATO_GATEWAY_PORT")
 
     assert free.ok
     assert not busy.ok
@@ -235,8 +234,8 @@ def test_busy_port_names_its_holder() -> None:
 def test_database_and_object_store_that_work(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
 
-    assert services.check_database(settings).ok
-    assert services.check_object_store(settings).ok
+    assert doctor.check_database(settings).ok
+    assert doctor.check_object_store(settings).ok
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_database_and_object_store_that_work(tmp_path: Path) -> None:
     ],
 )
 def test_unreachable_database_says_what_was_tried(tmp_path: Path, changes: dict[str, str]) -> None:
-    check = services.check_database(_settings(tmp_path, **changes))
+    check = doctor.check_database(_settings(tmp_path, **changes))
 
     assert not check.ok
     assert changes["ledger_url"].partition(":")[0] in check.detail
@@ -256,15 +255,13 @@ def test_unreachable_database_says_what_was_tried(tmp_path: Path, changes: dict[
 
 
 def test_unwritable_object_store_says_what_was_tried(tmp_path: Path) -> None:
-    check = services.check_object_store(
-        _settings(tmp_path, object_store_url="file:///proc/nowhere")
-    )
+    check = doctor.check_object_store(_settings(tmp_path, object_store_url="file:///proc/nowhere"))
 
     assert not check.ok
     assert "file:///proc/nowhere" in check.detail
 
 
-@pytest.mark.parametrize("program", ["gateway_process", "dashboard.process"])
+@pytest.mark.parametrize("program", ["gateway_process", "dashboard.server"])
 def test_port_of_a_service_of_ours_is_fine(
     program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -275,7 +272,7 @@ def test_port_of_a_service_of_ours_is_fine(
         ).command
     holder = f"process 7: {' '.join(command)}"
     assert program in holder
-    monkeypatch.setattr(machine, "_describe_process", lambda process: holder)
+    monkeypatch.setattr(doctor, "_describe_process", lambda process: holder)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert machine.check_port("port", port, "OSTINATO_X_PORT").ok
+        assert doctor.check_port("port", port, "OSTINATO_X_PORT").ok

@@ -54,7 +54,7 @@ def test_a_plan_tells_both_stages_and_the_replicas(priced: RecipePlan) -> None:
     for part in (
         "pretraining: TP 2, CP 4, PP 1",
         "reinforcement: ",
-        "GiB a rank, of 139.8",
+        "GiB per rank, of 139.8",
         "replicas of",
         "trainer idle",
     ):

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
-from ostinato.flows.commands.retention import Retention
+from ostinato.flows.commands.garbage import Retention
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.realtime import roll_back
 from ostinato.flows.stages.stage import StageContext

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
-from ostinato.flows.reporting.attempts.trajectories import find_examples
+from ostinato.flows.reporting.attempts import find_examples
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.stage import StageContext

@@ -9,9 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from pyarrow import parquet
 
-from ostinato.flows.reporting.attempts.attempts_page import MOST_SHOWN
-from ostinato.flows.reporting.attempts.trajectories import Attempt
-from ostinato.flows.reporting.attempts.trajectory_files import save
+from ostinato.flows.reporting.attempt_files import MOST_SHOWN, save
+from ostinato.flows.reporting.attempts import Attempt
 from ostinato.infra.agent.transcript import CallStatus, Segment, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.rollout.records import AttemptRequest

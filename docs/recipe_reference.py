@@ -1,4 +1,4 @@
-"""`docs/recipe-reference.md`, generated from the field descriptions of the recipe by `make docs`."""
+"""Generator of `docs/recipe-reference.md` from the field descriptions of the recipe; `make docs` runs it."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""`ostinato show` of attempts as they were stored: of RL runs, evaluations and users."""
+"""`ostinato show` of stored attempts: of RL runs, evaluations and users."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,47 +32,45 @@ TokenTexts = tuple[str, ...]  # by token id
 
 @dataclass(frozen=True)
 class Attempt:
-    """One stored attempt."""
+    """A stored attempt."""
 
-    facts: dict[str, Any]  # as JSON; of one that left no record, what the ledger knows
+    facts: dict[str, Any]  # as JSON; an attempt that left no record has those of the ledger
     segments: tuple[Segment, ...] = ()  # evaluations keep none
     token_texts: TokenTexts | None = None  # by token id; None: the tokenizer is not stored
 
 
 def find_attempts(settings: Settings, name: str) -> list[Attempt]:
-    """Attempts of a trajectory, group or run, of an interaction or of a session by its id, with their
-    prompts. ConfigError when there is none.
+    """Attempts by the id of a trajectory, group, run, interaction or session, with their prompts. ConfigError when
+    there is none.
     """
     ledger, objects = open_ledger(settings), open_object_store(settings)
     if name.startswith(f"{EVALUATION}."):
-        found = list(_evaluated(ledger, objects, name))
+        found = list(_of_evaluation(ledger, objects, name))
     elif rows := ledger.journal.named(name):
-        found = list(_rolled_out(settings, ledger, objects, rows))
+        found = list(_of_run(settings, ledger, objects, rows))
     else:
-        found = [_talked(ledger, objects, row) for row in ledger.interactions.named(name)]
+        found = [_of_user(ledger, objects, row) for row in ledger.interactions.named(name)]
     if not found:
         raise ConfigError(
             f"nothing is called {name!r}, wanted kind/name@version of an artifact, or the id of an RL "
             "run (its folder in runs/), of a group, a trajectory, an interaction or a session"
         )
-    prompts = _prompts(ledger, objects, {one.facts.get("problem_id", "") for one in found})
+    problem_ids = [one.facts.get("problem_id", "") for one in found]
+    prompts = _prompts(ledger, objects, set(problem_ids))
     return [
-        replace(one, facts={"prompt": prompts.get(one.facts.get("problem_id", "")), **one.facts})
-        for one in found
+        replace(one, facts={"prompt": prompts.get(problem_id), **one.facts})
+        for one, problem_id in zip(found, problem_ids, strict=True)
     ]
 
 
 def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:
-    """The best, the median and the worst rewarded attempt of the last step that an RL run took, by what
-    they are. None before the first step.
+    """The best, the median and the worst rewarded attempt of the last step of an RL run, by their rank. Empty before
+    the first step.
     """
     rows = open_ledger(settings).journal.named(run_id)
     last = max((row.trained_step for row in rows if row.trained_step is not None), default=None)
-    graded = [
-        (row.reward, row.trajectory_id)
-        for row in rows
-        if row.trained_step is not None and row.trained_step == last and row.reward is not None
-    ]
+    trained = [row for row in rows if row.trained_step is not None and row.trained_step == last]
+    graded = [(row.reward, row.trajectory_id) for row in trained if row.reward is not None]
     if not graded:
         return {}
     ordered = [name for _, name in sorted(graded)]
@@ -83,10 +81,10 @@ def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:
     }
 
 
-def _rolled_out(
+def _of_run(
     settings: Settings, ledger: Ledger, objects: ObjectStore, rows: Sequence[JournalRow]
 ) -> Iterator[Attempt]:
-    texts = _texts_of_run(settings, ledger, objects, rows[0].run_id)
+    texts = _token_texts_of_run(settings, ledger, objects, rows[0].run_id)
     for key, members in groupby(rows, key=lambda row: row.object_key):
         stored = {}
         if key is not None and objects.exists(key):
@@ -102,8 +100,8 @@ def _rolled_out(
                 yield Attempt(facts | {"journal": journal}, whole.transcript.segments, texts)
 
 
-def _talked(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attempt:
-    """A user's turn. Its prompt is what the model read before it wrote its first token."""
+def _of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attempt:
+    """A user's turn. Its prompt is the text that the model read before its first token."""
     facts = {
         "trajectory_id": row.interaction_id,
         "group_id": row.session_id,
@@ -116,7 +114,7 @@ def _talked(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attemp
     facts |= {"outcome": transcript.end_reason, "reason": transcript.detail, "transcript": kept}
     kind, _, version = row.checkpoint_id.partition("/")
     made = [one for one in ledger.artifacts.list(kind) if f"{one.name}@{one.version}" == version]
-    texts = _texts_of_artifact(objects, made[0].object_prefix) if made else None
+    texts = _token_texts_of(objects, made[0].object_prefix) if made else None
     if transcript.segments and texts is not None:
         first = transcript.segments[0]
         read = first.token_ids_T[: int(first.loss_mask_T.argmax())]
@@ -124,37 +122,37 @@ def _talked(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attemp
     return Attempt(facts, transcript.segments, texts)
 
 
-def _texts_of_run(
+def _token_texts_of_run(
     settings: Settings, ledger: Ledger, objects: ObjectStore, run_id: str
 ) -> TokenTexts | None:
-    """From the run's checkpoint. Of a run under way, from the one that it began with."""
+    """Texts of the tokens of a run's checkpoint. A run under way has those of the checkpoint that it began with."""
     kind, _, fingerprint = run_id.partition("-")
     for row in ledger.artifacts.list(kind):
         if row.fingerprint == fingerprint:
-            return _texts_of_artifact(objects, row.object_prefix)
+            return _token_texts_of(objects, row.object_prefix)
     for path in (settings.home / "runs").glob(f"*/{run_id}/{REQUEST}"):
         envelope = read_record(path, RequestEnvelope)
         if envelope is not None:
             file = Path(envelope.request["checkpoint_directory"]) / TOKENIZER_FILE
-            return _texts(file.read_bytes()) if file.exists() else None
+            return _token_texts(file.read_bytes()) if file.exists() else None
     return None
 
 
-def _texts_of_artifact(objects: ObjectStore, prefix: str) -> TokenTexts | None:
+def _token_texts_of(objects: ObjectStore, prefix: str) -> TokenTexts | None:
     key = _FILES.format(prefix, TOKENIZER_FILE)
-    return _texts(objects.get_bytes(key)) if objects.exists(key) else None
+    return _token_texts(objects.get_bytes(key)) if objects.exists(key) else None
 
 
 @cache
-def _texts(tokenizer_file: bytes) -> TokenTexts:
+def _token_texts(tokenizer_file: bytes) -> TokenTexts:
     """The text of each token. Bytes that are no whole character alone become U+FFFD."""
     tokenizer = Tokenizer.from_str(tokenizer_file.decode())
-    read = ByteLevel()
+    decoder = ByteLevel()
     tokens = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
-    return tuple("" if token is None else read.decode([token]) for token in tokens)
+    return tuple("" if token is None else decoder.decode([token]) for token in tokens)
 
 
-def _evaluated(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[Attempt]:
+def _of_evaluation(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[Attempt]:
     """The attempt or group in the newest evaluation that has it."""
     for card in sorted(ledger.artifacts.list("scorecard"), key=lambda row: -row.created_at):
         key = _FILES.format(card.object_prefix, TRAJECTORIES_FILE)
@@ -183,7 +181,7 @@ def _prompts(ledger: Ledger, objects: ObjectStore, problem_ids: set[str]) -> dic
 
 
 def describe(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Lines for the console: all of one attempt, a line each of several."""
+    """Lines for the console: all of a single attempt, a line for each of several."""
     if len(attempts) == 1:
         yield from _whole(attempts[0].facts)
     else:
@@ -191,22 +189,20 @@ def describe(attempts: Sequence[Attempt]) -> Iterator[str]:
 
 
 def summarise(facts: dict[str, Any]) -> str:
-    """One attempt in a line."""
+    """A line about an attempt."""
     parts = [facts.get("outcome") or "no outcome"]
     if "interaction" in facts:
-        parts += [
-            f"{said['signal']} {said['value']:g}" for said in facts["interaction"]["feedback"]
-        ]
+        parts += _feedback(facts["interaction"])
     else:
-        worth = total_reward(facts)
-        parts.append("no reward" if worth is None else f"reward {worth:+.3f}")
+        reward = total_reward(facts)
+        parts.append("no reward" if reward is None else f"reward {reward:+.3f}")
         journal = facts.get("journal", facts)
         parts += [journal["state"]] if "state" in journal else []
     return f"{facts['trajectory_id']}  {', '.join(parts)}"
 
 
 def total_reward(facts: dict[str, Any]) -> float | None:
-    """The reward of an attempt. None when it was not graded: users' are not."""
+    """The reward of an attempt. None: not graded, as those of users."""
     reward = facts.get("reward")
     return reward["total"] if isinstance(reward, dict) else reward
 
@@ -226,10 +222,10 @@ def _whole(facts: dict[str, Any]) -> Iterator[str]:
     for patch in facts.get("changed_files", {}).values():
         yield f"\nDIFF\n{patch}"
     if facts.get("verdict") is not None:
-        yield f"\nVERDICT {say_verdict(facts['verdict'])}"
+        yield f"\nVERDICT {verdict_text(facts['verdict'])}"
     if facts.get("reward") is not None:
         yield f"\nREWARD {facts['reward']['total']:+.3f}"
-        yield from (f"  {line}" for line in say_terms(facts["reward"]))
+        yield from (f"  {line}" for line in reward_lines(facts["reward"]))
 
 
 def headline(facts: dict[str, Any]) -> dict[str, str]:
@@ -250,23 +246,26 @@ def headline(facts: dict[str, Any]) -> dict[str, str]:
         talk = facts["interaction"]
         found["session"] = talk["session_id"]
         found["answered by"] = (
-            f"{talk['checkpoint_id'] or 'a checkpoint that was not noted'}, arm {talk['arm']}, "
+            f"{talk['checkpoint_id'] or 'an unknown checkpoint'}, arm {talk['arm']}, "
             f"weight version {talk['weight_version']}"
         )
         found["user"] = f"tenant {talk['tenant']}, serving line {talk['line']}"
-        said = [f"{one['signal']} {one['value']:g}" for one in talk["feedback"]]
-        found["feedback"] = ", ".join(said) or "none"
+        found["feedback"] = ", ".join(_feedback(talk)) or "none"
     return found
 
 
-def say_verdict(verdict: dict[str, Any]) -> str:
+def _feedback(interaction: dict[str, Any]) -> list[str]:
+    return [f"{one['signal']} {one['value']:g}" for one in interaction["feedback"]]
+
+
+def verdict_text(verdict: dict[str, Any]) -> str:
     """The verdict as a sentence."""
     word = "passed" if verdict["passed"] else "not passed"
     seen = f"{verdict['tests_passed']} of {verdict['tests_required']} tests"
     return f"{word}, {seen}. {verdict['detail']}"
 
 
-def say_terms(reward: dict[str, Any]) -> Iterator[str]:
+def reward_lines(reward: dict[str, Any]) -> Iterator[str]:
     """A line for each term of a reward that has a weight, then one for each flag."""
     for name, term in reward["terms"].items():
         weight = reward["weights"].get(name)

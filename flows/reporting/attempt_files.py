@@ -6,15 +6,25 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ostinato.flows.reporting.attempts.attempts_page import write_attempts
-from ostinato.flows.reporting.attempts.trajectories import Attempt, total_reward
+from ostinato.flows.reporting.attempts import (
+    Attempt,
+    TokenTexts,
+    headline,
+    reward_lines,
+    summarise,
+    total_reward,
+    verdict_text,
+)
+from ostinato.flows.reporting.pages import render
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import ConfigError
 
+MOST_SHOWN = 100  # whole attempts on a page; the others have a line each
+_COLD_NATS = 5.0  # a sampled token this unlikely has the full colour
 ATIF = "ATIF-v1.7"  # Agent Trajectory Interchange Format; the first with trajectory_id
 _ARRAYS = {  # column -> array of a segment, type in the file
     "token_ids": ("token_ids_T", "int32"),
@@ -93,10 +103,10 @@ def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
 
 
 def to_atif(attempt: Attempt) -> dict[str, Any]:
-    """The attempt as a document. What ATIF has no field for stands under `extra`."""
+    """The attempt as a document. Facts without a field in ATIF are under `extra`."""
     facts = attempt.facts
     turns = facts["transcript"]["turns"]
-    answers = _answers(attempt.segments, turns)
+    answers = _sampled_tokens(attempt.segments, turns)
     started = facts.get("started_at")
     opening: dict[str, Any] = {"step_id": 1, "source": "user", "message": facts["prompt"] or ""}
     if started is not None:
@@ -159,7 +169,7 @@ def _agent_step(
     return step
 
 
-def _answers(
+def _sampled_tokens(
     segments: Sequence[Segment], turns: Sequence[dict[str, Any]]
 ) -> list[tuple[int, Segment, slice] | None]:
     """For each turn the tokens read before it, its segment and its sampled tokens there. None for all
@@ -179,3 +189,68 @@ def _runs(mask_T: np.ndarray) -> Iterator[slice]:
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask_T, [False])).astype(np.int8)))
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         yield slice(int(start), int(stop))
+
+
+class TokenView(NamedTuple):
+    """A token of a sequence as the page shows it."""
+
+    text: str
+    logprob: float | None  # None: read, not sampled
+    weight_version: int
+    heat: float  # from 0 to 1, the less likely the higher
+
+
+def write_attempts(path: Path, title: str, attempts: Sequence[Attempt]) -> Path:
+    """Writes the page, the newest attempts whole. Returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = render(
+        "attempts",
+        title=title,
+        listed=[summarise(attempt.facts) for attempt in attempts[:-MOST_SHOWN]],
+        attempts=[_view(attempt) for attempt in attempts[-MOST_SHOWN:]],
+        cold_nats=_COLD_NATS,
+    )
+    path.write_text(page)
+    return path
+
+
+def _view(attempt: Attempt) -> dict[str, Any]:
+    """Values of the template for an attempt."""
+    facts = attempt.facts
+    verdict, reward = facts.get("verdict"), facts.get("reward")
+    is_whole = "transcript" in facts
+    patches = facts.get("changed_files", {}).values()
+    return {
+        "anchor": facts["trajectory_id"],
+        "summary": summarise(facts),
+        "headline": headline(facts),
+        "facts": facts,
+        "diffs": [[(_line_class(line), line) for line in _shown_lines(one)] for one in patches],
+        "verdict": verdict_text(verdict) if is_whole and verdict else None,
+        "terms": list(reward_lines(reward)) if is_whole and reward else [],
+        "segments": [[*_tokens(segment, attempt.token_texts)] for segment in attempt.segments],
+    }
+
+
+def _shown_lines(patch: str) -> list[str]:
+    """Lines of a patch with their carriage returns visible."""
+    return patch.removesuffix("\n").replace("\r", "\u240d").split("\n")
+
+
+def _line_class(line: str) -> str:
+    if line.startswith(("+++", "---", "@@")):
+        return "place"
+    return {"+": "added", "-": "removed"}.get(line[:1], "kept")
+
+
+def _tokens(segment: Segment, texts: TokenTexts | None) -> Iterator[TokenView]:
+    for token, is_sampled, logprob, version in zip(
+        segment.token_ids_T.tolist(),
+        segment.loss_mask_T.tolist(),
+        segment.logprobs_T.tolist(),
+        segment.weight_versions_T.tolist(),
+        strict=True,
+    ):
+        text = f"[{token}]" if texts is None else texts[token]
+        heat = min(1.0, -min(logprob, 0.0) / _COLD_NATS)
+        yield TokenView(text, logprob if is_sampled else None, version, heat)

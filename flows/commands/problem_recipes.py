@@ -1,0 +1,198 @@
+"""`ostinato problems`: recipes for repositories and collections that nobody prepared, and problems as tasks of Harbor."""
+
+import hashlib
+import importlib.metadata
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ostinato.flows.stages.checkpoints import PROBLEM_KINDS
+from ostinato.flows.stages.console import say
+from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.errors import ConfigError, ProblemError
+from ostinato.infra.platform.objects import checksum_bytes
+from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.problems.config import GivenSource
+from ostinato.tasks.problems.discovery.describing import DescribedSource, describe_source
+from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
+from ostinato.tasks.problems.given.harbor_writing import write_task
+from ostinato.tasks.problems.given.swe_bench import is_instances, read_instances, take_instance
+from ostinato.tasks.problems.given.task import GivenTask, store_task
+from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems, load_repositories
+from ostinato.tasks.records import Split
+
+# of a hundred problems
+SHARES = {"demonstration": 35, "train": 35, "held_out": 15, "held_out_function": 10, "user": 5}
+FUNCTIONS_HELD_OUT = 4
+States = tuple[GivenTask, dict[str, bytes], dict[str, bytes]]
+
+
+def write_recipe(
+    settings: Settings, place: str, name: str | None, extends: str, problems: int, commits: int
+) -> Path:
+    """Writes a recipe for what lies at `place` to the current folder. Refuses to change one of that name."""
+    say(f"reading {place}")
+    described = describe_source(place, name, settings.cache_directory / "archives", commits)
+    source = described.repository
+    say(f"  code: {', '.join(source.package_paths)}; tests: {', '.join(source.test_paths)}")
+    say(f"  beside them: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
+    for remark in described.remarks:
+        say(f"  {remark}")
+    text = recipe_text(described, place, extends, problems)
+    return write_new(settings, Path(f"{source.name}.toml"), text)
+
+
+def write_new(settings: Settings, path: Path, text: str) -> Path:
+    """The path, which holds the text. ConfigError when it holds a text that this command has not written."""
+    notes = settings.cache_directory / "written-recipes"  # a file per text, named by its checksum
+    notes.mkdir(parents=True, exist_ok=True)
+    if path.exists() and (found := path.read_bytes()) != text.encode():
+        if not (notes / checksum_bytes(found)).exists():
+            raise ConfigError(
+                f"{path.resolve()} exists with another content, wanted none: take another name with "
+                "--as, or `ostinato run problem-building --recipe` with the one that is there"
+            )
+        say(f"  {path} is written anew: the source or an option is another than before")
+    path.write_text(text)
+    (notes / checksum_bytes(text.encode())).touch()
+    return path
+
+
+def recipe_text(described: DescribedSource, place: str, extends: str, problems: int) -> str:
+    """The recipe as TOML. Sizes of splits are shares of `problems`."""
+    source = described.repository
+    sources = {"repositories": source, "git": described.history}
+    recipe = {
+        "extends": extends,
+        "name": source.name,
+        "description": f"problems of {place}",
+        "problems": {
+            "functions_held_out": FUNCTIONS_HELD_OUT,
+            "sizes": {split: problems * share // 100 for split, share in SHARES.items()},
+            **{table: [written(record)] for table, record in sources.items() if record is not None},
+        },
+    }
+    remark = (
+        f"# Problems of {place}, described by `ostinato problems from`; change what it got wrong."
+    )
+    return f"{remark}\n{tomli_w.dumps(recipe)}"
+
+
+def written(record: Record) -> dict[str, Any]:
+    """The values of a record that differ from its defaults, as a recipe holds them."""
+    return record.model_dump(mode="json", exclude_defaults=True)
+
+
+def is_collection(place: str) -> bool:
+    """Whether a place holds tasks of Harbor, or is a file of instances of SWE-bench."""
+    path = Path(place).expanduser()
+    return is_instances(path) or (path.is_dir() and bool(find_tasks(path)))
+
+
+def write_collection_recipe(
+    settings: Settings, place: str, name: str | None, extends: str, clones: Path | None
+) -> Path:
+    """The path of the recipe for a collection of tasks, written to the current folder. Tasks that cannot become
+    problems are named with the reason; ProblemError when none is left.
+    """
+    path = Path(place).expanduser()
+    say(f"reading {path}")
+    taken, left_out = _take_tasks(_readers(path, clones), settings.cache_directory / "archives")
+    for task, why in left_out.items():
+        say(f"  {task} left out: {why}")
+    if not taken:
+        raise ProblemError(f"none of the {len(left_out)} tasks of {path} can be read as a problem")
+    say(f"  {len(taken)} tasks taken, {len(left_out)} left out")
+    title = re.sub(r"[^a-z0-9_-]+", "-", (name or path.resolve().stem).lower()).strip("-")
+    recipe = {
+        "extends": extends,
+        "name": title,
+        "description": f"tasks of {place}",
+        "problems": {"repositories": [], "given": [written(source) for source in taken]},
+    }
+    remark = f"# Tasks of {place}, read by `ostinato problems from`."
+    return write_new(settings, Path(f"{title}.toml"), f"{remark}\n{tomli_w.dumps(recipe)}")
+
+
+def _readers(path: Path, clones: Path | None) -> dict[str, Callable[[], States]]:
+    """Readers of the tasks of a collection by name."""
+    if path.is_dir():
+        if clones is not None:
+            raise ConfigError(f"--clones {clones} with tasks of Harbor, wanted it with SWE-bench")
+        return {task.name: partial(read_task, task) for task in find_tasks(path)}
+    if clones is None:
+        raise ConfigError(f"{path} needs --clones DIR, a folder of clones of its repositories")
+    instances = read_instances(path)
+    counted = Counter(item.instance_id for item in instances)
+    if twice := sorted(name for name, count in counted.items() if count > 1):
+        raise ConfigError(f"{path}: instance {twice[0]} is there more than once, wanted once")
+    return {item.instance_id: partial(take_instance, item, clones) for item in instances}
+
+
+def _take_tasks(
+    readers: dict[str, Callable[[], States]], cache: Path
+) -> tuple[list[GivenSource], dict[str, str]]:
+    """Sources of the tasks that can become problems, and why the others cannot."""
+    taken: list[GivenSource] = []
+    left_out: dict[str, str] = {}
+    splits = split_tasks(list(readers))
+    for number, (name, read) in enumerate(readers.items()):
+        try:
+            task, solved, unsolved = read()
+            source, remarks = store_task(task, solved, unsolved, cache, splits[name])
+        except (ConfigError, ProblemError) as error:
+            left_out[name] = str(error)
+            continue
+        for remark in remarks:
+            say(f"  {name}: {remark}")
+        taken.append(source)
+        say(f"  {number + 1} of {len(readers)}: {name}")
+    return taken, left_out
+
+
+def split_tasks(names: Sequence[str]) -> dict[str, Split]:
+    """A split for each task: every fifth by a hash of its name is held out. A single task trains."""
+    ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    return {
+        name: Split.HELD_OUT if number % 5 == 4 else Split.TRAIN
+        for number, name in enumerate(ordered)
+    }
+
+
+def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
+    """The number of tasks written to `directory`, a folder each. Others are named with the reason."""
+    folder = find_problem_set(settings, place)
+    repositories = load_repositories(folder)
+    version = importlib.metadata.version("pytest")
+    written = 0
+    for problem in load_problems(folder):
+        if written == limit:
+            break
+        try:
+            write_task(problem, repositories[problem.repository], directory, version)
+            written += 1
+        except ProblemError as error:
+            say(f"  left out: {error}")
+    return written
+
+
+def find_problem_set(settings: Settings, place: str, otherwise: str = "") -> Path:
+    """The directory of a problem set: a folder, or an artifact's local copy. `otherwise`: what else is wanted."""
+    if (Path(place) / PROBLEMS_FILE).is_file():
+        return Path(place)
+    if "/" not in place or "@" not in place:
+        raise ConfigError(
+            f"PROBLEMS is {place!r}, wanted a folder with {PROBLEMS_FILE} or an artifact "
+            f"problems/NAME@VERSION{otherwise}"
+        )
+    artifacts = open_artifacts(settings)
+    ref = artifacts.get(place)
+    if ref.kind not in PROBLEM_KINDS:
+        raise ConfigError(f"{place} is no problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
+    return artifacts.local_copy(ref, settings.home)

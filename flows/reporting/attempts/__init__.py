@@ -1,1 +1,0 @@
-"""Attempts as people and tools read them: pages, tables, files."""
