@@ -7,9 +7,9 @@ from typing import Literal, TypeVar
 
 from ostinato.infra.platform.cluster.launch import join_stage
 from ostinato.infra.platform.cluster.placement import cluster_gpus
+from ostinato.infra.platform.cluster.rank_group import run_rank_actors
 from ostinato.infra.platform.cluster.ranks import marked_rank
 from ostinato.infra.platform.cluster.ray_start import start_ray
-from ostinato.infra.platform.cluster.stage_ranks import run_rank_actors
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ClusterError, ConfigError, TrainingError, boundary
 from ostinato.infra.platform.settings import Settings, load_launch
@@ -57,18 +57,32 @@ def train_on_ranks(
     else processes of this machine. Each is known to `ostinato status`.
     """
     workspace = given[1]
-    settings, world_size = workspace.settings, layout.world_size
     launch = load_launch()
+    if launch is None:
+        return run_on_ranks(train_rank, given, spec, layout, stage)
+    with boundary(TrainingError, f"{stage} in {workspace.directory}"):
+        kind = training_device(workspace.settings, spec, launch.local_world_size)
+        store = join_stage(launch, workspace.directory, layout.world_size)
+        marked = functools.partial(_train_marked, train_rank)
+        return run_rank(marked, given, launch.rank, layout, store, kind)
+
+
+def run_on_ranks(
+    train_rank: Callable[[Given[Request], int], Answer],
+    given: Given[Request],
+    spec: ModelSpec,
+    layout: ParallelLayout,
+    stage: str,
+) -> Answer:
+    """As `train_on_ranks`, on processes of its own under torchrun too."""
+    workspace, world_size = given[1], layout.world_size
+    settings = workspace.settings
     marked = functools.partial(_train_marked, train_rank)
     with boundary(TrainingError, f"{stage} in {workspace.directory}"):
-        if launch is not None:
-            kind = training_device(settings, spec, launch.local_world_size)
-            meeting = join_stage(launch, workspace.directory, world_size)
-            return run_rank(marked, given, launch.rank, layout, meeting, kind)
         if settings.ray_address is not None and world_size > 1:
             start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
             kind = training_device(settings, spec, world_size, cluster_gpus())
-            return run_rank_actors(marked, given, layout, kind)
+            return run_rank_actors(marked, given, workspace.directory, layout, kind)
         kind = training_device(settings, spec, world_size)
         try:
             return run_ranks(marked, given, layout, kind)

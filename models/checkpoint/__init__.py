@@ -1,19 +1,21 @@
-"""Checkpoints on disk: weights, shape, tokenizer, optimiser state."""
+"""Checkpoints on disk: weights, shape, tokenizer."""
 
 from ostinato.models.checkpoint.store import (
     Checkpoint,
+    OpenCheckpoint,
     load_checkpoint,
-    load_optimizer_state,
     load_spec,
+    open_checkpoint,
     save_checkpoint,
     stream_checkpoint,
 )
 
 __all__ = [
     "Checkpoint",
+    "OpenCheckpoint",
     "load_checkpoint",
-    "load_optimizer_state",
     "load_spec",
+    "open_checkpoint",
     "save_checkpoint",
     "stream_checkpoint",
 ]

@@ -47,10 +47,8 @@ class ResumePoints:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._is_alone = dist.get_world_size() == 1
-        # used by the writing threads only
-        self._group: Any = None if self._is_alone else dist.new_group(backend="gloo")
-        self._is_checked = self._is_alone
+        self._group = writing_group()  # used by the writing threads only
+        self._is_checked = self._group is None
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -73,11 +71,10 @@ class ResumePoints:
         if not self._is_checked:  # that the ranks' parts make each tensor exactly once
             validate_sharding_integrity(determine_global_metadata({"parts": mine})[1])
             self._is_checked = True
-        staged: dict[str, list[Any]] = {}
-        for part in mine:
-            if is_main_replica(part.replica_id):
-                copied = dataclasses.replace(part, data=part.data.detach().to(CPU, copy=True))
-                staged.setdefault(part.key, []).append(copied)
+        staged = {
+            key: [dataclasses.replace(part, data=part.data.to(CPU, copy=True)) for part in own]
+            for key, own in main_parts(mine).items()
+        }
         self._writer = threading.Thread(
             target=self._write, args=(name, staged, common), daemon=True, name="resume-point"
         )
@@ -100,18 +97,11 @@ class ResumePoints:
                 return path, common
         return None
 
-    def _write(
-        self, name: str, staged: dict[str, list[ShardedTensor]], common: dict[str, Any]
-    ) -> None:
+    def _write(self, name: str, staged: dict[str, list[Any]], common: dict[str, Any]) -> None:
         final = self.directory / f"{PREFIX}{name}"
-        temporary = final.with_name(f".{final.name}")
         is_first = dist.get_rank() == 0
         try:
-            with naming_full_disk(final):
-                self._fill(temporary, staged, common if is_first else None)
-                if is_first:
-                    shutil.rmtree(final, ignore_errors=True)
-                    place_folder(temporary, final)
+            write_parts(final, staged, common, self._group)
         except Exception as error:  # noqa: BLE001  # crosses from this thread to the run
             self._failure = error
         if is_first:
@@ -121,45 +111,64 @@ class ResumePoints:
                 if path != final and final.exists():
                     shutil.rmtree(path, ignore_errors=True)
 
-    def _fill(
-        self,
-        folder: Path,
-        staged: dict[str, list[Any]],
-        common: dict[str, Any] | None,
-    ) -> None:
-        self._prepare(folder, common)
+
+def writing_group() -> Any:
+    """Process group of threads that write. None: there is one rank."""
+    return None if dist.get_world_size() == 1 else dist.new_group(backend="gloo")
+
+
+def main_parts(parts: Iterable[Any]) -> dict[str, list[Any]]:
+    """Of the parts those that this rank writes, by name."""
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        if is_main_replica(part.replica_id):
+            detached = dataclasses.replace(part, data=part.data.detach())
+            found.setdefault(part.key, []).append(detached)
+    return found
+
+
+def write_parts(
+    final: Path, parts: dict[str, list[Any]], common: dict[str, Any], group: Any
+) -> None:
+    """Writes each rank's parts, and once what they share, into a folder that appears whole. All ranks call it together."""
+    temporary = final.with_name(f".{final.name}")
+    is_first = dist.get_rank() == 0
+    with naming_full_disk(final):
+        _prepare(temporary, common if is_first else None, group)
         try:
             save(
-                mcore_to_pyt_state_dict(staged),
-                storage_writer=FileSystemWriter(folder),
+                mcore_to_pyt_state_dict(parts),
+                storage_writer=FileSystemWriter(temporary),
                 planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-                process_group=self._group,
-                no_dist=self._is_alone,
+                process_group=group,
+                no_dist=group is None,
             )
         except CheckpointException as error:  # torch derives it from BaseException
             causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
             raise RuntimeError(f"parts were not written, by rank: {causes}") from None
-        if common is not None:
-            save_config(CheckpointingConfig("torch_dist"), str(folder))
+        if is_first:
+            save_config(CheckpointingConfig("torch_dist"), str(temporary))
+            place_folder(temporary, final)
 
-    def _prepare(self, folder: Path, common: dict[str, Any] | None) -> None:
-        """Rank 0 makes the folder. The others, whose writers would make it too, wait for that."""
-        is_ready = torch.ones(1)
-        failure: Exception | None = None
-        if common is not None:
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-                make_parents(folder)
-                folder.mkdir()
-                torch.save(common, folder / COMMON_STATE_FNAME)
-            except Exception as error:  # noqa: BLE001  # raised below, when the others know
-                failure, is_ready = error, torch.zeros(1)
-        if not self._is_alone:
-            dist.broadcast(is_ready, src=0, group=self._group)
-        if failure is not None:
-            raise failure
-        if not is_ready:
-            raise RuntimeError(f"rank 0 could not make {folder}; its log says why")
+
+def _prepare(folder: Path, common: dict[str, Any] | None, group: Any) -> None:
+    """Rank 0 makes the folder. The others, whose writers would make it too, wait for that."""
+    is_ready = torch.ones(1)
+    failure: Exception | None = None
+    if common is not None:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            make_parents(folder)
+            folder.mkdir()
+            torch.save(common, folder / COMMON_STATE_FNAME)
+        except Exception as error:  # noqa: BLE001  # raised below, when the others know
+            failure, is_ready = error, torch.zeros(1)
+    if group is not None:
+        dist.broadcast(is_ready, src=0, group=group)
+    if failure is not None:
+        raise failure
+    if not is_ready:
+        raise RuntimeError(f"rank 0 could not make {folder}; its log says why")
 
 
 @torch.no_grad()
@@ -167,6 +176,10 @@ def load_parts(point: Path, parts: Iterable[ShardedTensor]) -> None:
     """Fills the parts' tensors. All ranks call it together."""
     wanted: dict[str, Any] = {str(number): part for number, part in enumerate(parts)}
     targets = {number: part.data.detach() for number, part in wanted.items()}
-    loaded: Any = dist_checkpointing.load(wanted, str(point))
+    try:
+        loaded: Any = dist_checkpointing.load(wanted, str(point))
+    except CheckpointException as error:  # torch derives it from BaseException
+        causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
+        raise ValueError(f"{point} holds other parts, by rank: {causes}") from None
     for number, target in targets.items():
         target.copy_(loaded[number])

@@ -5,7 +5,6 @@ spec.json           ModelSpec
 tokenizer.json      copied from the caller
 published/          of an imported model: config.json, chat template and other small files
 adapter/            of one that was trained as an adapter: as PEFT reads it
-optimizer.pt        optional
 checkpoint.json     written last: checksum of the weights, metadata
 """
 
@@ -13,7 +12,7 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from ostinato.models.checkpoint.adapter_files import ADAPTER, TrainedAdapter, write_adapter
 from ostinato.models.checkpoint.full_disk import naming_full_disk
-from ostinato.models.checkpoint.streaming import write_tensors
+from ostinato.models.checkpoint.streaming import TensorFiles, write_tensors
 from ostinato.models.flushing import make_parents, place_folder, put_back
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
@@ -33,7 +32,6 @@ from ostinato.models.weight_shapes import check_shapes, weight_shapes
 WEIGHTS = "model.safetensors"
 SPEC = "spec.json"
 TOKENIZER = "tokenizer.json"
-OPTIMIZER = "optimizer.pt"
 PUBLISHED = "published"
 MARKER = "checkpoint.json"
 
@@ -48,29 +46,43 @@ class Checkpoint:
     tokenizer_path: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """Checkpoint directory whose weights stay on disk."""
+
+    spec: ModelSpec
+    read: Callable[[str], Tensor]  # a weight by canonical name
+    metadata: dict[str, Any]
+    tokenizer_path: Path | None
+
+
 def save_checkpoint(
     directory: Path,
     spec: ModelSpec,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | Iterator[tuple[str, Tensor]],
     *,
     tokenizer_path: Path | None = None,
-    optimizer_state: dict[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     adapter: TrainedAdapter | None = None,
 ) -> Path:
     """Writes a checkpoint. Readers never see a partial one; where it replaces another there is none
     for a moment, and after a kill one of the two. Metadata is JSON. What lies in `published/` beside the tokenizer comes along.
+    An iterator gives fp32 weights in the order of the spec, and is read one tensor at a time.
     """
-    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    if isinstance(weights, Mapping):
+        check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
 
     def fill(folder: Path) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+        if isinstance(weights, Mapping):
+            whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+            save_file(whole, folder / WEIGHTS)
+        else:
+            layout = {name: (shape, torch.float32) for name, shape in weight_shapes(spec).items()}
+            write_tensors(folder / WEIGHTS, layout, weights)
         if tokenizer_path is not None:
             shutil.copyfile(tokenizer_path, folder / TOKENIZER)
             if (tokenizer_path.parent / PUBLISHED).is_dir():
                 shutil.copytree(tokenizer_path.parent / PUBLISHED, folder / PUBLISHED)
-        if optimizer_state is not None:
-            torch.save(optimizer_state, folder / OPTIMIZER)
         if adapter is not None:
             write_adapter(folder / ADAPTER, spec, adapter)
 
@@ -132,6 +144,18 @@ def load_spec(directory: Path) -> ModelSpec:
 
 def load_checkpoint(directory: Path) -> Checkpoint:
     """Reads spec and weights and checks them against each other and the checksum."""
+    opened = open_checkpoint(directory)
+    weights = load_file(directory / WEIGHTS)
+    return Checkpoint(
+        spec=opened.spec,
+        weights={name: weights[name] for name in weight_shapes(opened.spec)},
+        metadata=opened.metadata,
+        tokenizer_path=opened.tokenizer_path,
+    )
+
+
+def open_checkpoint(directory: Path) -> OpenCheckpoint:
+    """As `load_checkpoint`, with weights that are read one at a time."""
     marker = read_marker(directory)
     seen = checksum_file(directory / WEIGHTS)
     if seen != marker["weights_xxh3_128"]:
@@ -139,22 +163,15 @@ def load_checkpoint(directory: Path) -> Checkpoint:
             f"{directory / WEIGHTS} has checksum {seen}, wanted {marker['weights_xxh3_128']}"
         )
     spec = load_spec(directory)
-    weights = load_file(directory / WEIGHTS)
-    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    files = TensorFiles.of([directory / WEIGHTS])
+    check_shapes(spec, {name: header.shape for name, header in files.headers.items()})
     tokenizer = directory / TOKENIZER
-    return Checkpoint(
+    return OpenCheckpoint(
         spec=spec,
-        weights={name: weights[name] for name in weight_shapes(spec)},
+        read=files.fetch,
         metadata=marker["metadata"],
         tokenizer_path=tokenizer if tokenizer.exists() else None,
     )
-
-
-def load_optimizer_state(directory: Path) -> dict[str, Any] | None:
-    """Reads the optimiser state. None when the checkpoint was saved without one."""
-    read_marker(directory)
-    path = directory / OPTIMIZER
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
 def read_marker(directory: Path) -> dict[str, Any]:

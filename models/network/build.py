@@ -4,7 +4,8 @@ Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per 
 T*B (time first).
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -253,25 +254,36 @@ class TrainerModel(torch.nn.Module):
         return named
 
     @torch.no_grad()
-    def export_weights(self) -> dict[str, Tensor]:
-        """Returns clones of all weights, adapters merged: canonical names, contiguous, fp32, on the
-        CPU. All ranks call it together and each gets the whole.
+    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights in the order of the spec, adapters merged, fp32, on the device: one whole tensor at a time. All
+        ranks read it together.
         """
-        weights: dict[str, Tensor] = {}
+        places = {name: place for place, name in enumerate(weight_shapes(self.spec))}
         mine = {
-            name: merge_update(
-                self.adapters, name, gather_whole(tensor.detach(), find_cuts(tensor))
-            )
+            name: functools.partial(self._whole_tensor, name, tensor)
             for name, tensor in self.canonical_tensors().items()
         }
-        for name, whole in gather_stages(mine):
-            value = whole.to("cpu", torch.float32)
+        in_order = gather_stages(mine, lambda name: places[name.replace("qkv_proj", "q_proj")])
+        for name, whole in in_order:
             if "qkv_proj" in name:
-                for part, rows in zip("qkv", split_qkv(value, self.spec), strict=True):
-                    weights[name.replace("qkv_proj", f"{part}_proj")] = rows.clone()
+                for part, rows in zip("qkv", split_qkv(whole.float(), self.spec), strict=True):
+                    yield name.replace("qkv_proj", f"{part}_proj"), rows
             else:
-                weights[name] = value.clone(memory_format=torch.contiguous_format)
-        return {name: weights[name] for name in weight_shapes(self.spec)}
+                yield name, whole.float()
+
+    def _whole_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        whole = gather_whole(tensor.detach(), find_cuts(tensor))
+        return merge_update(self.adapters, name, whole)
+
+    def export_weights(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Clones of the weights of these names (None: all), contiguous, fp32, on the CPU. All ranks call it together,
+        each with its own names: none holds more than those and one whole tensor.
+        """
+        return {
+            name: whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, whole in self.whole_tensors()
+            if names is None or name in names
+        }
 
     def moving_tensors(self) -> dict[str, Tensor]:
         """Live tensors that training moves: the adapters' alone where there are any, else all."""
@@ -279,19 +291,30 @@ class TrainerModel(torch.nn.Module):
             return self.canonical_tensors()
         return {f"adapters.{name}": value for name, value in self.adapters.named_parameters()}
 
-    @torch.no_grad()
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies canonical weights, whose names and shapes must match, into the model. Adapters add nothing then."""
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+        self.read_weights(weights.__getitem__)
+
+    @torch.no_grad()
+    def read_weights(self, read: Callable[[str], Tensor]) -> None:
+        """As `import_weights`, with `read` called once for each name, in one order on all ranks."""
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
-                q, k, v = (weights[name.replace("qkv_proj", f"{part}_proj")] for part in "qkv")
+                q, k, v = (read(name.replace("qkv_proj", f"{part}_proj")) for part in "qkv")
                 whole = join_qkv((q, k, v), self.spec)
             else:
-                whole = weights[name]
+                whole = read(name)
             tensor.copy_(local_shard(whole, find_cuts(tensor)))
         for adapter in self.adapters.values():
             adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
+
+    @torch.no_grad()
+    def copy_weights(self, other: "TrainerModel") -> None:
+        """Takes the weights of a model of the same layout, its adapters merged."""
+        theirs = other.canonical_tensors()
+        for name, tensor in self.canonical_tensors().items():
+            tensor.copy_(merge_update(other.adapters, name, theirs[name]))
 
 
 def build_trainer_model(

@@ -19,12 +19,15 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.network.parallel.shards import sharded_parts
-from ostinato.models.network.parallel.stages import pipeline_group
 from ostinato.models.training.blend import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
-from ostinato.models.training.optimizer import HeldState, build_optimizer, set_learning_rates
+from ostinato.models.training.optimizer import (
+    allocate_state,
+    build_optimizer,
+    set_learning_rates,
+    sharded_state,
+)
 from ostinato.models.training.schedule import Loss, run_microbatches
 
 # (phase, steps done) -> figures as JSON
@@ -211,32 +214,9 @@ class TrainingRun:
         self.state = RunState(**common["state"])
         self.state.times_resumed += 1
         self.model.set_rope_scaling(common["rope_scaling_factor"])
-        self.gradients.clear()
-        self.gradients.reduce()
-        self.optimizer.step()  # of no gradient: the optimiser makes room for its state
+        allocate_state(self.optimizer, self.gradients)
         load_parts(point, self._parts())
 
     def _parts(self) -> list[ShardedTensor]:
         """This rank's parts of the weights and of the optimiser's state."""
-        weights = self.model.moving_tensors()
-        names = {id(weight): name for name, weight in weights.items()}
-        earlier = _names_of_earlier_stages(list(weights))
-        parts = []
-        held = [HeldState("model", weight, weight, False) for weight in weights.values()]
-        for one in held + list(self.optimizer.states()):
-            name = names[id(one.parameter)]
-            copy = sum(name in stage for stage in earlier)
-            parts += sharded_parts(
-                f"{one.kind}.{name}", one.tensor, one.parameter, copy, is_owned=one.is_owned
-            )
-        return parts
-
-
-def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
-    """Names of weights on the pipeline stages before this one."""
-    group = pipeline_group()
-    if group.size() == 1:
-        return []
-    stages: list[list[str]] = [[]] * group.size()
-    dist.all_gather_object(stages, names, group=group)
-    return stages[: group.rank()]
+        return sharded_state(self.model, self.optimizer, self.model.moving_tensors())

@@ -12,25 +12,26 @@ first, which heads never are; ranks that hold the same matrices share the produc
 momentum is not.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from torch import Tensor
 
-from ostinato.models.device import CPU, current_device, newton_schulz_dtype
+from ostinato.models.device import current_device, newton_schulz_dtype
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.network.parallel.shards import (
-    find_cuts,
     gather_whole,
     head_rows,
     local_shard,
     matrix_cuts,
     replica_group,
+    sharded_parts,
 )
-from ostinato.models.network.parallel.stages import gather_stages, is_copy, pipeline_group
+from ostinato.models.network.parallel.stages import pipeline_group
+from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.newton_schulz import orthogonalise_all
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.training.sharded_adamw import ShardedAdamW
@@ -143,72 +144,39 @@ class CombinedOptimizer(torch.optim.Optimizer):
                     key = f"optimizer.{name}.{kind}"
                     yield HeldState(key, parameter, value, isinstance(part, ShardedAdamW))
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The parts' states by name, whole and on the CPU. All ranks call it together."""
-        return {name: _whole_state_dict(part) for name, part in self.parts.items()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores every part."""
-        if state_dict.keys() != self.parts.keys():
-            raise ValueError(
-                f"optimiser state holds {sorted(state_dict)}, wanted {sorted(self.parts)}"
-            )
-        for name, part in self.parts.items():
-            parameters, whole = _parameters_of(part), state_dict[name]
-            places, _ = _places(parameters)
-            mine = {
-                index: {
-                    kind: local_shard(value, find_cuts(parameters[index]) if value.ndim else ())
-                    for kind, value in whole["state"][place].items()
-                }
-                for index, place in enumerate(places)
-                if place in whole["state"]
-            }
-            group = {**whole["param_groups"][0], "params": list(range(len(parameters)))}
-            part.load_state_dict({"state": mine, "param_groups": [group]})
+def sharded_state(
+    model: TrainerModel, optimizer: CombinedOptimizer, weights: Mapping[str, Tensor]
+) -> list[ShardedTensor]:
+    """This rank's parts of the weights and of the optimiser's state, as Megatron's checkpoints describe them."""
+    names = {id(weight): name for name, weight in model.moving_tensors().items()}
+    earlier = _names_of_earlier_stages(list(names.values()))
+    parts = []
+    held = [HeldState("model", weight, weight, False) for weight in weights.values()]
+    for one in held + list(optimizer.states()):
+        name = names[id(one.parameter)]
+        copy = sum(name in stage for stage in earlier)
+        parts += sharded_parts(
+            f"{one.kind}.{name}", one.tensor, one.parameter, copy, is_owned=one.is_owned
+        )
+    return parts
 
 
-def _parameters_of(part: Muon | ShardedAdamW) -> list[Tensor]:
-    """All parameters that a part moves, also those that other ranks own."""
-    if isinstance(part, ShardedAdamW):
-        return part.all_parameters
-    return [parameter for group in part.param_groups for parameter in group["params"]]
+def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
+    """Names of weights on the pipeline stages before this one."""
+    group = pipeline_group()
+    if group.size() == 1:
+        return []
+    stages: list[list[str]] = [[]] * group.size()
+    dist.all_gather_object(stages, names, group=group)
+    return stages[: group.rank()]
 
 
-def _places(parameters: list[Tensor]) -> tuple[list[int], int]:
-    """The place of each parameter among those of all stages of the pipeline, as on one rank, and their number. The
-    last stage's copy of the embedding has the place of the embedding, the first.
-    """
-    own = sum(not is_copy(parameter) for parameter in parameters)
-    counts = [own]
-    stage = 0
-    if parallel_state.model_parallel_is_initialized() and pipeline_group().size() > 1:
-        group = pipeline_group()
-        counts, stage = [0] * group.size(), group.rank()
-        dist.all_gather_object(counts, own, group=group)
-    following = iter(range(sum(counts[:stage]), sum(counts)))
-    return [0 if is_copy(one) else next(following) for one in parameters], sum(counts)
-
-
-def _whole_state_dict(part: Muon | ShardedAdamW) -> dict[str, Any]:
-    """As the part on one rank would write it."""
-    parameters = _parameters_of(part)
-    places, number = _places(parameters)
-    mine: dict[str, Tensor] = {}
-    for index, parameter in enumerate(parameters):
-        is_shared = isinstance(part, ShardedAdamW)
-        values = part.whole_state(index) if is_shared else part.state.get(parameter, {})
-        cuts = find_cuts(parameter)
-        for kind, value in values.items():
-            whole = gather_whole(value, cuts if value.ndim else ())
-            if not is_copy(parameter):
-                mine[f"{places[index]}.{kind}"] = whole
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, whole in gather_stages(mine):
-        place, kind = key.split(".")
-        state.setdefault(int(place), {})[kind] = whole.to(CPU)
-    group = {**part.param_groups[0], "params": list(range(number))}
-    return {"state": state, "param_groups": [group]}
+def allocate_state(optimizer: CombinedOptimizer, gradients: LayoutGradients) -> None:
+    """Lets the optimiser allocate its state, by a step of no gradient. Weights decay in it: load them afterwards."""
+    gradients.clear()
+    gradients.reduce()
+    optimizer.step()
 
 
 def build_optimizer(

@@ -8,7 +8,6 @@ ranks, here dense parameters and experts have a group each, and it writes a rank
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from ostinato.models.network.parallel.shards import state_replica_group
 
 
 class ShardedAdamW(torch.optim.AdamW):
-    """AdamW over the parameters that this rank owns. All ranks step it, load it and read it together."""
+    """AdamW over the parameters that this rank owns. All ranks step it together."""
 
     def __init__(
         self,
@@ -49,43 +48,6 @@ class ShardedAdamW(torch.optim.AdamW):
         for work in sent:
             if work is not None:
                 work.wait()
-
-    def whole_state(self, index: int) -> dict[str, Tensor]:
-        """State of parameter `index`, from its owner. Empty before the first step that moves it."""
-        parameter = self.all_parameters[index]
-        values = self.state.get(parameter, {})
-        has_state = torch.tensor(bool(values), dtype=torch.uint8, device=parameter.device)
-        self._send_now(index, has_state)
-        if not has_state:
-            return {}
-        values = values or {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.empty_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.empty_like(parameter, requires_grad=False),
-        }
-        for name in sorted(values):
-            self._send_now(index, values[name])
-        return values
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what this rank owns of a state of all parameters, as AdamW on one rank writes it."""
-        places = {id(parameter): index for index, parameter in enumerate(self.all_parameters)}
-        mine = [places[id(parameter)] for parameter in self.param_groups[0]["params"]]
-        [group] = state_dict["param_groups"]
-        found = state_dict["state"]
-        super().load_state_dict(
-            {
-                "state": {
-                    place: found[index] for place, index in enumerate(mine) if index in found
-                },
-                "param_groups": [{**group, "params": list(range(len(mine)))}],
-            }
-        )
-
-    def _send_now(self, index: int, tensor: Tensor) -> None:
-        work = self._send(index, tensor)
-        if work is not None:
-            work.wait()
 
     def _send(self, index: int, tensor: Tensor) -> dist.Work | None:
         """Begins to send a tensor from the owner of parameter `index` to those that hold the parameter too."""

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ostinato.infra.platform.cluster.placement import Room
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.platform.training_device import training_device
-from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
+from ostinato.infra.platform.training_device import run_on_ranks
+from ostinato.models.checkpoint import load_spec
+from ostinato.models.device import current_device
 from ostinato.models.flushing import flush
 from ostinato.tasks.realtime.deadline import STAGE as STEP_STAGE
 from ostinato.tasks.realtime.deadline import (
@@ -33,11 +33,12 @@ from ostinato.tasks.realtime.feedback.collect import collect
 from ostinato.tasks.realtime.feedback.distil import distil
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.actor import train_in_room
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 
 logger = logging.getLogger(__name__)
+
+Given = tuple[TrainerRequest, ObjectStore, Sequence[Sample], Path, dict[str, str]]
 
 NUMBERS = "numbers.json"  # of the step, beside its checkpoint
 
@@ -111,18 +112,23 @@ def _train(
     objects: ObjectStore,
 ) -> dict[str, float]:
     """Lets a trainer take the step and returns the step's numbers."""
-    spec = load_spec(Path(request.checkpoint_directory))
     asked = TrainerRequest(
         config=request.learning,
         checkpoint_directory=request.checkpoint_directory,
         work_directory=str(workspace.directory / "steps"),
         chain_id=f"chain-{request.cycle_id}",
-        device=training_device(workspace.settings, spec, request.learning.world_size),
     )
     metadata = {"cycle": request.cycle_id, "parent": request.checkpoint_directory}
-    return train_in_room(
-        take_step, workspace.settings, asked, objects, samples, directory, metadata
-    )
+    given = (asked, objects, samples, directory, metadata), workspace
+    spec = load_spec(Path(request.checkpoint_directory))
+    layout = request.learning.parallel_layout
+    return run_on_ranks(_train_rank, given, spec, layout, "the cycle's training")
+
+
+def _train_rank(given: tuple[Given, Workspace], _: int) -> dict[str, float]:
+    asked, objects, samples, directory, metadata = given[0]
+    asked = asked.model_copy(update={"device": current_device().type})
+    return take_step(asked, objects, samples, directory, metadata)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -132,22 +138,22 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def take_step(
     asked: TrainerRequest,
-    room: Room | None,
     objects: ObjectStore,
     samples: Sequence[Sample],
     directory: Path,
     metadata: dict[str, str],
 ) -> dict[str, float]:
-    """Takes the one step unless it is taken, and writes the checkpoint. Returns the step's numbers."""
+    """Takes the one step unless it is taken, and writes the checkpoint, on all ranks together. Returns the step's numbers."""
     kept = Path(asked.work_directory) / NUMBERS
-    with contextlib.closing(RLTrainer(asked, objects, room)) as trainer:
-        if trainer.step == 0:
-            metrics = _finite(trainer.train_step(samples).metrics())
-            # before the step is saved: a kill in between must not lose an alarm that the gate asks for
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(kept, json.dumps(metrics))
-            flush(kept)
-            flush(kept.parent)
+    with contextlib.closing(RLTrainer(asked, objects)) as trainer:
+        if trainer.steps_taken == 0:
+            metrics = _finite(trainer.step(samples).metrics())
+            if trainer.is_first_rank:
+                # before the step is saved: a kill in between must not lose an alarm that the gate asks for
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                replace_text(kept, json.dumps(metrics))
+                flush(kept)
+                flush(kept.parent)
             # before it is published: a step that is taken again would find the samples' version
             # replaced on the chain, and could not compare them
             trainer.save()
@@ -159,13 +165,5 @@ def take_step(
                 f"{kept} is missing and the step was taken, wanted what the step measured: without it nobody "
                 "knows whether the parity alarm was raised; end the cycle with `ostinato cycle skip`"
             )
-        start = load_checkpoint(Path(asked.checkpoint_directory))
-        save_checkpoint(
-            directory,
-            trainer.spec,
-            trainer.export_weights(),
-            tokenizer_path=start.tokenizer_path,
-            metadata=metadata,
-            adapter=trainer.export_adapter(),
-        )
+        trainer.export(directory, metadata)
     return metrics

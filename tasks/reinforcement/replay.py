@@ -5,31 +5,30 @@ code and the settings of today, and must lead to the recorded weights bit for bi
 processor or torch the bits differ for no fault of anyone: that is refused.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from ostinato.infra.platform.cluster.placement import Room
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.infra.platform.training_device import training_device
+from ostinato.infra.platform.training_device import run_on_ranks
 from ostinato.models.checkpoint import load_checkpoint, load_spec
+from ostinato.models.device import current_device
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.actor import train_in_room
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
-from ostinato.tasks.reinforcement.learning.ranks.step_checkpoints import (
+from ostinato.tasks.reinforcement.learning.report import StepReport
+from ostinato.tasks.reinforcement.learning.step_checkpoints import (
     StepState,
     describe_machine,
     link_step,
     step_directory,
 )
-from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.records import (
     STEPS_FOLDER,
@@ -71,12 +70,9 @@ class Replay:
 
     def __init__(self, request: ReplayRequest, workspace: Workspace) -> None:
         settings = workspace.settings
-        self._settings = settings
         self._run, self._metric = request.run, request.metric
-        spec = load_spec(Path(request.run.checkpoint_directory))
-        self._device: Literal["cpu", "cuda"] = training_device(
-            settings, spec, request.run.learning.world_size
-        )
+        self._workspace = workspace
+        self._spec = load_spec(Path(request.run.checkpoint_directory))
         self._steps_directory = Path(request.run_directory) / STEPS_FOLDER
         self._recorded = {
             int(row["step"]): row for row in read_metrics(Path(request.run_directory) / METRICS)
@@ -102,12 +98,11 @@ class Replay:
                 checkpoint_directory=self._run.checkpoint_directory,
                 work_directory=str(work),
                 chain_id="replay",
-                device=self._device,
             )
             objects = ObjectStore.from_url(f"file://{scratch}/objects")
-            report, weights = train_in_room(
-                _take_step, self._settings, asked, objects, self._samples.of(groups)
-            )
+            given = (asked, objects, self._samples.of(groups)), self._workspace
+            layout = learning.parallel_layout
+            report, weights = run_on_ranks(_take_step, given, self._spec, layout, "replay")
         different = {
             name: float((recorded[name].double() - tensor.double()).abs().max())
             for name, tensor in weights.items()
@@ -170,14 +165,10 @@ def _comparable(names: Iterable[str]) -> list[str]:
 
 
 def _take_step(
-    asked: TrainerRequest,
-    room: Room | None,
-    objects: ObjectStore,
-    samples: Sequence[Sample],
+    given: tuple[tuple[TrainerRequest, ObjectStore, Sequence[Sample]], Workspace], _: int
 ) -> tuple[StepReport, dict[str, torch.Tensor]]:
     """The next step, and the weights that it led to."""
-    trainer = RLTrainer(asked, objects, room)
-    try:
-        return trainer.train_step(samples), trainer.export_weights()
-    finally:
-        trainer.close()
+    asked, objects, samples = given[0]
+    asked = asked.model_copy(update={"device": current_device().type})
+    with contextlib.closing(RLTrainer(asked, objects)) as trainer:
+        return trainer.step(samples), trainer.export_weights()

@@ -19,7 +19,8 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
-from ostinato.tasks.reinforcement.learning.actor import TrainedStep
+from ostinato.tasks.reinforcement.learning.actor import Publication
+from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
 from ostinato.tasks.reinforcement.step_monitor import StepMonitor, describe_parity
@@ -69,7 +70,9 @@ class RunReporter:
         self,
         orchestrator: Orchestrator,
         step: StepRequest,
-        trained: TrainedStep,
+        report: StepReport,
+        published: Publication,
+        *,
         train_seconds: float,
         evaluation: Mapping[str, float],
     ) -> None:
@@ -78,19 +81,19 @@ class RunReporter:
         now = time.monotonic()
         used = orchestrator.used_seconds(loop_now)
         rows: Mapping[str, float] = describe_groups(step.groups)
-        self.watch.observe(step.groups, trained.report)
+        self.watch.observe(step.groups, report)
         progress = orchestrator.progress
         run_seconds = max(1e-9, loop_now - progress.started_at)
         metrics: dict[str, float | int | str] = {
-            **trained.report.metrics(),
+            **report.metrics(),
             **rows,
             **step.metrics,
             **self.watch.hacks.metrics(),
             **self._engine_totals.since_last_step(),
             **evaluation,
-            "version": trained.publication.version,
-            "delta_density": trained.publication.density_ratio,
-            "published_bytes": trained.publication.stored_bytes,
+            "version": published.version,
+            "delta_density": published.density_ratio,
+            "published_bytes": published.stored_bytes,
             "train_seconds": train_seconds,
             "step_seconds": now - self._step_ended_at if self._step_ended_at else train_seconds,
             "used_seconds": used,
@@ -102,9 +105,9 @@ class RunReporter:
         metrics.pop("step", None)
         self._step_ended_at = now
         message = (
-            f"step {step.step} v{trained.publication.version} solve {rows['solve_rate']:.2f} "
+            f"step {step.step} v{published.version} solve {rows['solve_rate']:.2f} "
             f"reward {rows['reward_mean']:.2f} tokens {rows['generated_tokens_mean']:.0f} "
-            f"stale {step.metrics['staleness_mean']:.1f} {describe_parity(trained.report.parity)} "
+            f"stale {step.metrics['staleness_mean']:.1f} {describe_parity(report.parity)} "
             f"{metrics['step_seconds']:.1f}s"
         )
         logger.info("%s", message)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from tenacity import (
     wait_fixed,
 )
 
-from ostinato.infra.platform.cluster.actors import ask
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.cluster.workspace import METRICS, Workspace
 from ostinato.infra.platform.errors import EngineError, ProblemError
@@ -30,12 +30,13 @@ from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
-from ostinato.tasks.reinforcement.learning.actor import TrainedStep
+from ostinato.tasks.reinforcement.learning.actor import Publication
+from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
-    START_SECONDS,
     RunServices,
     chain_id_of,
     open_services,
@@ -48,7 +49,6 @@ from ostinato.tasks.rollout.steps import Progress, StepRequest
 
 logger = logging.getLogger(__name__)
 
-STEP_SECONDS = 3600.0
 UPDATE_SECONDS = 120.0  # a replica that died is back within 10 on an idle machine
 ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
 
@@ -192,10 +192,12 @@ class TrainingLoop:
         self.reporter.end()
         self.journal.release()
         progress = self._orchestrator.progress
-        saved = await ask(self.services.trainer.save.remote(), "last checkpoint", START_SECONDS)
+        saved = await asyncio.to_thread(self.services.trainer.save)
         final = self.workspace.directory / "checkpoint"
         shutil.rmtree(final, ignore_errors=True)
-        shutil.copytree(Path(saved), final, ignore=shutil.ignore_patterns("optimizer.pt"))
+        shutil.copytree(
+            Path(saved.checkpoint_directory), final, ignore=shutil.ignore_patterns("optimizer.pt")
+        )
         rates = [
             float(row["solve_rate"]) for row in read_metrics(self.workspace.directory / METRICS)
         ]
@@ -221,10 +223,8 @@ class TrainingLoop:
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
         self.journal.mark_trained([group.group_id for group in step.groups], step.step)
-        trained: TrainedStep = await ask(
-            self.services.trainer.advance.remote(samples), f"step {step.step}", STEP_SECONDS
-        )
-        version = trained.publication.version
+        report, published = await asyncio.to_thread(self._take_step, samples)
+        version = published.version
         if self.request.rollout.staleness.updates_engines(step.step):
             self._wanted_version = version
             self._version_changed.set()
@@ -233,8 +233,17 @@ class TrainingLoop:
         if self.evaluation is not None:
             self.evaluation.offer(step.step, version)
             measured = self.evaluation.newest_metrics()
-        self.reporter.report_step(self._orchestrator, step, trained, seconds, measured)
+        self.reporter.report_step(
+            self._orchestrator, step, report, published, train_seconds=seconds, evaluation=measured
+        )
         return version
+
+    def _take_step(self, samples: Sequence[Sample]) -> tuple[StepReport, Publication]:
+        """The step checkpoint is written while the version travels to the object store."""
+        trainer = self.services.trainer
+        report = trainer.step(samples)
+        trainer.publish()
+        return report, trainer.save().publication
 
 
 def _note_late_update(state: RetryCallState) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.platform.cluster.actors import ask, end_actor, get_or_create_actor, this_node
+from ostinato.infra.platform.cluster.actors import end_actor
 from ostinato.infra.platform.cluster.placement import (
-    Room,
+    Placement,
     cluster_gpus,
-    rank_options,
     release_ranks,
     reserve_ranks,
 )
@@ -30,15 +29,13 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.models.decode.config import EngineConfig, configure_engine
 from ostinato.models.spec import ModelSpec
 from ostinato.tasks.problems.published import load_repositories
-from ostinato.tasks.reinforcement.learning.actor import TrainerActor, TrainerStatus
+from ostinato.tasks.reinforcement.learning.actor import TrainerGroup, TrainerStatus
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
 from ostinato.tasks.rollout.fleet_worker import build_fleet_worker
 from ostinato.tasks.rollout.graded_worker import WorkerSetup
 from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
-
-START_SECONDS = 180.0  # per rank of the trainer
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class EvaluationServices:
 class RunServices:
     """Handles of a run's actors."""
 
-    trainer: Any
+    trainer: TrainerGroup
     trainer_status: TrainerStatus
     engines: EngineFleet
     workers: RolloutFleet
@@ -72,23 +69,15 @@ async def open_services(
     spec = load_spec(Path(request.checkpoint_directory))
     ranks = request.learning.world_size
     device = training_device(workspace.settings, spec, ranks, cluster_gpus())
-    room = await asyncio.to_thread(trainer_room, ranks, device, workspace.settings)
-    # with one rank its checkpoints are files of a machine that need not share them
-    place: dict[str, Any] = {"on_node": this_node()} if room is None else rank_options(room, 0)
-    trainer = get_or_create_actor(
-        TrainerActor,
-        f"{request.run_id}.trainer",
-        TrainerRequest(
-            config=trainer_config(request.learning, request.decoding),
-            checkpoint_directory=request.checkpoint_directory,
-            work_directory=str(workspace.directory / STEPS_FOLDER),
-            chain_id=chain_id_of(request),
-            device=device,
-        ),
-        objects,
-        room,
-        **place,
+    placement = await asyncio.to_thread(trainer_placement, ranks, device, workspace.settings)
+    asked = TrainerRequest(
+        config=trainer_config(request.learning, request.decoding),
+        checkpoint_directory=request.checkpoint_directory,
+        work_directory=str(workspace.directory / STEPS_FOLDER),
+        chain_id=chain_id_of(request),
+        device=device,
     )
+    starting = asyncio.create_task(asyncio.to_thread(_start_trainer, asked, objects, placement))
     replicas = start_replicas(
         spec,
         _engine_config(request, spec),
@@ -106,9 +95,9 @@ async def open_services(
     )
     evaluators = _start_evaluation_replica(request)
     evaluation = _evaluation_services(request, evaluators)
+    trainer = None
     try:
-        limit = START_SECONDS * ranks
-        status = await ask(trainer.status.remote(), "trainer start", limit)
+        trainer, status = await starting
         yield RunServices(trainer, status, EngineFleet(replicas), workers, evaluation)
     finally:
         await workers.close()
@@ -116,16 +105,26 @@ async def open_services(
             await evaluation.workers.close()
         if boxes is not None:
             await boxes.close()
-        for actor in (trainer, *replicas.values(), *evaluators.values()):
+        if trainer is not None:
+            trainer.close()
+        for actor in (*replicas.values(), *evaluators.values()):
             end_actor(actor)
-        if room is not None:
-            release_ranks(room)
+        if placement is not None:
+            release_ranks(placement)
 
 
-def trainer_room(
+def _start_trainer(
+    asked: TrainerRequest, objects: ObjectStore, placement: Placement | None
+) -> tuple[TrainerGroup, TrainerStatus]:
+    """Trainer that has taken up its newest step checkpoint."""
+    trainer = TrainerGroup(asked, objects, placement)
+    return trainer, trainer.status()
+
+
+def trainer_placement(
     world_size: int, device: Literal["cpu", "cuda"], settings: Settings
-) -> Room | None:
-    """Room for the trainer's ranks. None: a single one on CPUs shares its core with everything else."""
+) -> Placement | None:
+    """Bundles for the trainer's ranks. None: a single one on CPUs shares its core with everything else."""
     if world_size == 1 and device == "cpu":
         return None
     if settings.ray_address is None and world_size > settings.cpu_limit:

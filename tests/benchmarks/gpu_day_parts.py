@@ -31,7 +31,7 @@ from ostinato.tasks.reinforcement.learning.config import (
     PackingConfig,
     PolicyOptimizerConfig,
 )
-from ostinato.tasks.reinforcement.learning.update import PolicyUpdate
+from ostinato.tasks.reinforcement.learning.step import PolicyLearner
 from tests.benchmarks.training_steps import megatron_step, our_step
 from tests.fakes.nano_spec import NANO
 from tests.fakes.small_spec import make_spec
@@ -206,7 +206,7 @@ def reinforcement(kind: DeviceKind, precision: PrecisionName = "fp32") -> dict[s
         )
         for index in range(16)
     ]
-    update = PolicyUpdate(model, build_optimizer(model, optimizer), config)
+    update = PolicyLearner(model, build_optimizer(model, optimizer), config)
     losses: list[float] = []
 
     def take() -> None:

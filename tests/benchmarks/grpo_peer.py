@@ -151,7 +151,7 @@ def main() -> None:
         our_norm = 0.0
         for number in range(1 + arguments.steps):
             wall, core = time.perf_counter(), time.process_time()
-            report = trainer.train_step(samples)
+            report = trainer.step(samples)
             ours = {"wall": time.perf_counter() - wall, "core": time.process_time() - core}
             peer.stdin.write("\n")
             peer.stdin.flush()

@@ -146,7 +146,7 @@ class OurRun:
             for sample in make_samples(group, self._objective)
         ]
         self._journal.mark_trained([group.group_id for group in step.groups], step.step)
-        self._trainer.train_step(samples)
+        self._trainer.step(samples)
         version = self._trainer.publish().version
         await self._engine.swap_weights(self._trainer.export_weights(), version)
         self._orchestrator.engine_applied(version)

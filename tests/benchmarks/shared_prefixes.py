@@ -22,7 +22,7 @@ from ostinato.flows.recipe import load_recipe
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.learning.config import LearningConfig
-from ostinato.tasks.reinforcement.learning.update import PolicyUpdate
+from ostinato.tasks.reinforcement.learning.step import PolicyLearner
 from tests.benchmarks.training import ALLOCATOR
 from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
@@ -65,7 +65,7 @@ def measure(name: str, rounds: int) -> dict[str, float]:
             config = LearningConfig(packing=packing)
             still = torch.optim.SGD(model.parameters(), lr=0.0)
             began = process_time()
-            report = PolicyUpdate(model, still, config).step(samples, step=1, weight_version=0)
+            report = PolicyLearner(model, still, config).step(samples, step=1, weight_version=0)
             seconds[shares].append(process_time() - began)
             shared_ratio = max(shared_ratio, report.shared_ratio)
             gradients[shares] = {

@@ -1,13 +1,13 @@
 """The RL trainer's step and publish on one and on two ranks, in turns, on the same samples.
 
 Run with `python -m tests.benchmarks.trainer_ranks [--quick] [--rounds N]`. The nano model; 96 samples of about
-300 tokens, half of them sampled, with routes replayed. `step` is a whole step as the orchestrator
-sees it, `core` the processor time that the first rank spends in it; `publish` is what the trainer
-waits for when it does nothing beside it. `step` needs as many idle cores as ranks, `core` tells on a
-busy machine too how well the work is dealt out. Prints one JSON line at the end.
+300 tokens, half of them sampled, with routes replayed. `step` is a whole step, `core` the processor time that the first
+rank spends in it; `publish` is what the trainer waits for when it does nothing beside it. `step` needs as many idle
+cores as ranks, `core` tells on a busy machine too how evenly the work is assigned. Prints one JSON line at the end.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import statistics
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ranks
-from ostinato.infra.platform.cluster.ray_start import start_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import build_trainer_model
+from ostinato.models.training.data_parallel import run_ranks
 from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.learning.config import LearningConfig, TrainerRequest
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
@@ -58,35 +58,21 @@ def make_samples(count: int) -> list[Sample]:
 Figures = dict[str, list[float]]  # name of a phase -> seconds of each time
 
 
-def measure(
-    directory: Path, start: Path, samples: list[Sample], world_size: int, steps: int
-) -> Figures:
-    """Seconds of the start, and of each step and publish after a first one of each."""
-    request = TrainerRequest(
-        config=LearningConfig(world_size=world_size),
-        checkpoint_directory=str(start),
-        work_directory=str(directory / "work"),
-        chain_id="chain",
-    )
-    began = time.perf_counter()
+def measure(given: tuple[TrainerRequest, list[Sample], int], _: int) -> Figures:
+    """Seconds of each step and publish after a first one of each."""
+    request, samples, steps = given
     objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    room = reserve_ranks(world_size, "cpu")
-    trainer = RLTrainer(request, objects, room)
-    stood = time.perf_counter()
     figures: Figures = defaultdict(list)
-    try:
+    with contextlib.closing(RLTrainer(request, objects)) as trainer:
         for _ in range(1 + steps):
             at, core_at = time.perf_counter(), time.process_time()
-            trainer.train_step(samples)
+            trainer.step(samples)
             stepped = time.perf_counter()
             figures["core"].append(time.process_time() - core_at)
             trainer.publish()
             figures["step"].append(stepped - at)
             figures["publish"].append(time.perf_counter() - stepped)
-    finally:
-        trainer.close()
-        release_ranks(room)
-    return {name: seconds[1:] for name, seconds in figures.items()} | {"start": [stood - began]}
+    return {name: seconds[1:] for name, seconds in figures.items()}
 
 
 def main() -> None:
@@ -96,7 +82,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each number of ranks")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    start_ray(num_cpus=max(WORLD_SIZES), object_store_bytes=2**28)
     samples = make_samples(24 if arguments.quick else 96)
     rounds, steps = (1, 2) if arguments.quick else (arguments.rounds, 3)
     taken: dict[int, Figures] = {world_size: defaultdict(list) for world_size in WORLD_SIZES}
@@ -106,7 +91,14 @@ def main() -> None:
         for number in range(rounds):
             for world_size in WORLD_SIZES:
                 directory = Path(folder) / f"{number}-{world_size}"
-                seen = measure(directory, start, samples, world_size, steps)
+                request = TrainerRequest(
+                    config=LearningConfig(world_size=world_size),
+                    checkpoint_directory=str(start),
+                    work_directory=str(directory / "work"),
+                    chain_id="chain",
+                )
+                given = request, samples, steps
+                seen = run_ranks(measure, given, ParallelLayout(data=world_size))
                 for name, seconds in seen.items():
                     taken[world_size][name] += seconds
     one, two = (
@@ -115,11 +107,11 @@ def main() -> None:
     )
     tokens = sum(len(sample.segment.token_ids_T) for sample in samples)
     print(f"{len(samples)} samples, {tokens} tokens; medians of {rounds * steps}, seconds")
-    print("ranks   step   core  publish  start  tokens/s")
+    print("ranks   step   core  publish  tokens/s")
     for world_size, row in zip(WORLD_SIZES, (one, two), strict=True):
         print(
             f"{world_size:>5} {row['step']:>6.2f} {row['core']:>6.2f} {row['publish']:>8.3f} "
-            f"{row['start']:>6.1f} {tokens / row['step']:>9.0f}"
+            f"{tokens / row['step']:>9.0f}"
         )
     figures = {
         "step_speedup_2": one["step"] / two["step"],
@@ -128,7 +120,6 @@ def main() -> None:
         "step_seconds_2": two["step"],
         "publish_seconds_1": one["publish"],
         "publish_seconds_2": two["publish"],
-        "start_seconds_2": two["start"],
     }
     print(
         json.dumps(

@@ -28,9 +28,9 @@ TRANSFERS = (
 # Where the CPU is meant: its own products, weights on their way to and from files, frequencies of RoPE when a
 # model is built, and the step counter of an AdamW that is not fused.
 ON_THE_CPU = (
-    ("models/checkpoint/store.py", ("load_checkpoint", "save_checkpoint", "load_optimizer_state")),
+    ("models/checkpoint/store.py", ("load_checkpoint", "save_checkpoint", "open_checkpoint")),
     ("models/checkpoint/resume.py", ("save", "load_parts")),
-    ("models/network/build.py", ("export_weights", "import_weights", "set_rope_scaling")),
+    ("models/network/build.py", ("export_weights", "read_weights", "set_rope_scaling")),
     ("models/network/attention/latent.py", ("_frequencies",)),
     ("models/network/parallel/shards.py", ("sharded_parts",)),
     ("kernels/fp32_products.py", ("choose_fp32_products",)),

@@ -18,7 +18,7 @@ from ostinato.models.network.build import build_trainer_model
 from ostinato.models.network.parallel.shards import sharded_parts
 from ostinato.models.process_groups import open_process_groups
 from ostinato.tasks.pretraining.config import PretrainingResult
-from ostinato.tasks.reinforcement.learning.ranks.step_checkpoints import StepCheckpoints, StepState
+from ostinato.tasks.reinforcement.learning.step_checkpoints import StepCheckpoints, StepState
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 from tests.faults.test_pretraining_kill import ENTRY, make_request
@@ -95,20 +95,22 @@ def steps(home: Path) -> int:
     """Of RL: weights, optimiser, reference."""
     model = build_trainer_model(SMALL_SPEC, seed=0)
     weights = model.export_weights()
-    optimizer = {"moments": torch.ones(30_000)}
-    checkpoints = StepCheckpoints(home / "work", SMALL_SPEC, None, keep=2, num_ranks=1)
+    moments = torch.ones(30_000)
+    checkpoints = StepCheckpoints(home / "work", None, keep=2, num_ranks=1)
 
     def save(step: int) -> Path:
         state = StepState(step=step, weight_version=step, reference_step=step - 1)
-        return checkpoints.save(state, weights, optimizer, weights)
+        return checkpoints.save(state, model, sharded_parts("moments", moments, moments), model)
 
     def check(step: int = 1) -> None:
-        found = checkpoints.load_newest()
+        found = checkpoints.find_newest()
         assert found is not None
         assert found.state.step == step
-        assert torch.equal(found.optimizer_state["moments"], optimizer["moments"])
-        assert found.reference_weights is not None
-        assert all(torch.equal(found.weights[name], weights[name]) for name in weights)
+        loaded = torch.zeros_like(moments)
+        load_parts(found.parts, sharded_parts("moments", loaded, loaded))
+        assert torch.equal(loaded, moments)
+        assert found.reference is not None
+        assert all(torch.equal(found.weights.read(name), weights[name]) for name in weights)
 
     save(1)
     failures = check_writes(home, lambda: save(2), check)

@@ -2,39 +2,38 @@
 hangs, no version is half committed, and one made anew goes on from the newest step checkpoint.
 """
 
-import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+import torch.distributed as dist
 from ray.util.placement_group import PlacementGroup
 
-from ostinato.infra.platform.cluster.placement import rank_options, release_ranks, reserve_ranks
+from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ranks
 from ostinato.infra.platform.cluster.processes import is_alive
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
-from ostinato.infra.platform.errors import ClusterError, StorageError
+from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.retrying_store import RetryingStore
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
-from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.actor import TrainerActor
+from ostinato.tasks.reinforcement.learning.actor import TrainerGroup
 from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
     PackingConfig,
     TrainerRequest,
 )
-from ostinato.tasks.reinforcement.learning.ranks.rank import OtherRank
-from ostinato.tasks.reinforcement.learning.ranks.share import ShareResult, ShareWork, StepShare
+from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from tests.fakes.processes import command_line, is_running, wait_for_end
 from tests.faults.weight_chain_programs import TroubledStore
@@ -81,7 +80,7 @@ def room() -> Iterator[PlacementGroup]:
 
 
 def other_ranks() -> list[psutil.Process]:
-    """Those among this process's descendants."""
+    """The ranks among this process's descendants."""
     found = psutil.Process().children(recursive=True)
     return [child for child in found if "RankActor" in command_line(child)]
 
@@ -90,28 +89,48 @@ def rank_pids() -> list[int]:
     return [rank.pid for rank in other_ranks()]
 
 
-class WorkAfterSignal:
-    """Sends another process a signal before it computes its share of a step."""
+def step_after_signal(
+    trainer: RLTrainer, samples: list[Sample], ending: signal.Signals
+) -> StepReport:
+    """The second rank ends before it computes its part."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), ending)
+    return trainer.step(samples)
 
-    def __init__(self, work: ShareWork, pid: int, ending: signal.Signals) -> None:
-        self._work, self._pid, self._ending = work, pid, ending
 
-    def run(self, share: StepShare) -> ShareResult:
-        os.kill(self._pid, self._ending)
-        return self._work.run(share)
+def publish_and_kill(trainer: RLTrainer, request: TrainerRequest) -> int:
+    """The second rank is killed before any rank knows what to write, so its shard cannot lie there yet."""
+    publisher = trainer._publisher._publisher
+    [pid] = [m.pid for rank, m in marked_ranks(Path(request.work_directory)).items() if rank == 1]
+
+    def kill_at_the_plan(operation: str, key: str) -> None:
+        if operation == "put" and key.startswith(f"chains/{CHAIN}/00000002/plan."):
+            os.kill(pid, signal.SIGKILL)
+
+    if dist.get_rank() == 0:
+        troubled = TroubledStore(open_store(request), kill_at_the_plan)
+        publisher._objects = RetryingStore.around(troubled)
+    return trainer.publish().version
+
+
+def fail_on_the_second(trainer: RLTrainer) -> None:
+    if dist.get_rank() == 1:
+        raise KeyError("a reason of its own")
+    dist.barrier()
 
 
 def check_goes_on(request: TrainerRequest, room: PlacementGroup, version: int) -> None:
     """A trainer made anew, as a restart makes one, starts from step 1 and publishes above `version`."""
     batches = [batch(2)]
     store = open_store(request)
-    trainer = RLTrainer(request, store, room)
+    trainer = TrainerGroup(request, store, room)
     try:
-        assert trainer.step == 1
-        trainer.train_step(batches[0])
-        assert trainer.publish().version > version
+        assert trainer.status().step == 1
+        trainer.step(batches[0])
+        assert trainer.publish() > version
+        saved = load_checkpoint(Path(trainer.save().checkpoint_directory)).weights
         newest = list_versions(store, CHAIN)[-1]
-        assert same_bits(ChainSubscriber(store, CHAIN).fetch(newest), trainer.export_weights())
+        assert same_bits(ChainSubscriber(store, CHAIN).fetch(newest), saved)
     finally:
         trainer.close()
     assert rank_pids() == []
@@ -129,22 +148,21 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     tmp_path: Path, room: PlacementGroup, ending: signal.Signals
 ) -> None:
     request, batches = make_request(tmp_path), [batch(1), batch(2)]
-    trainer = RLTrainer(request, open_store(request), room, PATIENCE_SECONDS)
-    [pid] = rank_pids()
+    trainer = TrainerGroup(request, open_store(request), room, PATIENCE_SECONDS)
+    pids = rank_pids()
     marks = marked_ranks(Path(request.work_directory))
-    assert {rank: mark.pid for rank, mark in marks.items()} == {0: os.getpid(), 1: pid}
-    trainer.train_step(batches[0])
+    assert sorted(mark.pid for mark in marks.values()) == sorted(pids)
+    trainer.step(batches[0])
     trainer.publish()
     trainer.save()
-    trainer._own._work = WorkAfterSignal(trainer._own._work, pid, ending)  # type: ignore[assignment]
     with pytest.raises(ClusterError, match="the trainer of run, 2 ranks"):
-        trainer.train_step(batches[1])
-    with pytest.raises(ClusterError, match="takes no orders any more"):
-        trainer.train_step(batches[1])
+        trainer._ranks.call(step_after_signal, batches[1], ending, limit_seconds=600.0)
+    with pytest.raises(ClusterError, match="takes no calls any more"):
+        trainer.step(batches[1])
     assert not is_alive(marked_ranks(Path(request.work_directory))[1])
     trainer.close()
     assert marked_ranks(Path(request.work_directory)) == {}
-    assert not is_running(pid)
+    assert not any(map(is_running, pids))
     newest = check_chain_is_whole(open_store(request))
     check_goes_on(request, room, newest)
 
@@ -154,59 +172,48 @@ def test_rank_killed_during_a_publish_leaves_no_half_version(
 ) -> None:
     request, batches = make_request(tmp_path), [batch(1), batch(2)]
     plain = open_store(request)
-    pids: list[int] = []
-
-    def kill_at_the_plan_of_version_2(operation: str, key: str) -> None:
-        """Before any rank knows what to write, so the other one's shard cannot lie there yet."""
-        if operation == "put" and key.startswith(f"chains/{CHAIN}/00000002/plan."):
-            os.kill(pids[0], signal.SIGKILL)
-
-    actor = ActorWithStore(request, plain, room, kill_at_the_plan_of_version_2)
-    pids.extend(rank_pids())
-    actor.advance(batches[0])
-    with pytest.raises((ClusterError, StorageError), match="trainer of run"):
-        actor.advance(batches[1], save=False)
+    trainer = TrainerGroup(request, plain, room)
+    trainer.step(batches[0])
+    trainer.publish()
+    trainer.save()
+    trainer.step(batches[1])
+    with pytest.raises(ClusterError, match="rank 1 was lost"):
+        trainer._ranks.call(publish_and_kill, request, limit_seconds=600.0)
     with pytest.raises(ClusterError):
-        actor.advance(batches[1])
-    with contextlib.suppress(ClusterError):  # why the upload ended, unless advance told it already
-        actor.close()
+        trainer.step(batches[1])
+    trainer.close()
     assert list_versions(plain, CHAIN) == [0, 1]
     assert check_chain_is_whole(plain) == 1
     check_goes_on(request, room, 1)
 
 
-class ActorWithStore(TrainerActor):
-    """The actor, whose own publisher meets `before` at each operation."""
-
-    def __init__(
-        self,
-        request: TrainerRequest,
-        store: ObjectStore,
-        room: PlacementGroup,
-        before: Callable[[str, str], None],
-    ) -> None:
-        super().__init__(request, store, room)
-        publisher = self._trainer._publisher
-        publisher._objects = RetryingStore.around(TroubledStore(store, before))
-
-
 def test_rank_that_fails_is_named_with_its_reason(tmp_path: Path, room: PlacementGroup) -> None:
     request = make_request(tmp_path)
-    trainer = RLTrainer(request, open_store(request), room)
+    trainer = TrainerGroup(request, open_store(request), room)
     with pytest.raises(ClusterError, match="rank 1 failed") as failed:
-        trainer._ranks.run_beside(OtherRank.score_reference, [], lambda: None)
-    assert "there is no KL reference to score" in str(failed.value)
+        trainer._ranks.call(fail_on_the_second, limit_seconds=600.0)
+    assert "a reason of its own" in str(failed.value)
     assert rank_pids() == []
     trainer.close()
 
 
-def test_ranks_end_with_the_first_one(tmp_path: Path, room: PlacementGroup) -> None:
-    """However rank 0 ends, Ray ends the actors that it started."""
+class Owner:
+    """A process that has started a trainer."""
+
+    def __init__(self, request: TrainerRequest, room: PlacementGroup) -> None:
+        self._trainer = TrainerGroup(request, open_store(request), room)
+
+    def pid(self) -> int:
+        self._trainer.status()
+        return os.getpid()
+
+
+def test_ranks_end_with_their_owner(tmp_path: Path, room: PlacementGroup) -> None:
+    """However it ends, Ray ends the actors that it started."""
     request = make_request(tmp_path)
-    first: Any = ray.remote(TrainerActor).options(**rank_options(room, 0))
-    trainer = first.remote(request, open_store(request), room)
-    ray.get(trainer.status.remote(), timeout=600)
+    owner: Any = ray.remote(Owner).options(num_cpus=0)
+    os.kill(ray.get(owner.remote(request, room).pid.remote(), timeout=600), signal.SIGKILL)
     marks = marked_ranks(Path(request.work_directory))
-    os.kill(marks[0].pid, signal.SIGKILL)
     wait_for_end(other_ranks, PATIENCE_SECONDS)
-    assert not is_alive(marks[1])
+    assert len(marks) == 2
+    assert not any(map(is_alive, marks.values()))

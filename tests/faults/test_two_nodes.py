@@ -90,9 +90,7 @@ def test_run_is_spread_over_machines_and_outlives_them(tmp_path: Path, cluster: 
     result = run(request, directory, settings)
 
     assert all(actors >= SPREAD_ACTORS for actors in seen)
-    ranks = [actors & {"TrainerActor", "RankActor"} for actors in seen]
-    assert [len(of_node) for of_node in ranks] == [1, 1, 0]
-    assert set.union(*ranks) == {"TrainerActor", "RankActor"}
+    assert ["RankActor" in actors for actors in seen] == [True, True, False]
     assert result.steps == STEPS
     steps = [row["step"] for row in read_metrics(directory / "metrics.jsonl")]
     assert steps == list(range(1, STEPS + 1))

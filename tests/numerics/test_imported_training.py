@@ -70,7 +70,7 @@ def test_engine_trainer_and_export_of_an_imported_model_agree_over_steps(
 ) -> None:
     start = trainer.export_weights()
     for version in range(2):
-        report = trainer.train_step(sample(trainer.spec, objects, version))
+        report = trainer.step(sample(trainer.spec, objects, version))
         assert report.is_updated
         assert report.sampled_tokens == 8 * 24
         assert report.mismatch_all.k3_nats <= LIMIT_K3

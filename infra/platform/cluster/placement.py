@@ -9,18 +9,21 @@ from typing import Any, Literal
 import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from ostinato.infra.platform.errors import ClusterError
 
-Room = PlacementGroup
+Placement = PlacementGroup  # for modules that may not import Ray
 
 PLACEMENT_SECONDS = 300.0  # for a machine that comes back, or that an autoscaler adds
 
 
 def reserve_ranks(
     num_ranks: int, device: Literal["cpu", "cuda"], wait_seconds: float = PLACEMENT_SECONDS
-) -> Room:
+) -> Placement:
     """Reserves a core per rank, and a GPU per rank for cuda, on as few machines as possible, until
     the process that asked ends. ClusterError when there is no room within `wait_seconds`.
     """
@@ -36,18 +39,28 @@ def reserve_ranks(
     return group
 
 
-def release_ranks(group: Room) -> None:
+def release_ranks(group: Placement) -> None:
     """Frees the room. What still runs in it ends."""
     remove_placement_group(group)
 
 
-def rank_options(group: Room, rank: int) -> dict[str, Any]:
+def rank_options(group: Placement, rank: int) -> dict[str, Any]:
     """Options of the actor of one rank."""
     bundle = group.bundle_specs[rank]
     return {
         "num_cpus": bundle["CPU"],
         "num_gpus": bundle.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank),
+    }
+
+
+def shared_core_options() -> dict[str, Any]:
+    """Options of the actor of a single rank that stays on this machine and has no core of its own."""
+    here = ray.get_runtime_context().get_node_id()
+    return {
+        "num_cpus": 0,
+        "memory": 1,  # byte; Ray places an actor without resource needs at random
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
     }
 
 

@@ -81,16 +81,6 @@ class ChainPublisher(Publisher):
         """Commit record of last_version. None when there is none or it cannot be read."""
         return self._last_manifest
 
-    def holds(self, weights: Tensors) -> bool:
-        """Whether the newest committed version is exactly these weights, bit for bit, whoever wrote which of them."""
-        last = self._last_manifest
-        if last is None:
-            return False
-        entries = {
-            name: item.model_copy(update={"shard": 0}) for name, item in last.tensors.items()
-        }
-        return entries == self._describe(weights)
-
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version. None when the chain is new.
 

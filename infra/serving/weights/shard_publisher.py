@@ -92,6 +92,17 @@ class Publisher(ABC):
             )
         return self._epoch
 
+    def holds(self, newest: ChainManifest | None, weights: Tensors, num_tensors: int) -> bool:
+        """Whether a committed version has `num_tensors` tensors and these among them, bit for bit, whoever wrote them."""
+        if newest is None or len(newest.tensors) != num_tensors:
+            return False
+        entries = {
+            name: entry.model_copy(update={"shard": self._shard})
+            for name, entry in newest.tensors.items()
+            if name in weights
+        }
+        return entries == self._describe(weights)
+
     def publish(self, version: int, weights: Tensors) -> ChainManifest:
         return self.commit(version, self.stage(weights))
 

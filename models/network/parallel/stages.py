@@ -6,7 +6,7 @@ the embedding too, the last the final norm and the output matrix; where that is 
 hold a copy, whose gradients Megatron sums.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,24 +77,29 @@ def pipeline_group() -> dist.ProcessGroup:
     return group
 
 
-def gather_stages(mine: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of all stages by name, on every stage. All ranks of the pipeline read it together."""
+def gather_stages(
+    mine: Mapping[str, Callable[[], Tensor]], place: Callable[[str], int]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of all stages by name, one at a time on every stage, in the order of their `place`. `mine` makes
+    those of this stage. All ranks of the pipeline read it together.
+    """
     group = pipeline_group()
     if group.size() == 1:
-        yield from mine.items()
+        yield from ((name, mine[name]()) for name in sorted(mine, key=place))
         return
-    outlines: list[Any] = [None] * group.size()
-    outline = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
-    dist.all_gather_object(outlines, outline, group=group)
-    seen: set[str] = set()
-    for stage, outline in enumerate(outlines):
-        for name, (shape, dtype) in outline.items():
-            if name in seen:
-                continue
-            seen.add(name)
-            if stage == group.rank():
-                tensor = mine[name].to(current_device()).contiguous()
-            else:
-                tensor = torch.empty(shape, dtype=dtype, device=current_device())
-            dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
-            yield name, tensor
+    names: list[Any] = [None] * group.size()
+    dist.all_gather_object(names, list(mine), group=group)
+    owners = {name: stage for stage in reversed(range(group.size())) for name in names[stage]}
+    for name in sorted(owners, key=place):
+        source = dist.get_global_rank(group, owners[name])
+        tensor = torch.empty(0)
+        outline: list[Any] = [None]
+        if owners[name] == group.rank():
+            tensor = mine[name]().to(current_device()).contiguous()
+            outline = [(tuple(tensor.shape), tensor.dtype)]
+        dist.broadcast_object_list(outline, source, group=group)
+        if owners[name] != group.rank():
+            shape, dtype = outline[0]
+            tensor = torch.empty(shape, dtype=dtype, device=current_device())
+        dist.broadcast(tensor, source, group=group)
+        yield name, tensor

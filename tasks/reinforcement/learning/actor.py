@@ -1,36 +1,29 @@
-"""The trainer as a Ray actor: one thread of arithmetic, in this process and in each further rank's.
+"""The trainer of an RL run as its driver sees it: `step`, `publish` and `save`, which all ranks take at once.
 
-While a version travels to the object store the step checkpoint is written; neither waits for the
-other. A lost rank is a ClusterError now and at every later call: the run starts again from the
-newest checkpoint. The journal is the caller's: it marks groups as trained at step `status().step +
-1` before `advance`, so that after a kill `reopen_after(run, status().step)` gives back exactly the
-groups that the restored weights have not seen.
+A lost rank is a ClusterError now and at every later call: the run starts again from the newest checkpoint. The journal
+is the caller's: it marks groups as trained at step `status().step + 1` before `step`, so that after a kill
+`reopen_after(run, status().step)` gives back exactly the groups that the restored weights have not seen.
+
+The run's own process reads this module, and importing Megatron takes 4 s: only the ranks import the trainer.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
-import ray
 import torch
 from pydantic import Field
 
-from ostinato.infra.platform.cluster.actors import wait_for
-from ostinato.infra.platform.cluster.placement import (
-    Room,
-    rank_options,
-    release_ranks,
-    reserve_ranks,
-)
-from ostinato.infra.platform.cluster.ray_start import start_ray
+from ostinato.infra.platform.cluster.placement import Placement, rank_options, shared_core_options
+from ostinato.infra.platform.cluster.rank_group import COLLECTIVE_SECONDS, RankGroup
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.records import Sample, StageRecord
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest
 from ostinato.tasks.reinforcement.learning.report import StepReport
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+if TYPE_CHECKING:
+    from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 
 STEP_SECONDS = 3600.0
 
@@ -50,77 +43,82 @@ class TrainerStatus(StageRecord):
 
     step: int = Field(description="optimiser steps its weights have seen")
     weight_version: int = Field(description="version of its weights on the chain")
-    chain_id: str
 
 
-class TrainedStep(StageRecord):
-    """One step with the version it led to, committed on the chain."""
+class SavedStep(StageRecord):
+    """Step checkpoint of a trainer, and the version with its weights, committed on the chain."""
 
-    report: StepReport
+    checkpoint_directory: str = Field(description="directory of a whole checkpoint of the model")
     publication: Publication
-    checkpoint_directory: str | None = Field(description="None: not saved at this step")
 
 
-class TrainerActor:
-    """Trainer behind a Ray actor, or called directly."""
+class TrainerGroup:
+    """The ranks of a trainer. Used by one thread at a time."""
 
     def __init__(
-        self, request: TrainerRequest, objects: ObjectStore, room: Room | None = None
+        self,
+        request: TrainerRequest,
+        objects: ObjectStore,
+        placement: Placement | None = None,
+        collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
-        """Takes up the newest step checkpoint and puts its weights on the chain."""
-        torch.set_num_threads(1)
-        self._chain_id = request.chain_id
-        # The run's own process reads this module too, and importing Megatron takes 4 s.
-        from ostinato.tasks.reinforcement.learning.trainer import RLTrainer  # noqa: PLC0415
-
-        self._trainer = RLTrainer(request, objects, room)
+        """Starts the ranks in their `placement` (None: a single one, beside everything else), which take up the newest
+        step checkpoint and put its weights on the chain.
+        """
+        ranks = range(request.config.world_size)
+        self._ranks = RankGroup(
+            request.chain_id,
+            functools.partial(_open_rank, request, objects),
+            Path(request.work_directory),
+            request.config.parallel_layout,
+            request.device,
+            [shared_core_options()]
+            if placement is None
+            else [rank_options(placement, rank) for rank in ranks],
+            collective_seconds,
+        )
 
     def status(self) -> TrainerStatus:
         """Step and version of the trainer. Right after the start: those it resumed from."""
-        return TrainerStatus(
-            step=self._trainer.step,
-            weight_version=self._trainer.weight_version,
-            chain_id=self._chain_id,
-        )
+        return self._ranks.call(_status, limit_seconds=STEP_SECONDS)
 
-    def save(self) -> str:
-        """Writes a step checkpoint. Returns its directory, a whole checkpoint of the model."""
-        return str(self._trainer.save())
+    def step(self, samples: Sequence[Sample]) -> StepReport:
+        """Takes one optimiser step from the samples."""
+        return self._ranks.call(_step, samples, limit_seconds=STEP_SECONDS)
 
-    def advance(self, samples: Sequence[Sample], *, save: bool = True) -> TrainedStep:
-        """Takes a step, then publishes and saves at once. Returns when both are done."""
-        report = self._trainer.train_step(samples)
-        self._trainer.start_publish()
-        directory: Path | None = self._trainer.save() if save else None
-        return TrainedStep(
-            report=report,
-            publication=Publication.model_validate(
-                self._trainer.finish_publish(), from_attributes=True
-            ),
-            checkpoint_directory=None if directory is None else str(directory),
-        )
+    def publish(self) -> int:
+        """Begins to publish the current weights, beside what comes next. Returns their version."""
+        return self._ranks.call(_publish, limit_seconds=STEP_SECONDS)
+
+    def save(self) -> SavedStep:
+        """Writes a step checkpoint, then waits for the version that `publish` began."""
+        return self._ranks.call(_save, limit_seconds=STEP_SECONDS)
 
     def close(self) -> None:
-        """Waits for what is under way and ends the other ranks."""
-        self._trainer.close()
+        """Ends the ranks."""
+        self._ranks.close()
 
 
-def train_in_room(
-    work: Callable[Concatenate[TrainerRequest, Room | None, Given], Answer],
-    settings: Settings,
-    request: TrainerRequest,
-    *arguments: Given.args,
-    **options: Given.kwargs,
-) -> Answer:
-    """`work` with a trainer of its own: here, or with several ranks on Ray, where the first has its room."""
-    num_ranks = request.config.world_size
-    if num_ranks == 1:
-        return work(request, None, *arguments, **options)
-    start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
-    room = reserve_ranks(num_ranks, request.device)
-    try:
-        task = ray.remote(work).options(max_retries=0, **rank_options(room, 0))
-        answer = task.remote(request, room, *arguments, **options)
-        return wait_for(answer, f"the trainer of {request.chain_id}", STEP_SECONDS)
-    finally:
-        release_ranks(room)
+def _open_rank(request: TrainerRequest, objects: ObjectStore, _: int) -> "RLTrainer":
+    torch.set_num_threads(1)
+    from ostinato.tasks.reinforcement.learning.trainer import RLTrainer  # noqa: PLC0415 - see the head of this file
+
+    return RLTrainer(request, objects)
+
+
+def _status(trainer: "RLTrainer") -> TrainerStatus:
+    return TrainerStatus(step=trainer.steps_taken, weight_version=trainer.weight_version)
+
+
+def _step(trainer: "RLTrainer", samples: Sequence[Sample]) -> StepReport:
+    return trainer.step(samples)
+
+
+def _publish(trainer: "RLTrainer") -> int:
+    return trainer.start_publish()
+
+
+def _save(trainer: "RLTrainer") -> SavedStep:
+    directory = trainer.save()
+    publication = Publication.model_validate(trainer.finish_publish(), from_attributes=True)
+    return SavedStep(checkpoint_directory=str(directory), publication=publication)

@@ -1,17 +1,27 @@
-"""The policy-gradient loss of one microbatch.
+"""The loss of one microbatch: policy gradient, divergence from the KL reference and of the draft layers.
 
-The formula: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
+The policy gradient: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
 constant.
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
+from ostinato.models.device import on_device
+from ostinato.models.network.build import TrainerModel
+from ostinato.models.training.drafts import draft_divergence
+from ostinato.models.training.objective import k3_nats
+from ostinato.tasks.records import Sample
+from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch
+from ostinato.tasks.reinforcement.learning.batches.scoring import score_batch
+from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
+from ostinato.tasks.reinforcement.learning.report import TokenScores
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
 
@@ -23,6 +33,18 @@ class PolicyLoss:
     total: Tensor
     importance_weights_N: Tensor
     is_clipped_N: Tensor
+
+
+def entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -> float:
+    """Weight of the entropy bonus, 0 above the floor. Surprise of sampled tokens estimates entropy before any forward
+    pass.
+    """
+    if objective.entropy_floor_nats is None:
+        return 0.0
+    logprobs = [sample.segment.logprobs_T[sample.segment.loss_mask_T] for sample in samples]
+    surprise_N = -np.concatenate(logprobs)
+    is_below = len(surprise_N) > 0 and float(surprise_N.mean()) < objective.entropy_floor_nats
+    return objective.entropy_coefficient if is_below else 0.0
 
 
 def entropy_bonus(logprobs_N: Tensor, entropy_N: Tensor, coefficient: float) -> Tensor:
@@ -55,3 +77,46 @@ def policy_loss(
         importance_weights_N=weights_N,
         is_clipped_N=is_clipped_N,
     )
+
+
+def microbatch_loss(
+    model: TrainerModel,
+    batch: Microbatch,
+    hidden_TBD: Tensor,
+    config: LearningConfig,
+    entropy_weight: float,
+    reference_BT: Tensor | None,
+) -> tuple[Tensor, Tensor, TokenScores]:
+    """Loss of a microbatch, loss of the draft layers (0: they do not learn), and scores of its sampled tokens.
+    `reference_BT`: log-probabilities under the KL reference, for its divergence in the loss.
+    """
+    objective = config.objective
+    mask_BT = on_device(batch.loss_mask_BT)
+    logprobs_BT, entropy_BT = score_batch(model, batch, hidden_TBD)
+    logprobs_N = logprobs_BT[mask_BT]
+    rollout_logprobs_N = batch.rollout_logprobs_BT[batch.loss_mask_BT]
+    advantages_BT = np.broadcast_to(batch.advantages_B[:, None], batch.tokens_BT.shape)
+    advantages_N = on_device(advantages_BT[batch.loss_mask_BT])
+    if entropy_weight:
+        bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_weight)
+        advantages_N = advantages_N + bonus_N
+    policy = policy_loss(logprobs_N, on_device(rollout_logprobs_N), advantages_N, objective)
+    total = policy.total
+    if reference_BT is not None:
+        kl_N = k3_nats(logprobs_N, reference_BT[mask_BT])
+        total = total + objective.kl_coefficient * kl_N.sum() / objective.loss_divisor_tokens
+    draft_kl_N = logprobs_N.new_zeros(0)
+    if config.trains_drafts:
+        tokens_BT = on_device(batch.tokens_BT)
+        draft_kl_N = draft_divergence(model, hidden_TBD, tokens_BT, mask_BT)
+    scores = TokenScores(
+        trainer_logprobs_N=logprobs_N.detach().cpu().numpy(),
+        rollout_logprobs_N=rollout_logprobs_N,
+        weight_versions_N=batch.weight_versions_BT[batch.loss_mask_BT],
+        is_kept_cache_N=batch.is_kept_cache_BT[batch.loss_mask_BT],
+        entropy_N=entropy_BT.detach()[mask_BT].cpu().numpy(),
+        draft_kl_N=draft_kl_N.detach().cpu().numpy(),
+        importance_weights_N=policy.importance_weights_N.cpu().numpy(),
+        is_clipped_N=policy.is_clipped_N.cpu().numpy(),
+    )
+    return total, draft_kl_N.sum() / objective.loss_divisor_tokens, scores

@@ -7,7 +7,7 @@ Shapes: B rows, T tokens, N sampled tokens.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,15 +18,22 @@ from ostinato.models.decode.config import Precision
 from ostinato.models.network.adapters import weights_put_back
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.batches.packing import pack
+from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch, pack
 from ostinato.tasks.reinforcement.learning.batches.scoring import compute_hidden, score_batch
-from ostinato.tasks.reinforcement.learning.config import PARITY_ALARM_K3, LearningConfig
+from ostinato.tasks.reinforcement.learning.config import (
+    PARITY_ALARM_K3,
+    LearningConfig,
+    RouterReplayConfig,
+)
 from ostinato.tasks.reinforcement.learning.report import (
     Mismatch,
     Parity,
     TokenScores,
     measure_mismatch,
 )
+
+# By version, what reads its weights by canonical name, on all ranks together.
+EarlierWeights = Mapping[int, Callable[[str], Tensor]]
 
 OUR_ALARM_K3 = PARITY_ALARM_K3["local", Precision.FP32]
 
@@ -44,17 +51,14 @@ class StepParity:
 
     @torch.no_grad()
     def score_earlier(
-        self,
-        model: TrainerModel,
-        samples: Sequence[Sample],
-        weights_by_version: Mapping[int, Mapping[str, Tensor]],
+        self, model: TrainerModel, samples: Sequence[Sample], earlier: EarlierWeights
     ) -> None:
         """Scores some tokens of each earlier version under its weights, which the model does not keep."""
-        self._known |= weights_by_version.keys()
+        self._known |= earlier.keys()
         tokens = self._config.parity.tokens
         chosen = {
             version: choose_samples(samples, version, tokens, salt=self._step)
-            for version in sorted(weights_by_version)
+            for version in sorted(earlier)
             if version < self._version
         }
         if not any(chosen.values()):
@@ -62,7 +66,7 @@ class StepParity:
         with weights_put_back(model):
             for version, picked in chosen.items():
                 if picked:
-                    model.import_weights(weights_by_version[version])
+                    model.read_weights(earlier[version])
                     self._score(model, picked, version)
         model.routers.take_replay_counts()
 
@@ -140,3 +144,29 @@ def choose_samples(
 def _count(sample: Sample, version: int) -> int:
     segment = sample.segment
     return int((segment.weight_versions_T[segment.loss_mask_T] == version).sum())
+
+
+@torch.no_grad()
+def mismatch_without_replay(
+    model: TrainerModel,
+    microbatches: Sequence[Microbatch],
+    replay: RouterReplayConfig,
+    weight_version: int,
+) -> Mismatch | None:
+    """Mismatch of the same weights' log-probabilities on their own routes: the worth of replay. None: not asked for, or
+    no token of this version.
+    """
+    trainer, rollout, seen_tokens = [], [], 0
+    model.train()
+    for batch in microbatches:
+        if seen_tokens >= replay.compared_tokens:
+            break
+        hidden_TBD = compute_hidden(model, batch, None)
+        logprobs_BT, _ = score_batch(model, batch, hidden_TBD, with_entropy=False)
+        equal_BT = batch.loss_mask_BT & (batch.weight_versions_BT == weight_version)
+        trainer.append(logprobs_BT.cpu().numpy()[equal_BT])
+        rollout.append(batch.rollout_logprobs_BT[equal_BT])
+        seen_tokens += int(equal_BT.sum())
+    if not seen_tokens:
+        return None
+    return measure_mismatch(np.concatenate(trainer), np.concatenate(rollout))

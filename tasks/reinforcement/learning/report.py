@@ -6,7 +6,7 @@ Shapes: N sampled tokens of the step, S samples.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,11 @@ class TokenScores:
         if not parts:
             return cls(*(np.zeros(0) for _ in names))
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def mean(values: Sequence[float] | np.ndarray) -> float:
+    """Mean of the values, 0 when there is none."""
+    return float(np.mean(values)) if len(values) else 0.0
 
 
 def measure_mismatch(trainer_logprobs_N: np.ndarray, rollout_logprobs_N: np.ndarray) -> Mismatch:

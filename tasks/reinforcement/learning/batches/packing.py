@@ -156,29 +156,29 @@ def row_tokens(length: int, buckets: Sequence[int]) -> int:
     return next(size for size in buckets if size >= length)
 
 
-def deal(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
-    """The indices of each rank's microbatches: in their order, each to the rank with the least work so far."""
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+def assign_to_ranks(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
+    """Indices of each rank's microbatches: in their order, each to the rank with the least work so far."""
+    assigned: list[list[int]] = [[] for _ in range(num_ranks)]
     work = [0.0] * num_ranks
     for index, batch in enumerate(microbatches):
         rank = work.index(min(work))
-        shares[rank].append(index)
+        assigned[rank].append(index)
         work[rank] += batch.cost
-    return shares
+    return assigned
 
 
-def even_out(microbatches: Sequence[Microbatch], num_ranks: int) -> list[Microbatch]:
-    """The microbatches, padded so that those of `num_ranks` in turn have one shape, and empty ones at the end to
-    make their number even: ranks that share experts meet in each layer of each microbatch.
+def pad_to_equal_shapes(microbatches: Sequence[Microbatch], num_ranks: int) -> list[Microbatch]:
+    """The microbatches, padded so that each `num_ranks` in a row have one shape, with empty ones at the end to fill
+    the last row: ranks that share experts meet in each layer of each microbatch.
     """
-    evened: list[Microbatch] = []
+    padded: list[Microbatch] = []
     for start in range(0, len(microbatches), num_ranks):
         turn = list(microbatches[start : start + num_ranks])
         turn += [_empty(turn[0])] * (num_ranks - len(turn))
         rows, tokens = (max(batch.tokens_BT.shape[axis] for batch in turn) for axis in (0, 1))
         num_nodes = max(batch.num_nodes for batch in turn)
-        evened += [replace(_widen(batch, rows, tokens), num_nodes=num_nodes) for batch in turn]
-    return evened
+        padded += [replace(_widen(batch, rows, tokens), num_nodes=num_nodes) for batch in turn]
+    return padded
 
 
 def _empty(like: Microbatch) -> Microbatch:

@@ -3,11 +3,15 @@
 Shapes: B rows, T tokens, D model width.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from ostinato.models.device import current_device, on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.batch import TokenBatch
+from ostinato.models.training.schedule import run_microbatches
 from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch
 from ostinato.tasks.reinforcement.learning.config import RouterReplayConfig
 
@@ -50,3 +54,29 @@ def score_batch(
         temperature_B=on_device(batch.temperatures_B),
         with_entropy=with_entropy,
     )
+
+
+@torch.no_grad()
+def score_reference(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[torch.Tensor]:
+    """logprobs_BT of each microbatch under the KL reference. Empty on stages of a pipeline before the last."""
+    reference.eval()
+    found: list[torch.Tensor] = []
+
+    def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
+        if len(found) < len(batches):  # the schedule may fill its last round
+            scored = score_batch(reference, batches[len(found)], hidden_TBD, with_entropy=False)
+            found.append(scored[0])
+        return hidden_TBD.new_zeros(()), 0
+
+    if batches:
+        rows = [as_tokens(batch, None) for batch in batches]
+        run_microbatches(reference, rows, loss, has_backward=False)
+    return found
+
+
+def sum_k1_nats(batch: Microbatch, logprobs_BT: torch.Tensor) -> list[float]:
+    """Sum of each row over its sampled tokens of log q(rollout) - log p, with p of `logprobs_BT`."""
+    difference_BT = np.where(
+        batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.cpu().numpy(), 0.0
+    )
+    return [float(row_T.sum(dtype=np.float64)) for row_T in difference_BT]

@@ -41,7 +41,7 @@ def take_step(place: Path) -> dict[str, float]:
     )
     samples = random_samples(build_trainer_model(TINY, seed=4), 6, seed=0)
     objects = ObjectStore.from_url(f"file://{place}/objects")
-    return cycle_training.take_step(request, None, objects, samples, place / "made", {})
+    return cycle_training.take_step(request, objects, samples, place / "made", {})
 
 
 def alarms(metrics: dict[str, float]) -> list[str]:
@@ -60,8 +60,8 @@ def alarms(metrics: dict[str, float]) -> list[str]:
     ("owner", "call"),
     [
         (RLTrainer, "save"),
-        (RLTrainer, "export_weights"),
-        (cycle_training, "save_checkpoint"),
+        (RLTrainer, "publish"),
+        (RLTrainer, "export"),
     ],
 )
 def test_parity_alarm_outlives_a_kill(

@@ -118,7 +118,7 @@ def record(run_id: str, directory: Path, settings: Settings, bad_from: int) -> R
             samples = [
                 sample.model_copy(update={"advantage": -sample.advantage}) for sample in samples
             ]
-        report = trainer.train_step(samples)
+        report = trainer.step(samples)
         metrics.append(step, {**report.metrics(), **describe_groups(groups)})  # as a run does
         trainer.save()
     trainer.close()

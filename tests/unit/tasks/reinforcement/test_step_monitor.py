@@ -89,7 +89,7 @@ def watch(ledger: Ledger) -> StepMonitor:
 def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
     ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    honest = trainer.train_step(engine_samples(SERVED_SEED))
+    honest = trainer.step(engine_samples(SERVED_SEED))
     watch.observe([], honest)
     assert honest.parity.one_cache is not None
     assert honest.parity.one_cache.tokens > 100
@@ -100,7 +100,7 @@ def test_engine_with_other_weights_is_an_event_and_an_honest_one_is_not(
 def test_parity_alarm_tells_the_ledger_what_the_trainer_measured(
     ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    wrong = trainer.train_step(engine_samples(OTHER_SEED))
+    wrong = trainer.step(engine_samples(OTHER_SEED))
     watch.observe([], wrong)
     told, replayed = wrong.mismatch_without_replay, wrong.parity.one_cache
     assert told is not None
@@ -125,13 +125,13 @@ def test_engine_in_bf16_is_no_alarm_but_one_with_other_weights_is(
 ) -> None:
     decoding = DecodingConfig(precision=Precision.BF16)
     trainer = open_trainer(tmp_path, decoding)
-    honest = trainer.train_step(engine_samples(SERVED_SEED, Precision.BF16))
+    honest = trainer.step(engine_samples(SERVED_SEED, Precision.BF16))
     watch.observe([], honest)
     assert honest.parity.one_cache is not None
     # rounding of the weights is seen, and alone is no alarm
     assert 1e-8 < honest.parity.one_cache.k3_nats < honest.parity.alarm_k3
     assert watch.alarms() == []
-    watch.observe([], trainer.train_step(engine_samples(OTHER_SEED, Precision.BF16)))
+    watch.observe([], trainer.step(engine_samples(OTHER_SEED, Precision.BF16)))
     (event,) = ledger.events.recent("run")
     assert event.payload["alarm_k3"] == honest.parity.alarm_k3
     trainer.close()
@@ -140,15 +140,15 @@ def test_engine_in_bf16_is_no_alarm_but_one_with_other_weights_is(
 def test_an_engine_that_stays_wrong_alarms_also_when_all_its_tokens_are_old(
     ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    trainer.train_step(engine_samples(SERVED_SEED))
+    trainer.step(engine_samples(SERVED_SEED))
     trainer.publish()
     assert trainer.weight_version == 1
     # every token of the next steps is of version 0, whose weights the trainer still knows
-    old = trainer.train_step(engine_samples(SERVED_SEED))
+    old = trainer.step(engine_samples(SERVED_SEED))
     watch.observe([], old)
     assert list(old.parity.tokens_by_age) == [1]
     assert watch.alarms() == []
-    watch.observe([], trainer.train_step(engine_samples(OTHER_SEED)))
+    watch.observe([], trainer.step(engine_samples(OTHER_SEED)))
     assert len(watch.alarms()) == len(ledger.events.recent("run")) == 1
 
 
@@ -157,11 +157,11 @@ def test_steps_without_a_comparable_token_are_told(
 ) -> None:
     samples = engine_samples(SERVED_SEED)
     for _ in range(3):
-        trainer.train_step(samples)
+        trainer.step(samples)
         trainer.publish()
     for _ in range(3):
         assert watch.alarms() == []
-        report = trainer.train_step(samples)
+        report = trainer.step(samples)
         assert describe_parity(report.parity) == "parity not measured"
         watch.observe([], report)
     assert watch.alarms() == ["parity was not measured in the last 3 steps"]
@@ -170,7 +170,7 @@ def test_steps_without_a_comparable_token_are_told(
 def test_hack_alarm_is_an_event_when_it_begins(
     ledger: Ledger, trainer: RLTrainer, watch: StepMonitor
 ) -> None:
-    report: StepReport = trainer.train_step(engine_samples(SERVED_SEED))
+    report: StepReport = trainer.step(engine_samples(SERVED_SEED))
     flags = {Pattern.ODD_PATH.value: "seen"}
     members = tuple(
         make_trajectory(

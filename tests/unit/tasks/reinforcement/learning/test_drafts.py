@@ -65,7 +65,7 @@ def take_steps(trainer: RLTrainer, seeds: range, temperature: float = 1.0) -> li
     """Draft KL of each step."""
     sampler = build_trainer_model(DRAFTED, seed=3)
     return [
-        trainer.train_step(
+        trainer.step(
             random_samples(sampler, 6, seed=seed, temperature=temperature, alike_share=0)
         ).draft_kl_nats
         for seed in seeds

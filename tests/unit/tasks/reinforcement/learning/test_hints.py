@@ -13,7 +13,7 @@ from ostinato.tasks.reinforcement.learning.config import (
     PolicyOptimizerConfig,
 )
 from ostinato.tasks.reinforcement.learning.report import StepReport
-from ostinato.tasks.reinforcement.learning.update import PolicyUpdate
+from ostinato.tasks.reinforcement.learning.step import PolicyLearner
 from tests.fakes.logits import forward_logits
 from tests.unit.tasks.reinforcement.learning.samples import TINY, make_sample, random_samples
 
@@ -49,7 +49,7 @@ def step(
         optimizer=PolicyOptimizerConfig(gradient_clip_norm=None),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return PolicyUpdate(model, optimizer, config).step(samples, step=1, weight_version=0)
+    return PolicyLearner(model, optimizer, config).step(samples, step=1, weight_version=0)
 
 
 def divergence(model: TrainerModel, sample: Sample) -> torch.Tensor:

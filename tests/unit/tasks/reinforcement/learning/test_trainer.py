@@ -15,7 +15,6 @@ from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoraConfig
-from ostinato.tasks.reinforcement.learning.actor import TrainerActor
 from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
@@ -23,8 +22,7 @@ from ostinato.tasks.reinforcement.learning.config import (
     PolicyOptimizerConfig,
     TrainerRequest,
 )
-from ostinato.tasks.reinforcement.learning.ranks.rank import warmup_scale
-from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer, warmup_scale
 from tests.fakes.small_spec import make_spec
 from tests.unit.tasks.reinforcement.learning.samples import TINY, random_samples
 
@@ -85,17 +83,17 @@ def test_trainer_killed_and_reopened_ends_with_identical_weights(
 ) -> None:
     whole = open_trainer(make_request(tmp_path / "whole", start, **objective))
     for seed in range(5):
-        whole.train_step(batch(seed))
+        whole.step(batch(seed))
     request = make_request(tmp_path / "killed", start, **objective)
     first = open_trainer(request)
     for seed in range(2):
-        first.train_step(batch(seed))
+        first.step(batch(seed))
     first.save()
-    first.train_step(batch(99))  # lost with the process
+    first.step(batch(99))  # lost with the process
     second = open_trainer(request)
-    assert second.step == 2
+    assert second.steps_taken == 2
     for seed in range(2, 5):
-        second.train_step(batch(seed))
+        second.step(batch(seed))
     assert equal(second.export_weights(), whole.export_weights())
 
 
@@ -105,7 +103,7 @@ def test_trainer_in_bf16_and_mxfp8_learns_nearly_what_it_learns_in_fp32(tmp_path
         request = make_request(tmp_path / precision, start, kl_coefficient=0.05)
         config = request.config.model_copy(update={"precision": precision})
         trainer = open_trainer(request.model_copy(update={"config": config}))
-        reports[precision] = trainer.train_step(batch(0))
+        reports[precision] = trainer.step(batch(0))
         weights[precision] = trainer.export_weights()
     plain = reports.pop("fp32")
     for precision, report in reports.items():
@@ -121,7 +119,7 @@ def test_trainer_in_bf16_and_mxfp8_learns_nearly_what_it_learns_in_fp32(tmp_path
 def test_trainer_of_adapters_leaves_them_beside_the_merged_weights(tmp_path, start) -> None:
     trainer = open_trainer(make_request(tmp_path, start, lora=LORA))
     for seed in range(2):  # the first moves only what began as zeros
-        trainer.train_step(batch(seed))
+        trainer.step(batch(seed))
     saved = trainer.save()
     before, after = load_checkpoint(start).weights, load_checkpoint(saved).weights
     adapter = load_file(saved / ADAPTER / "adapter_model.safetensors")
@@ -161,7 +159,7 @@ def test_trainer_chain_holds_its_weights_after_start_step_and_restart(tmp_path, 
     trainer = open_trainer(request)
     assert_served(trainer, 0)
     trainer.save()
-    trainer.train_step(batch(1))
+    trainer.step(batch(1))
     trainer.publish()
     assert_served(trainer, 1)
     assert_served(open_trainer(request), 2)  # step 0 again, after the version that was lost
@@ -170,16 +168,16 @@ def test_trainer_chain_holds_its_weights_after_start_step_and_restart(tmp_path, 
 
 def test_trainer_version_stays_when_a_step_moves_nothing(tmp_path, start) -> None:
     trainer = open_trainer(make_request(tmp_path, start))
-    report = trainer.train_step(batch(1, advantage=0.0))
+    report = trainer.step(batch(1, advantage=0.0))
     assert not report.is_updated
     assert trainer.publish().version == 0
-    assert trainer.step == 1
+    assert trainer.steps_taken == 1
 
 
 def test_trainer_replaced_by_a_younger_one_cannot_publish(tmp_path, start) -> None:
     request = make_request(tmp_path, start)
     old, _ = open_trainer(request), open_trainer(request)
-    old.train_step(batch(1))
+    old.step(batch(1))
     with pytest.raises(StorageError, match="another took over"):
         old.publish()
 
@@ -197,7 +195,7 @@ def fail_upload(trainer: RLTrainer, home: Path, version: int) -> None:
 def test_trainer_failed_upload_is_raised_and_the_version_is_tried_again(tmp_path, start) -> None:
     request = make_request(tmp_path, start)
     trainer = open_trainer(request)
-    trainer.train_step(batch(1))
+    trainer.step(batch(1))
     fail_upload(trainer, tmp_path, version=1)
     assert trainer.publish().version == 1
 
@@ -206,11 +204,12 @@ def test_trainer_keeps_the_newest_checkpoints_and_the_references_they_use(tmp_pa
     request = make_request(tmp_path, start, kl_coefficient=0.1, kl_refresh_steps=2)
     trainer = open_trainer(request)
     for seed in range(5):
-        trainer.train_step(batch(seed))
+        trainer.step(batch(seed))
         trainer.save()
     names = sorted(path.name for path in Path(request.work_directory).glob("*-*"))
     assert names == [
-        "kl-reference-00000002", "kl-reference-00000004", "step-00000004", "step-00000005",
+        "kl-reference-00000002", "kl-reference-00000004", "optimizer-00000004", "optimizer-00000005",
+        "step-00000004", "step-00000005",
     ]  # fmt: skip
 
 
@@ -222,7 +221,7 @@ def test_trainer_damaged_checkpoint_is_an_error_that_names_it(tmp_path, start) -
     with pytest.raises(StorageError, match="step-00000000"):
         open_trainer(request)
     shutil.rmtree(directory)
-    assert open_trainer(request).step == 0
+    assert open_trainer(request).steps_taken == 0
 
 
 def test_trainer_refuses_a_step_of_another_model_and_leaves_it(tmp_path, start) -> None:
@@ -235,21 +234,31 @@ def test_trainer_refuses_a_step_of_another_model_and_leaves_it(tmp_path, start) 
     with pytest.raises(StorageError, match="which another model or optimiser wrote; delete that"):
         open_trainer(request.model_copy(update={"checkpoint_directory": other}))
     assert equal(load_checkpoint(saved).weights, kept)
-    assert open_trainer(request).step == 0
+    assert open_trainer(request).steps_taken == 0
+
+
+def test_trainer_refuses_a_step_of_another_optimiser(tmp_path, start) -> None:
+    request = make_request(tmp_path, start)
+    trainer = open_trainer(request)
+    trainer.step(batch(1))
+    trainer.save()
+    config = request.config.model_copy(update={"optimizer": PolicyOptimizerConfig(kind="adamw")})
+    with pytest.raises(StorageError, match="which another model or optimiser wrote; delete that"):
+        open_trainer(request.model_copy(update={"config": config}))
 
 
 def test_trainer_without_samples_is_an_error(tmp_path, start) -> None:
     with pytest.raises(TrainingError, match="no samples"):
-        open_trainer(make_request(tmp_path, start)).train_step([])
+        open_trainer(make_request(tmp_path, start)).step([])
 
 
 def test_trainer_kl_pulls_towards_the_reference(tmp_path, start) -> None:
     """Equal rewards: the only gradient left is the penalty's, and it lowers the drift."""
     request = make_request(tmp_path, start, kl_coefficient=1.0)
-    report = open_trainer(request).train_step(batch(1, advantage=0.0))
+    report = open_trainer(request).step(batch(1, advantage=0.0))
     assert report.reference_k1_nats == pytest.approx(0, abs=1e-3)
     far = random_samples(build_trainer_model(TINY, seed=8), 6, seed=2, advantage=0.0)
-    drifted = open_trainer(request).train_step(far)
+    drifted = open_trainer(request).step(far)
     assert drifted.is_updated
     assert drifted.advantage_absolute_mean > 0
 
@@ -257,28 +266,25 @@ def test_trainer_kl_pulls_towards_the_reference(tmp_path, start) -> None:
 def test_trainer_k3_pulls_drifted_weights_back_and_leaves_the_start_alone(tmp_path, start) -> None:
     request = make_request(tmp_path, start, kl_coefficient=1.0, kl_estimator="k3_in_loss")
     trainer = open_trainer(request)
-    at_start = trainer.train_step(batch(1, advantage=0.0))
+    at_start = trainer.step(batch(1, advantage=0.0))
     assert at_start.gradient_norm == pytest.approx(0, abs=1e-4)
-    trainer.train_step(batch(1))
-    away = [trainer.train_step(batch(1, advantage=0.0)).loss for _ in range(6)]
+    trainer.step(batch(1))
+    away = [trainer.step(batch(1, advantage=0.0)).loss for _ in range(6)]
     assert away[0] > 0
     assert away[-1] < away[0]
 
 
-def test_actor_advance_publishes_and_saves_what_it_reports(tmp_path, start) -> None:
+def test_trainer_saves_what_it_publishes_while_the_version_travels(tmp_path, start) -> None:
     request = make_request(tmp_path, start)
-    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    actor = TrainerActor(request, objects)
-    trained = actor.advance(batch(1))
-    assert (trained.report.step, trained.publication.version) == (1, 1)
-    assert trained.checkpoint_directory is not None
-    saved = load_checkpoint(Path(trained.checkpoint_directory)).weights
-    subscriber = ChainSubscriber(
-        ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects"), CHAIN
-    )
-    assert equal(saved, subscriber.fetch(1))
-    assert TrainerActor(request, objects).status() == actor.status()
-    actor.close()
+    trainer = open_trainer(request)
+    trainer.step(batch(1))
+    assert trainer.start_publish() == 1
+    saved = load_checkpoint(trainer.save()).weights
+    assert trainer.finish_publish().version == 1
+    store = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    assert equal(saved, ChainSubscriber(store, CHAIN).fetch(1))
+    again = open_trainer(request)
+    assert (again.steps_taken, again.weight_version) == (1, 1)
 
 
 @pytest.mark.parametrize(

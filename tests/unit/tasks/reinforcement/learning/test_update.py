@@ -19,9 +19,8 @@ from ostinato.tasks.reinforcement.learning.config import (
     RouterReplayConfig,
 )
 from ostinato.tasks.reinforcement.learning.parity import choose_samples
-from ostinato.tasks.reinforcement.learning.ranks.share import ShareWork, sum_rows_k1
 from ostinato.tasks.reinforcement.learning.report import StepReport
-from ostinato.tasks.reinforcement.learning.update import PolicyUpdate, gather_k1
+from ostinato.tasks.reinforcement.learning.step import PolicyLearner
 from tests.fakes.logits import forward_logits
 from tests.unit.tasks.reinforcement.learning.samples import TINY, make_sample, random_samples
 
@@ -49,7 +48,7 @@ class KeepGradients(torch.optim.SGD):
 
 def run_step(model: TrainerModel, samples, config: LearningConfig | None = None, **fields):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    update = PolicyUpdate(model, optimizer, config or make_config())
+    update = PolicyLearner(model, optimizer, config or make_config())
     return update.step(samples, **{"step": 1, "weight_version": 0, **fields})
 
 
@@ -57,7 +56,7 @@ def gradients(samples, config: LearningConfig | None = None) -> tuple[torch.Tens
     """What the optimiser is given."""
     model = build_trainer_model(TINY, seed=3)
     optimizer = KeepGradients(model.parameters(), lr=1.0)
-    update = PolicyUpdate(model, optimizer, config or make_config())
+    update = PolicyLearner(model, optimizer, config or make_config())
     update.step(samples, step=1, weight_version=0)
     return optimizer.kept
 
@@ -133,11 +132,11 @@ def test_tokens_of_an_earlier_version_are_compared_under_its_weights() -> None:
     old, new = build_trainer_model(TINY, seed=9), build_trainer_model(TINY, seed=3)
     samples = random_samples(old, 6, seed=1, version=4) + random_samples(new, 3, seed=2, version=5)
     before = new.export_weights()
-    update = PolicyUpdate(new, KeepGradients(new.parameters(), lr=1), make_config())
+    update = PolicyLearner(new, KeepGradients(new.parameters(), lr=1), make_config())
 
     def step(served: TrainerModel) -> StepReport:
-        earlier = {4: served.export_weights()}
-        return update.step(samples, step=1, weight_version=5, earlier_weights=earlier)
+        earlier = {4: served.export_weights().__getitem__}
+        return update.step(samples, step=1, weight_version=5, earlier=earlier)
 
     report = step(old)
     assert report.staleness.histogram == {0: 3, 1: 6}
@@ -228,8 +227,7 @@ def test_k3_in_the_loss_is_its_own_gradient_at_every_sampled_token() -> None:
     expected = [w.grad for w in policy.parameters() if w.grad is not None]
     model = build_trainer_model(TINY, seed=3)
     optimizer = KeepGradients(model.parameters(), lr=1.0)
-    work = ShareWork(model, optimizer, config, reference)
-    update = PolicyUpdate(model, optimizer, config, lambda shares: [work.run(s) for s in shares])
+    update = PolicyLearner(model, optimizer, config, reference)
     report = update.step(samples, step=1, weight_version=0)
     assert_close(optimizer.kept, expected)
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-4)
@@ -240,8 +238,9 @@ def test_k1_of_the_sampling_policy_is_zero_and_of_another_is_not() -> None:
     config = make_config()
 
     def k1_of(seed: int) -> list[float]:
-        model = build_trainer_model(TINY, seed=seed)
-        return gather_k1(samples, config, lambda batches: sum_rows_k1(model, batches))
+        model, reference = build_trainer_model(TINY, seed=3), build_trainer_model(TINY, seed=seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return PolicyLearner(model, optimizer, config, reference).k1_to_reference(samples)
 
     same = k1_of(3)
     assert same == pytest.approx([0.0] * len(samples), abs=1e-4)
@@ -268,7 +267,7 @@ def test_steps_on_a_bandit_raise_the_reward() -> None:
     model = build_trainer_model(TINY, seed=3)
     config = make_config(objective=ObjectiveConfig(loss_divisor_tokens=64))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    update = PolicyUpdate(model, optimizer, config)
+    update = PolicyLearner(model, optimizer, config)
     rewards = []
     for step in range(16):
         samples, reward = sample_answers(model, 48, seed=step, wanted=7)
@@ -335,7 +334,7 @@ def test_entropy_floor_holds_a_bandit_open() -> None:
         )
         config = make_config(objective=objective)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-        update = PolicyUpdate(model, optimizer, config)
+        update = PolicyLearner(model, optimizer, config)
         reports = [
             update.step(
                 sample_answers(model, 48, seed=step, wanted=7)[0], step=step, weight_version=step

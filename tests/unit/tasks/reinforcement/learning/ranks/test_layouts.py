@@ -2,23 +2,27 @@
 was killed under one layout goes on under another.
 """
 
-from collections.abc import Iterator
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch, even_out, pack
+from ostinato.tasks.reinforcement.learning.batches.packing import (
+    Microbatch,
+    pack,
+    pad_to_equal_shapes,
+)
 from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ParityConfig,
     RouterReplayConfig,
+    TrainerRequest,
 )
 from ostinato.tasks.reinforcement.learning.report import StepReport
 from tests.unit.tasks.reinforcement.learning.ranks.test_ranks import (
@@ -28,19 +32,13 @@ from tests.unit.tasks.reinforcement.learning.ranks.test_ranks import (
     batch,
     distance,
     make_request,
+    on_ranks,
     open_trainer,
     same,
 )
 
 Trained = tuple[list[StepReport], Weights]
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def four_ranks() -> Iterator[None]:
-    start_ray(num_cpus=4, object_store_bytes=100 * 2**20)
-    yield
-    stop_ray()
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +84,20 @@ def train(
             "packing": request.config.packing.model_copy(update={"shares_prefixes": shares}),
         }
     )
-    with open_trainer(request.model_copy(update={"config": config})) as trainer:
-        reports = [trainer.train_step(samples) for samples in batches]
-        is_sharing = shares and "context" not in degrees
+    return on_ranks(train_rank, request.model_copy(update={"config": config}), batches)
+
+
+def train_rank(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> Trained:
+    request, batches = given
+    packing, degrees = request.config.packing, request.config.layout
+    with contextlib.closing(open_trainer(request)) as trainer:
+        reports = [trainer.step(samples) for samples in batches]
+        is_sharing = packing.shares_prefixes and degrees.context == 1
         has_several = any(len(samples) > 1 for samples in batches)
         assert any(report.shared_ratio > 0 for report in reports) == (is_sharing and has_several)
         version = trainer.publish().version
         trainer.save()
-        store = ObjectStore.from_url(f"file://{directory}/objects")
+        store = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
         served = ChainSubscriber(store, CHAIN).fetch(version)
         assert same(served, trainer.export_weights())
     return reports, served
@@ -172,25 +176,25 @@ def test_run_that_changes_its_layout_takes_the_same_steps(
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_evened_microbatches_hold_the_same_tokens_in_shapes_that_turns_share(
+def test_padded_microbatches_hold_the_same_tokens_in_shapes_that_turns_share(
     num_ranks: int,
 ) -> None:
     request = make_request(Path("unused"), Path("unused"), 1)
     samples = batch(5, count=13)
     plain = pack(samples, [1.0] * len(samples), request.config.packing)
     assert sum(one.distinct_tokens for one in plain) < sum(one.real_tokens for one in plain)
-    evened = even_out(plain, num_ranks)
-    assert len(evened) % num_ranks == 0
-    for first in range(0, len(evened), num_ranks):
-        turn = evened[first : first + num_ranks]
+    padded = pad_to_equal_shapes(plain, num_ranks)
+    assert len(padded) % num_ranks == 0
+    for first in range(0, len(padded), num_ranks):
+        turn = padded[first : first + num_ranks]
         assert len({one.tokens_BT.shape for one in turn}) == 1
         assert len({one.places for one in turn}) == 1
-    for before, after in zip(plain, evened, strict=False):
+    for before, after in zip(plain, padded, strict=False):
         assert np.array_equal(before.sample_indices_B, after.sample_indices_B)
         for name in ("tokens_BT", "rollout_logprobs_BT", "routes_BTLK"):
             wanted, seen = masked(before, name), masked(after, name)
             assert np.array_equal(wanted, seen)
-    assert not any(one.loss_mask_BT.any() for one in evened[len(plain) :])
+    assert not any(one.loss_mask_BT.any() for one in padded[len(plain) :])
 
 
 def masked(batch: Microbatch, name: str) -> np.ndarray:

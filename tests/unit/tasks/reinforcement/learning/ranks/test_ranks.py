@@ -1,29 +1,30 @@
-"""Laws of a trainer on several ranks, in actors of a real Ray over gloo: it is the trainer on one rank, to rounding; its
-ranks hold the same bits; its chain holds the first one's.
+"""Laws of a trainer on several ranks, processes that make the same calls over gloo: it is the trainer on one rank, to
+rounding; its ranks hold the same bits; its chain holds their weights.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from ostinato.infra.platform.cluster.placement import release_ranks, reserve_ranks
-from ostinato.infra.platform.cluster.ray_start import start_ray, stop_ray
 from ostinato.infra.platform.errors import StorageError, TrainingError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.weights.manifest import list_versions, payload_key, read_manifest
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.shard_publisher import PublisherFenced
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
-from ostinato.models.checkpoint import load_checkpoint, load_optimizer_state, save_checkpoint
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoraConfig
+from ostinato.models.training.data_parallel import run_ranks
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.learning.batches.packing import deal, pack
+from ostinato.tasks.reinforcement.learning.batches.packing import assign_to_ranks, pack
 from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
@@ -32,12 +33,12 @@ from ostinato.tasks.reinforcement.learning.config import (
     RouterReplayConfig,
     TrainerRequest,
 )
-from ostinato.tasks.reinforcement.learning.ranks.rank import TrainerRank
+from ostinato.tasks.reinforcement.learning.ranks import checksum_weights, gather_over_ranks
 from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
+from tests.fakes.optimizer_states import State, read_state
 from tests.fakes.small_spec import make_spec
 from tests.unit.tasks.reinforcement.learning.samples import random_samples
-from tests.unit.tasks.reinforcement.learning.test_trainer import fail_upload
 
 pytestmark = pytest.mark.timeout(600)  # each rank is a process that imports torch and Megatron
 
@@ -47,6 +48,14 @@ SPEC = make_spec(24, 16, heads=(2, 2, 8), experts=(4, 2, 8), max_sequence_tokens
     update={"mtp_depth": 1, "mtp_hidden_size": 8}
 )
 Weights = dict[str, torch.Tensor]
+Answer = TypeVar("Answer")
+# Loss, gradient norm and distance from the start of three steps, alike to these digits on one rank and on two, as the
+# trainer gave them when its first rank still sent the others orders. Other processors sum in another order.
+FIGURES = [
+    (1.3298519, 1.2335567, 0.07584368),
+    (-0.0265339, 1.9376516, 0.11807418),
+    (0.7816908, 0.5454103, 0.15435992),
+]
 
 
 def make_request(directory: Path, start: Path, world_size: int) -> TrainerRequest:
@@ -68,25 +77,6 @@ def make_request(directory: Path, start: Path, world_size: int) -> TrainerReques
         work_directory=str(directory / "work"),
         chain_id=CHAIN,
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def three_cores() -> Iterator[None]:
-    start_ray(num_cpus=3, object_store_bytes=100 * 2**20)
-    yield
-    stop_ray()
-
-
-@contextmanager
-def open_trainer(request: TrainerRequest) -> Iterator[RLTrainer]:
-    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
-    room = reserve_ranks(request.config.world_size, "cpu")
-    trainer = RLTrainer(request, objects, room)
-    try:
-        yield trainer
-    finally:
-        trainer.close()
-        release_ranks(room)
 
 
 def with_routes(sample: Sample, seed: int) -> Sample:
@@ -116,22 +106,27 @@ class History:
     weights: list[Weights]
     served: list[Weights]
     num_shards: list[int]
-    first_moment: dict[int, torch.Tensor]
+    first_moment: State
     checksums: list[set[str]]
     refusal: str
     weights_after_refusal: Weights
     saved: Weights
 
 
-def checksums(trainer: RLTrainer) -> set[str]:
-    nothing = [None] * trainer.config.world_size
-    states = trainer._ranks.run(trainer._own, TrainerRank.state, nothing)
-    assert len(states) == trainer.config.world_size
-    return {state.weights_checksum for state in states}
+def open_trainer(request: TrainerRequest) -> RLTrainer:
+    objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
+    return RLTrainer(request, objects)
 
 
-def make_history(directory: Path, start: Path, batches: list[list[Sample]], world_size: int):
-    request = make_request(directory, start, world_size)
+def on_ranks(
+    function: Callable[[Any, int], Answer], request: TrainerRequest, *given: Any
+) -> Answer:
+    """The first rank's answer to the function, which all run."""
+    return run_ranks(function, (request, *given), request.config.parallel_layout)
+
+
+def make_history(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> History:
+    request, batches = given
     store = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
     subscriber = ChainSubscriber(store, CHAIN)
     infinite = [
@@ -139,27 +134,29 @@ def make_history(directory: Path, start: Path, batches: list[list[Sample]], worl
         for index, sample in enumerate(batches[0])
     ]
     reports, weights, served, shards, seen = [], [], [], [], []
-    first_moment: dict[int, torch.Tensor] = {}
+    first_moment: State = {}
     refusal, after = "", {}
-    with open_trainer(request) as trainer:
+    with contextlib.closing(open_trainer(request)) as trainer:
         for index, samples in enumerate(batches):
             if index == 1:
                 with pytest.raises(TrainingError, match="not touched") as refused:
-                    trainer.train_step(infinite)
+                    trainer.step(infinite)
                 refusal, after = str(refused.value), trainer.export_weights()
-            reports.append(trainer.train_step(samples))
+            reports.append(trainer.step(samples))
             version = trainer.publish().version
             weights.append(trainer.export_weights())
             served.append(subscriber.fetch(version))
             shards.append(read_manifest(store, CHAIN, version).num_shards)
-            seen.append(checksums(trainer))
+            seen.append(set(gather_over_ranks(checksum_weights(trainer._model))))
             if index == 0:
-                state = load_optimizer_state(trainer.save())
-                assert state is not None
-                moments = state["adamw"]["state"]
-                first_moment = {key: value["exp_avg"] for key, value in moments.items()}
-        saved = load_checkpoint(trainer.save()).weights
-    return History(reports, weights, served, shards, first_moment, seen, refusal, after, saved)
+                trainer.save()
+                dist.barrier()
+                state = read_state(Path(request.work_directory) / "optimizer-00000001")
+                first_moment = {key: one for key, one in state.items() if "exp_avg." in key}
+        saved = trainer.save()
+        dist.barrier()
+        kept = load_checkpoint(saved).weights
+    return History(reports, weights, served, shards, first_moment, seen, refusal, after, kept)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +171,10 @@ def histories(tmp_path_factory, start: Path) -> dict[int, History]:
     """By number of ranks, the same samples. The third batch is one sample: other ranks have no microbatch."""
     batches = [batch(1), batch(2), batch(3, count=1)]
     return {
-        world_size: make_history(tmp_path_factory.mktemp("history"), start, batches, world_size)
-        for world_size in (1, 2, 3)
+        ranks: on_ranks(
+            make_history, make_request(tmp_path_factory.mktemp("history"), start, ranks), batches
+        )
+        for ranks in (1, 2, 3)
     }
 
 
@@ -185,6 +184,14 @@ def same(left: Weights, right: Weights) -> bool:
 
 def distance(left: Weights, right: Weights) -> float:
     return float(sum((left[name] - right[name]).square().sum() for name in right) ** 0.5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_steps_have_the_figures_that_they_had(histories, start, world_size: int) -> None:
+    began, history = load_checkpoint(start).weights, histories[world_size]
+    for report, weights, figures in zip(history.reports, history.weights, FIGURES, strict=True):
+        seen = report.loss, report.gradient_norm, distance(weights, began)
+        assert seen == pytest.approx(figures, rel=1e-4)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -209,17 +216,26 @@ def test_weights_of_many_ranks_are_those_of_one(histories, start, world_size: in
         assert all(many[name].equal(began[name]) for name in drafts)
 
 
+def take_steps(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> tuple[int, Weights]:
+    """Number of different checksums of the ranks after the steps, and their weights."""
+    request, batches = given
+    with contextlib.closing(open_trainer(request)) as trainer:
+        for samples in batches:
+            trainer.step(samples)
+        checksums = gather_over_ranks(checksum_weights(trainer._model))
+        return len(set(checksums)), trainer.export_weights()
+
+
 @pytest.mark.parametrize("changes", [{"lora": LoraConfig(rank=2)}, {"trains_drafts": True}])
 def test_adapters_and_draft_layers_of_two_ranks_are_those_of_one(tmp_path, start, changes) -> None:
     ways, batches = [], [batch(1), batch(2)]
     for world_size in (1, 2):
         request = make_request(tmp_path / str(world_size), start, world_size)
         config = request.config.model_copy(update=changes)
-        with open_trainer(request.model_copy(update={"config": config})) as trainer:
-            for samples in batches:
-                trainer.train_step(samples)
-            assert len(checksums(trainer)) == 1
-            ways.append(trainer.export_weights())
+        asked = request.model_copy(update={"config": config})
+        different, weights = on_ranks(take_steps, asked, batches)
+        assert different == 1
+        ways.append(weights)
     began = load_checkpoint(start).weights
     if "trains_drafts" in changes:
         began, *ways = ({n: w for n, w in one.items() if ".mtp." in n} for one in (began, *ways))
@@ -268,53 +284,83 @@ def test_step_without_a_finite_gradient_is_refused_by_all_ranks(histories, world
     assert [report.step for report in history.reports] == [1, 2, 3]
 
 
+def save_first_step(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> None:
+    request, batches = given
+    with contextlib.closing(open_trainer(request)) as trainer:
+        trainer.step(batches[0])
+        trainer.publish()
+        trainer.save()
+
+
+def meet_failed_uploads(given: tuple[TrainerRequest, list[list[Sample]]], rank: int) -> Weights:
+    """Steps 2 and 3, of which each rank fails to upload one, and a publish after another trainer took the chain."""
+    request, batches = given
+    home = Path(request.work_directory).parent
+    store = ObjectStore.from_url(f"file://{home}/objects")
+    follower = ChainSubscriber(store, CHAIN, reader_id=f"follower{rank}")
+    with contextlib.closing(open_trainer(request)) as trainer:
+        assert (trainer.steps_taken, trainer.weight_version) == (1, 1)  # nothing new to publish
+        trainer.step(batches[1])
+        blocked = home / "objects" / "chains" / CHAIN / "00000002"
+        if rank == 0:
+            blocked.write_text("in the way")
+        dist.barrier()
+        with pytest.raises(StorageError):
+            trainer.publish()
+        dist.barrier()
+        if rank == 0:
+            blocked.unlink()
+        dist.barrier()
+        assert trainer.publish().num_shards == 2
+        assert same(follower.fetch(2), trainer.export_weights())
+        trainer.step(batches[2])
+        key = payload_key(CHAIN, 3, "delta", trainer._publisher._epoch, shard=1)
+        if rank == 0:
+            (home / "objects" / key).mkdir(parents=True)  # in the way of the second rank alone
+        dist.barrier()
+        with pytest.raises(StorageError, match=r"by rank \[1\]" if rank == 0 else None):
+            trainer.publish()
+        dist.barrier()
+        if rank == 0:
+            (home / "objects" / key).rmdir()
+        dist.barrier()
+        manifest = trainer.publish()
+        assert (manifest.version, manifest.kind, manifest.base_version) == (3, "delta", 2)
+        trainer.save()
+        left = trainer.export_weights()
+        if rank == 0:
+            ChainPublisher(store, CHAIN).resume()  # a younger trainer takes over
+        dist.barrier()
+        trainer.step(batches[3])
+        with pytest.raises(PublisherFenced if rank == 0 else StorageError):
+            trainer.publish()
+        assert list_versions(store, CHAIN)[-1] == 3
+    return left
+
+
 def test_trainer_goes_on_with_another_number_of_ranks(tmp_path: Path, start: Path) -> None:
     """One rank, then two of which each meets a failed upload and that are fenced off, then one again; the chain is
     followed through all of it.
     """
     store = ObjectStore.from_url(f"file://{tmp_path}/objects")
-    follower = ChainSubscriber(store, CHAIN)
     one, two = make_request(tmp_path, start, 1), make_request(tmp_path, start, 2)
     batches = [batch(seed) for seed in range(4)]  # made by one rank's model, before there are two
-    with open_trainer(one) as trainer:
-        trainer.train_step(batches[0])
-        trainer.publish()
-        trainer.save()
-    with open_trainer(two) as trainer:
-        assert (trainer.step, trainer.weight_version) == (1, 1)  # nothing new to publish
-        trainer.train_step(batches[1])
-        fail_upload(trainer, tmp_path, version=2)
-        assert trainer.publish().num_shards == 2
-        assert same(follower.fetch(2), trainer.export_weights())
-        trainer.train_step(batches[2])
-        key = payload_key(CHAIN, 3, "delta", trainer._publisher.epoch, shard=1)
-        (tmp_path / "objects" / key).mkdir(parents=True)  # in the way of the second rank alone
-        with pytest.raises(StorageError, match=r"rank \[1\] could not upload"):
-            trainer.publish()
-        (tmp_path / "objects" / key).rmdir()
-        manifest = trainer.publish()
-        assert (manifest.version, manifest.kind, manifest.base_version) == (3, "delta", 2)
-        trainer.save()
-        left = trainer.export_weights()
-        ChainPublisher(store, CHAIN).resume()  # a younger trainer takes over
-        trainer.train_step(batches[3])
-        with pytest.raises(PublisherFenced):
-            trainer.publish()
-        assert list_versions(store, CHAIN)[-1] == 3
-    with open_trainer(one) as trainer:
-        assert (trainer.step, trainer.weight_version) == (3, 3)
+    on_ranks(save_first_step, one, batches)
+    left = on_ranks(meet_failed_uploads, two, batches)
+    with contextlib.closing(open_trainer(one)) as trainer:
+        assert (trainer.steps_taken, trainer.weight_version) == (3, 3)
         assert same(trainer.export_weights(), left)
-        trainer.train_step(batches[3])
+        trainer.step(batches[3])
         assert trainer.publish().version == 4
-        assert same(follower.fetch(4), trainer.export_weights())
+        assert same(ChainSubscriber(store, CHAIN).fetch(4), trainer.export_weights())
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
-def test_deal_gives_each_microbatch_to_one_rank_and_evens_the_work(num_ranks: int) -> None:
+def test_each_microbatch_goes_to_one_rank_and_the_work_is_even(num_ranks: int) -> None:
     config = PackingConfig(bucket_tokens=(8, 16, 40), microbatch_tokens=80)
     samples = batch(5, count=24)
     microbatches = pack(samples, [1.0] * len(samples), config)
-    shares = deal(microbatches, num_ranks)
+    shares = assign_to_ranks(microbatches, num_ranks)
     assert sorted(index for share in shares for index in share) == list(range(len(microbatches)))
     assert all(share == sorted(share) for share in shares)
     sizes = [sum(microbatches[index].places for index in share) for share in shares]

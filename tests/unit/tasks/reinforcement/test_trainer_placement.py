@@ -1,4 +1,4 @@
-"""Laws of the room that is set aside for the trainer's ranks, and of the parity limit that it is given."""
+"""Laws of the placement that is set aside for the trainer's ranks, and of the parity limit that it is given."""
 
 from pathlib import Path
 
@@ -13,17 +13,17 @@ from ostinato.tasks.reinforcement.learning.config import (
     RouterReplayConfig,
     trainer_config,
 )
-from ostinato.tasks.reinforcement.services import trainer_room
+from ostinato.tasks.reinforcement.services import trainer_placement
 
 
 def test_a_single_rank_on_cpus_takes_no_core_for_itself(tmp_path: Path) -> None:
-    assert trainer_room(1, "cpu", Settings(home=tmp_path)) is None
+    assert trainer_placement(1, "cpu", Settings(home=tmp_path)) is None
 
 
 def test_trainer_of_more_ranks_than_cores_is_refused_by_field_and_fix(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, cpu_limit=2)
     with pytest.raises(ConfigError, match=r"\[learning\] world_size is 3, wanted at most 2"):
-        trainer_room(3, "cpu", settings)
+        trainer_placement(3, "cpu", settings)
 
 
 def test_parity_limit_is_that_of_the_coarser_of_trainer_and_engine() -> None:
