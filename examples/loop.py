@@ -26,8 +26,9 @@ from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.reinforcement.step_metrics import describe_groups, is_solved
 from ostinato.tasks.reinforcement.step_monitor import describe_parity
+from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker
+from ostinato.tasks.rollout.graded_worker import build_worker
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import INFRASTRUCTURE_OUTCOMES
 from ostinato.tasks.rollout.worker import RolloutWorker

@@ -29,7 +29,7 @@ from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 
 PROBLEMS = 64
 TURN = TurnRecord(generated_tokens=1, text="", calls=())
@@ -138,7 +138,7 @@ class Simulation:
             attempt=self._attempt,
             train=self._train,
             limits=Limits(max_steps=load.steps),
-            progress=Progress(),
+            progress=RunProgress(),
         )
 
     def run(self) -> SimulatedRun:

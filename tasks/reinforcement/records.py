@@ -74,8 +74,10 @@ class EvaluationPoint(Record):
     step: int = Field(description="optimiser steps that the version has seen")
     weight_version: int
     attempts_per_problem: int
-    average: Metric | None = Field(description="of single attempts; None: not measured")
-    best_of: Metric | None = Field(description="of all attempts at a problem; None: not measured")
+    average: Metric | None = Field(description="solve rate of single attempts; None: not measured")
+    best_of: Metric | None = Field(
+        description="rate of problems that any attempt solved; None: not measured"
+    )
     reason: str = Field(default="", description="why it was not measured")
 
 
@@ -102,7 +104,8 @@ class ReinforcementResult(Record):
         default=(), description="hack alarms that stood at the end of the last process"
     )
     evaluations: tuple[EvaluationPoint, ...] = Field(
-        default=(), description="by step; empty unless the recipe asks for them"
+        default=(),
+        description="evaluations in the order of their steps; empty unless the recipe asks for them",
     )
 
 
@@ -119,10 +122,10 @@ class ReplayedStep(Record):
     """A recorded step beside the same step computed again."""
 
     step: int
-    is_equal: bool = Field(description="in the metric that was asked for")
+    is_equal: bool = Field(description="whether the step is equal in the metric that was asked for")
     tensors: int
     different_tensors: int
-    largest_difference: float = Field(description="of any weight")
+    largest_difference: float = Field(description="largest absolute difference of any weight")
     different_metrics: dict[str, tuple[float, float]] = Field(description="recorded, replayed")
 
 

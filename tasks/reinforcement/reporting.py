@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
-    Generation,
+    DecodingActivity,
     PartWait,
     StageStatus,
 )
@@ -50,7 +50,7 @@ class RunReporter:
             time.time,
         )
         self._step_ended_at = 0.0
-        self._generation: Generation | None = None
+        self._generation: DecodingActivity | None = None
         self._boxes: BoxUse | None = None
 
     def start(self) -> None:
@@ -164,7 +164,7 @@ class RunReporter:
                 in_flight = orchestrator.attempts.num_running
                 before = self._generation
                 stands = in_flight and before is not None and before.computed_tokens == computed
-                self._generation = Generation(
+                self._generation = DecodingActivity(
                     computed_tokens=computed,
                     since=before.since if stands and before is not None else time.time(),
                     attempts_in_flight=in_flight,

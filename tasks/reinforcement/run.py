@@ -45,7 +45,7 @@ from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class TrainingLoop:
             attempt=self.services.workers.attempt,
             train=self._train,
             limits=Limits(request.max_steps, request.budget_seconds, self.reporter.used_seconds),
-            progress=Progress(
+            progress=RunProgress(
                 steps_done=status.step,
                 trainer_version=status.weight_version,
                 engine_version=engine_version,

@@ -33,9 +33,8 @@ from ostinato.tasks.reinforcement.learning.actor import TrainerGroup, TrainerSta
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER, ReinforcementRequest
 from ostinato.tasks.rollout.actor import BuildWorker, RolloutFleet, start_workers
+from ostinato.tasks.rollout.config import BOX_LIMITS, WorkerSetup
 from ostinato.tasks.rollout.fleet_worker import build_fleet_worker
-from ostinato.tasks.rollout.graded_worker import WorkerSetup
-from ostinato.tasks.rollout.sandboxes import BOX_LIMITS
 
 
 @dataclass(frozen=True)

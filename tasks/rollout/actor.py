@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
@@ -24,7 +24,9 @@ from ostinato.infra.sandbox.test_server import as_text
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.worker import RolloutWorker
+
+if TYPE_CHECKING:  # it grades and opens boxes, which the run's own process does not
+    from ostinato.tasks.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ LOOK_SECONDS = 5.0  # a worker that is asked about its boxes answers within this
 RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
-BuildWorker = Callable[[], RolloutWorker]
+BuildWorker = Callable[[], "RolloutWorker"]
 Finished = tuple[str, bytes]  # id and record
 
 

@@ -12,10 +12,14 @@ from pydantic import (
     model_validator,
 )
 
+from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record, Share
-from ostinato.infra.sandbox.protocol import SandboxKind
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
+from ostinato.tasks.grading.config import GradingConfig
 
+# many boxes that start at once wait for one another's processor time
+BOX_LIMITS = SandboxLimits(start_seconds=180.0)
 # Each an Admission of staleness.py.
 ADMISSIONS = PluginGroup(
     "ostinato.admissions",
@@ -103,3 +107,17 @@ class RolloutConfig(Record):
     seed: NonNegativeInt = Field(default=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+
+
+class WorkerSetup(Record):
+    """Everything a worker process needs beside a model."""
+
+    tokenizer_directory: str
+    problems_directory: str
+    harness: HarnessConfig
+    grading: GradingConfig
+    concurrent_trajectories: int
+    search_directory: str | None = None
+    """A trained encoder's files; None: codebase_search ranks by words alone."""
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    """Kind of box for agents' commands, in boxes of this process."""

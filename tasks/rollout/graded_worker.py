@@ -5,36 +5,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.index import SearchService
-from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import configure_logging
-from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import load_renderer
-from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.problems.published import load_repositories
+from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import Converse, RolloutWorker
 
 if TYPE_CHECKING:  # it needs Ray, which evaluations do without
     from ostinato.infra.sandbox.fleet.client import FleetClient
-
-
-class WorkerSetup(Record):
-    """Everything a worker process needs beside a model."""
-
-    tokenizer_directory: str
-    problems_directory: str
-    harness: HarnessConfig
-    grading: GradingConfig
-    concurrent_trajectories: int
-    search_directory: str | None = None
-    """A trained encoder's files; None: codebase_search ranks by words alone."""
-    sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """Kind of box for agents' commands, in boxes of this process."""
 
 
 def token_dialogue(setup: WorkerSetup, model: ModelClient) -> Converse:

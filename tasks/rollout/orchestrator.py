@@ -25,10 +25,10 @@ from ostinato.tasks.rollout.slots import (
     INFRASTRUCTURE_OUTCOMES,
     GroupSlot,
     GroupState,
-    SlotTable,
+    GroupTable,
 )
 from ostinato.tasks.rollout.staleness import Admission, ConsumptionEstimate, StalenessPolicy
-from ostinato.tasks.rollout.steps import Progress, StepFunction, StepRunner
+from ostinato.tasks.rollout.steps import RunProgress, StepFunction, StepRunner
 
 logger = logging.getLogger(__name__)
 _FAILED_GROUPS_LIMIT = 4  # in a row, lost to infrastructure: the run ends
@@ -57,7 +57,7 @@ class Orchestrator:
         attempt: AttemptFunction,
         train: StepFunction,
         limits: Limits,
-        progress: Progress,
+        progress: RunProgress,
     ) -> None:
         self.run_id = run_id
         self.config = config
@@ -66,7 +66,7 @@ class Orchestrator:
         self.progress = progress
         self.sampled = LengthAndDuration()
         policy = StalenessPolicy(config.staleness.max_staleness_versions, config.groups_per_step)
-        self.table = SlotTable(policy, least_spread=config.least_spread)
+        self.table = GroupTable(policy, least_spread=config.least_spread)
         self._journal = journal
         self._consumption = ConsumptionEstimate()
         self._admission: Admission = ADMISSIONS.load(config.staleness.admission)
@@ -90,7 +90,7 @@ class Orchestrator:
         self._failure = error
         self._changed.set()
 
-    async def run(self) -> Progress:
+    async def run(self) -> RunProgress:
         """Runs until a limit. Returns where it ended. Work in flight is cancelled then."""
         clock = asyncio.get_running_loop().time
         self.progress.started_at = clock()

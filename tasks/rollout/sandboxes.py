@@ -14,20 +14,17 @@ from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
+from ostinato.tasks.rollout.config import BOX_LIMITS
 
 if TYPE_CHECKING:  # it needs Ray, which evaluations do without
     from ostinato.infra.sandbox.fleet.client import FleetClient
 
 # more only wait for one another's processor time, until the start limit fails them
 STARTS_AT_A_TIME = 4
-START_SECONDS = 180.0
 TEST_SERVER_BYTES = 2 << 30
-
-
-BOX_LIMITS = SandboxLimits(start_seconds=START_SECONDS)
 
 
 class Sandboxes:
@@ -42,7 +39,7 @@ class Sandboxes:
         fleet: "FleetClient | None" = None,
     ) -> None:
         """`fleet`: where agents' boxes come from. None: this process makes them, of this kind."""
-        server = SandboxLimits(start_seconds=START_SECONDS, memory_bytes=TEST_SERVER_BYTES)
+        server = BOX_LIMITS.model_copy(update={"memory_bytes": TEST_SERVER_BYTES})
         self._backend = open_backend(kind)
         self._environments = {
             repository.name: RepositoryEnvironment(

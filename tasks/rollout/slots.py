@@ -81,7 +81,7 @@ class Batch:
     late_groups: tuple[str, ...] = ()
 
 
-class SlotTable:
+class GroupTable:
     """All outstanding groups and the counts of those that ended."""
 
     def __init__(self, policy: StalenessPolicy, *, least_spread: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Group
 from ostinato.tasks.rollout.distributions import LengthAndDuration
-from ostinato.tasks.rollout.slots import Batch, GroupSlot, GroupState, SlotTable
+from ostinato.tasks.rollout.slots import Batch, GroupSlot, GroupState, GroupTable
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new traine
 
 
 @dataclass(slots=True)
-class Progress:
-    """Progress of a run."""
+class RunProgress:
+    """Counters of a run, and what its parts wait for."""
 
     steps_done: int = 0
     trainer_version: int = 0
@@ -59,8 +59,8 @@ class StepRunner:
 
     def __init__(
         self,
-        table: SlotTable,
-        progress: Progress,
+        table: GroupTable,
+        progress: RunProgress,
         train: StepFunction,
         pace_limit_seconds: float,
         on_change: Callable[[], None],

@@ -49,7 +49,7 @@ from ostinato.tasks.rollout.config import RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.benchmarks.decode_peers import next_line
 from tests.benchmarks.one_turn import GivenAnswers, OneTurn, Passes, Sizes, judge_given
@@ -104,7 +104,7 @@ class OurRun:
             attempt=self._attempt,
             train=self._train,
             limits=Limits(turn.sizes.steps),
-            progress=Progress(),
+            progress=RunProgress(),
         )
 
     async def run(self) -> Curve:

@@ -26,9 +26,9 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation, StopRea
 from ostinato.models.rendering import Renderer, load_renderer
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Problem, Split, Trajectory
-from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.config import CurriculumConfig, WorkerSetup
 from ostinato.tasks.rollout.curriculum import Curriculum
-from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker
+from ostinato.tasks.rollout.graded_worker import build_worker
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.slots import INFRASTRUCTURE_OUTCOMES

@@ -27,7 +27,7 @@ from ostinato.tasks.rollout.config import (
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
 
 
@@ -99,7 +99,7 @@ class Simulation:
             attempt=self.attempt,
             train=self.train,
             limits=Limits(max_steps=load.steps),
-            progress=Progress(),
+            progress=RunProgress(),
         )
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:

@@ -31,7 +31,7 @@ from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find_free_port
 from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
-    Generation,
+    DecodingActivity,
     ReplicaStanding,
     StageStatus,
 )
@@ -324,7 +324,7 @@ def starved_engine(scene: Scene) -> Iterator[None]:
         phase="running",
         at=time.time(),
         replicas={"run.engine0": ReplicaStanding(state="serving", since=1.0, version=3)},
-        generation=Generation(computed_tokens=9.0, since=scene.since, attempts_in_flight=4),
+        generation=DecodingActivity(computed_tokens=9.0, since=scene.since, attempts_in_flight=4),
         boxes=BoxUse(leased=4, waiting=0),
     )
     with scene.sleeping_stage(status):

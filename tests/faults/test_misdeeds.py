@@ -25,7 +25,7 @@ from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.slots import INFRASTRUCTURE_OUTCOMES
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.one_line_problem import write_package
@@ -115,7 +115,7 @@ async def soak(folder: Path, groups: int) -> tuple[Orchestrator, list[Trajectory
         attempt=attempt,
         train=train,
         limits=Limits(max_steps=groups),
-        progress=Progress(),
+        progress=RunProgress(),
     )
     try:
         await orchestrator.run()

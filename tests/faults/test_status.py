@@ -19,7 +19,7 @@ from ostinato.flows.operating.status.rows import Fault, StatusRow
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
-    Generation,
+    DecodingActivity,
     PartWait,
     ReplicaStanding,
     StageStatus,
@@ -160,7 +160,9 @@ def test_healthy_home_has_no_finding(scene: Scene) -> None:
         at=time.time(),
         waits={"trainer": PartWait(what="ready groups", detail="has 1, wants 4", since=5.0)},
         replicas={"run.engine0": ReplicaStanding(state="serving", since=7.0, version=3)},
-        generation=Generation(computed_tokens=9.0, since=time.time() - 5, attempts_in_flight=4),
+        generation=DecodingActivity(
+            computed_tokens=9.0, since=time.time() - 5, attempts_in_flight=4
+        ),
         boxes=BoxUse(leased=4, waiting=1, waiting_since=time.time() - 5),
     )
     interrupted = scene.stage("corpus-0123")

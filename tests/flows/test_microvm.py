@@ -21,7 +21,8 @@ from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.problems.published import load_repositories
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
-from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
+from ostinato.tasks.rollout.config import WorkerSetup
+from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.miniature import make_checkpoint, make_problem_set

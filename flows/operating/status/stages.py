@@ -9,7 +9,11 @@ from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, f
 from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
 from ostinato.infra.platform.cluster.ranks import marked_ranks
-from ostinato.infra.platform.cluster.stage_status import Generation, ReplicaStanding, StageStatus
+from ostinato.infra.platform.cluster.stage_status import (
+    DecodingActivity,
+    ReplicaStanding,
+    StageStatus,
+)
 from ostinato.infra.platform.cluster.workspace import (
     ENDING,
     FAILURE,
@@ -273,7 +277,7 @@ def _replica_row(part: str, replica: ReplicaStanding) -> StatusRow:
 
 
 def _engines_row(
-    part: str, generation: Generation, now: float, thresholds: Thresholds
+    part: str, generation: DecodingActivity, now: float, thresholds: Thresholds
 ) -> StatusRow:
     idle_seconds = now - generation.since
     row = StatusRow(

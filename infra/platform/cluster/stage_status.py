@@ -22,16 +22,20 @@ class ReplicaStanding(Record):
     """State of an engine replica, as its fleet knows it."""
 
     state: str
-    since: float = Field(description="time at which the state was entered")
+    since: float = Field(
+        description="time at which the state was entered, in seconds since the epoch"
+    )
     version: int | None = Field(default=None, description="weights that it serves; None: none")
     reason: str = Field(default="", description="why it does not serve")
 
 
-class Generation(Record):
+class DecodingActivity(Record):
     """Work of all replicas together."""
 
     computed_tokens: float = Field(description="generated and prefilled, running total")
-    since: float = Field(description="time at which the total last grew")
+    since: float = Field(
+        description="time at which the total last grew, in seconds since the epoch"
+    )
     attempts_in_flight: int
 
 
@@ -49,8 +53,12 @@ class StageStatus(Record):
 
     phase: str = Field(description="running: the file is replaced every second")
     at: float
-    waits: dict[str, PartWait] = Field(default={}, description="waits by part")
-    replicas: dict[str, ReplicaStanding] = Field(default={}, description="replicas by name")
-    generation: Generation | None = None
+    waits: dict[str, PartWait] = Field(
+        default={}, description="waits by part: trainer, engines, orchestrator"
+    )
+    replicas: dict[str, ReplicaStanding] = Field(
+        default={}, description="states of engine replicas by their names"
+    )
+    generation: DecodingActivity | None = None
     boxes: BoxUse | None = None
     numbers: dict[str, Any] = Field(default={}, description="counters, for people")

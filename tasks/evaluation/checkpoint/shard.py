@@ -20,7 +20,8 @@ from ostinato.tasks.evaluation.checkpoint.plan import plan_of, shard_of, tell_pr
 from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Trajectory
-from ostinato.tasks.rollout.graded_worker import WorkerSetup, build_worker, token_dialogue
+from ostinato.tasks.rollout.config import WorkerSetup
+from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.worker import Converse
 

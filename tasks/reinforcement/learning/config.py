@@ -45,9 +45,11 @@ class PolicyOptimizerConfig(OptimizerConfig):
         default="adamw",
         description="muon: matrices by Muon, the rest by AdamW; adamw: all by AdamW",
     )
-    learning_rate: PositiveFloat = Field(default=3e-4, description="of AdamW")
+    learning_rate: PositiveFloat = Field(
+        default=3e-4, description="learning rate of AdamW after the warm-up"
+    )
     muon_learning_rate: PositiveFloat = Field(
-        default=3e-3, description="of Muon; unused with adamw"
+        default=3e-3, description="learning rate of Muon after the warm-up; unused with adamw"
     )
     warmup_steps: NonNegativeInt = Field(
         default=4, description="steps over which the rates rise linearly from near 0; 0: none"
@@ -61,9 +63,11 @@ class ClipBand(Record):
     """Range of the importance ratio. Tokens moving further out give no gradient, as in PPO."""
 
     low_ratio: float = Field(
-        default=0.8, gt=0, lt=1, description="of trainer to rollout probability"
+        default=0.8, gt=0, lt=1, description="least ratio of trainer to rollout probability"
     )
-    high_ratio: float = Field(default=1.25, gt=1, description="of trainer to rollout probability")
+    high_ratio: float = Field(
+        default=1.25, gt=1, description="largest ratio of trainer to rollout probability"
+    )
 
 
 class ObjectiveConfig(Record):
@@ -101,7 +105,7 @@ class ObjectiveConfig(Record):
         default=0.6,
         gt=0,
         le=1,
-        description="with credit 'edit', factor on a positive reward for each edit that followed",
+        description="factor on a positive reward for each edit that followed, with credit 'edit'",
     )
     divide_by_deviation: bool = Field(
         default=False,
@@ -126,7 +130,7 @@ class ObjectiveConfig(Record):
     )
     entropy_coefficient: PositiveFloat = Field(
         default=0.01,
-        description="with a floor, times the gradient of the entropy at each sampled token",
+        description="factor on the gradient of the entropy at each sampled token, in steps below the floor",
     )
     skip_zero_advantage: bool = Field(
         default=True,
@@ -331,4 +335,6 @@ class TrainerRequest(Record):
     checkpoint_directory: str = Field(description="the model RL begins with")
     work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
     chain_id: str = Field(description="weight chain that the engines follow")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="that every rank trains on")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="kind of device that every rank trains on"
+    )

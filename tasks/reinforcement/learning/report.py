@@ -38,7 +38,9 @@ class Parity(StageRecord):
         description="tokens sampled from a cache that was kept over a swap of weights; None: none"
     )
     tokens_by_age: dict[int, int] = Field(description="versions behind -> tokens compared")
-    tokens_not_measured: int = Field(description="of versions whose weights are not kept")
+    tokens_not_measured: int = Field(
+        description="sampled tokens of versions that are no longer in memory"
+    )
     alarm_k3: float = Field(description="k3 of one_cache above which the step is alarming")
     alarm_kept_cache_k3: float
 
@@ -102,16 +104,19 @@ class StepReport(StageRecord):
     replaced_routes_ratio: float = Field(
         description="share of replayed routes the plausibility filter replaced; a token that is computed once counts once"
     )
-    hinted_samples: int = Field(default=0, description="whose turn was distilled from a hint")
+    hinted_samples: int = Field(
+        default=0, description="samples with a turn that was distilled from a hint"
+    )
     hint_kl_nats: float | None = Field(
-        default=None, description="to the hinted policy, mean over tokens; None: no hint"
+        default=None,
+        description="divergence from the hinted policy in nats, mean over tokens; None: no hint",
     )
     draft_kl_nats: float | None = Field(
         default=None,
         description="KL(trunk || draft layer), mean over layers and sampled tokens; None: they do not learn",
     )
     entropy_coefficient: float = Field(
-        default=0.0, description="of the entropy bonus; 0: above the floor, or none"
+        default=0.0, description="weight of the entropy bonus; 0: above the floor, or none"
     )
     reference_k1_nats: float = Field(
         description="mean over trajectories, to the KL reference; 0 when off"

@@ -18,8 +18,9 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.rollout.config import BOX_LIMITS
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.sandboxes import BOX_LIMITS, Sandboxes
+from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.one_line_problem import break_line

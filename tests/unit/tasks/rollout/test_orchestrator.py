@@ -15,7 +15,7 @@ from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, Stale
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.steps import Progress, StepRequest
+from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 from tests.fakes.rollouts import MemoryJournal, make_problem, make_trajectory
 
 Duration = Callable[[AttemptRequest], float]
@@ -68,7 +68,7 @@ class Script:
             attempt=self.attempt,
             train=self.train,
             limits=Limits(max_steps=steps, **limits),
-            progress=Progress(),
+            progress=RunProgress(),
         )
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:
@@ -94,7 +94,7 @@ class Script:
             asyncio.get_running_loop().call_later(0.1, self.orchestrator.engine_applied, version)
         return version
 
-    def run(self) -> Progress:
+    def run(self) -> RunProgress:
         return run_virtual(self.orchestrator.run())
 
 

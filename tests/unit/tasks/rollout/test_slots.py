@@ -4,16 +4,16 @@ import pytest
 
 from ostinato.tasks.records import Outcome
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.slots import GroupSlot, GroupState, SlotTable
+from ostinato.tasks.rollout.slots import GroupSlot, GroupState, GroupTable
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 
-def make_table(cap: int = 1, size: int = 1, *, least_spread: float = 0.0) -> SlotTable:
-    return SlotTable(StalenessPolicy(cap, size), least_spread=least_spread)
+def make_table(cap: int = 1, size: int = 1, *, least_spread: float = 0.0) -> GroupTable:
+    return GroupTable(StalenessPolicy(cap, size), least_spread=least_spread)
 
 
-def open_group(table: SlotTable, name: str, birth: int = 0) -> None:
+def open_group(table: GroupTable, name: str, birth: int = 0) -> None:
     table.open(GroupSlot(name, f"problem-{name}", birth, 0.0, trajectories_expected=2))
 
 
@@ -22,7 +22,7 @@ def attempt(name: str, number: int) -> AttemptRequest:
 
 
 def complete(
-    table: SlotTable,
+    table: GroupTable,
     name: str,
     birth: int = 0,
     solved: tuple[bool, bool] = (True, False),
