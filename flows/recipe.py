@@ -32,11 +32,9 @@ from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
-from ostinato.tasks.pretraining.mtp.config import MtpConfig
-from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationConfig
+from ostinato.tasks.pretraining.mtp.config import MtpConfig, SpeculationConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
-from ostinato.tasks.realtime.config import CycleConfig
-from ostinato.tasks.realtime.promotion.config import TEST_LINE, ServingConfig
+from ostinato.tasks.realtime.config import TEST_LINE, CycleConfig, ServingConfig
 from ostinato.tasks.reinforcement.learning.config import LearningConfig
 from ostinato.tasks.reinforcement.records import ReinforcementConfig
 from ostinato.tasks.retrieval.config import RetrievalConfig

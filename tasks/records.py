@@ -239,7 +239,7 @@ class Trajectory(StageRecord):
     outcome: Outcome
     reason: str
     verdict: Verdict | None
-    """None only when infrastructure failed before grading"""
+    """verdict of the grader; None only when infrastructure failed before grading"""
     reward: RewardReport
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
@@ -324,7 +324,6 @@ class AttemptMeans(StageRecord):
     changed_lines: float | None = Field(
         description="lines of product files, from the state given to the state left; a line that was replaced counts once"
     )
-    reference_lines: float | None = Field(description="the same of what undoes the problem's edits")
 
 
 class Scorecard(StageRecord):
@@ -342,11 +341,11 @@ class Scorecard(StageRecord):
     tool_calls: Metric
     broken_call_ratio: float
     first_edit_ratio: float | None = None
-    """attempts solved by their first edit; None: older than the figure"""
+    """share of attempts that their first edit solved (0..1)"""
     cut_ratio: float | None = None
-    """attempts that ended at a limit or wrote the same edit twice"""
+    """share of attempts that ended at a limit or wrote the same edit twice (0..1)"""
     attempt_means: AttemptMeans | None = None
-    """None: older than the figures"""
+    """means over all attempts"""
     solved_attempt_means: AttemptMeans | None = None
     """means of the solved attempts alone; None: there are none, or older than the figures"""
     problems: tuple[ProblemScore, ...]

@@ -15,7 +15,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import Inputs, load_inputs
+from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork, load_inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
     TrainingPlan,
@@ -34,7 +34,6 @@ from ostinato.tasks.planning.walked import (
     Exchange,
     WalkedStage,
 )
-from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 from ostinato.tasks.pretraining.config import PretrainingLayout
 from ostinato.tasks.reinforcement.learning.config import LearningLayout
 

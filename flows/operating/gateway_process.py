@@ -34,7 +34,7 @@ def main() -> None:
         while context.ledger.promotions.current(line) is None:
             logger.info("line=%s waits_for=a checkpoint that passed its gate", line)
             time.sleep(WAIT_SECONDS)
-        serve_people = load_entry("ostinato.tasks.realtime.serving:serve_people")
+        serve_people = load_entry("ostinato.tasks.realtime.traffic:serve_people")
         asyncio.run(serve_people(lambda: realtime.served_model(context, line), context.settings))
     except OstinatoError as error:
         print_error(error)

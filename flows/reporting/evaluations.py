@@ -26,8 +26,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.corpus.config import CorpusResult
-from ostinato.tasks.corpus.overlap_records import AnswerOverlap
+from ostinato.tasks.corpus.config import AnswerOverlap, CorpusResult
 from ostinato.tasks.evaluation.controls import Control, ControlReport, compare_with_controls
 from ostinato.tasks.evaluation.statistics import AttemptRow
 from ostinato.tasks.records import AttemptMeans, GateDecision, Metric, Scorecard, Split

@@ -47,8 +47,7 @@ from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.pretraining.config import PretrainingResult
-from ostinato.tasks.pretraining.mtp.config import MtpResult
-from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
+from ostinato.tasks.pretraining.mtp.config import MtpResult, SpeculationResult
 from ostinato.tasks.problems.config import ProblemsResult
 from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult

@@ -22,8 +22,7 @@ from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.tasks.corpus.config import CorpusResult
 from ostinato.tasks.pretraining.config import PretrainingResult
-from ostinato.tasks.pretraining.mtp.config import MtpResult
-from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationResult
+from ostinato.tasks.pretraining.mtp.config import MtpResult, SpeculationResult
 from ostinato.tasks.problems.config import EnvironmentsResult, ProblemsResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 

@@ -18,8 +18,12 @@ from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
 from ostinato.tasks.evaluation.base_models.config import BaseMeasures, BaseSelectionRequest
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
-from ostinato.tasks.pretraining.mtp.config import MtpRequest, MtpResult
-from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.tasks.pretraining.mtp.config import (
+    MtpRequest,
+    MtpResult,
+    SpeculationRequest,
+    SpeculationResult,
+)
 from ostinato.tasks.problems.config import (
     EnvironmentsRequest,
     EnvironmentsResult,

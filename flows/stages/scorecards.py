@@ -11,8 +11,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.corpus.config import CorpusResult
-from ostinato.tasks.corpus.overlap_records import AnswerOverlap
+from ostinato.tasks.corpus.config import AnswerOverlap, CorpusResult
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.records import Split
 

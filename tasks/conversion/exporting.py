@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ostinato.infra.agent.dialects.compact.tools import TOOLS
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import (
     CONFIG,
@@ -23,9 +24,16 @@ from ostinato.models.checkpoint.streaming import TensorFiles
 from ostinato.models.families.family import EMBEDDING
 from ostinato.models.rendering.chat_template import TEMPLATE_FILE
 from ostinato.models.rendering.special_tokens import TOKENIZER_SETTINGS
-from ostinato.models.rendering.vocabulary import END, END_OF_TEXT, PAD, SPECIAL_IDS
+from ostinato.models.rendering.vocabulary import (
+    CALL_TAGS,
+    CONTROL_TOKENS,
+    END,
+    END_OF_TEXT,
+    LINE_TAGS,
+    PAD,
+    SPECIAL_IDS,
+)
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.conversion.own_template import write_own_template
 from ostinato.tasks.conversion.sources import load_extra_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -149,3 +157,20 @@ def _card(
     lines += ["", "## What its last stage recorded", ""]
     lines += [f"- {key}: {value}" for key, value in metadata.items()] or ["- nothing"]
     return "\n".join(lines) + "\n"
+
+
+BODY = Path(__file__).with_name("own_tokens.jinja")
+
+
+def write_own_template() -> str:
+    """The template, with the tokens and tools of today."""
+    words = {
+        "system": (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS),
+        "user": (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS),
+        "tool": (*CONTROL_TOKENS, *CALL_TAGS),
+        "assistant": CONTROL_TOKENS,
+    }
+    bare_arguments = {name: tool.primary for name, tool in TOOLS.items()}
+    tables = {"words": words, "bare_arguments": bare_arguments}
+    heads = [f"{{%- set {name} = {json.dumps(table)} %}}\n" for name, table in tables.items()]
+    return "".join(heads) + BODY.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from ostinato.tasks.conversion.sources import (
     check_side_file,
     open_source,
 )
-from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, settle_template
+from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, choose_template
 
 
 def import_model(
@@ -40,7 +40,7 @@ def import_model(
         _check_tensors(source, family, spec)
         tokenizer = _read_tokenizer(source, spec)
         _check_template(source)
-        side_files, template = settle_template(
+        side_files, template = choose_template(
             source.files, source.config, tokenizer, chat_template
         )
         dtypes = {name: _stored_dtype(source, spec, name) for name in weight_shapes(spec)}

@@ -43,7 +43,7 @@ _SPECIAL = ("bos_token", "eos_token")
 FIX = "import it with --chat-template chatml, plain or a file"
 
 
-def settle_template(
+def choose_template(
     files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer, wanted: str | None
 ) -> tuple[dict[str, bytes], str]:
     """The model's small files with the template that holds, and what is to be said of it. ConfigError for a

@@ -8,8 +8,38 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.extensions import COMPACT
 from ostinato.infra.platform.record import Record, Share
-from ostinato.tasks.corpus.overlap_records import AnswerOverlap
 from ostinato.tasks.records import Split
+
+
+class NgramOverlap(Record):
+    """N-grams of words that one split's problems share with what one stage trains on."""
+
+    stage: str
+    words: int = Field(description="length of an n-gram in words")
+    problems: int = Field(description="problems with n-grams of their own, in prompt or function")
+    problems_with_text: int = Field(description="problems with an n-gram that the stage trains on")
+    problems_with_answer: int = Field(
+        description="problems with such an n-gram that holds a word of a right line"
+    )
+    median_share: float = Field(
+        description="share of a problem's n-grams that is trained on (0..1), median over problems"
+    )
+
+
+class AnswerOverlap(Record):
+    """Problems of one evaluated split whose text stands in training documents."""
+
+    split: Split
+    problems: int = Field(
+        description="problems with a right line that is long enough to be told from others"
+    )
+    problems_with_answer: int
+    """problems with all their right lines in some document that is trained on: shards, demonstrations,
+    documents that locate, conversations of the user"""
+    median_documents: float = Field(description="documents that hold them, median over problems")
+    ngrams: tuple[NgramOverlap, ...] = ()
+    """overlap per stage"""
+
 
 CONVERSATIONS = "conversations"  # held-out shard of a user's own
 SHARDS = ("code", "library", "repair", "repair_general")  # that are trained on
@@ -106,7 +136,7 @@ class DemonstrationConfig(Record):
     boxes_per_repository: PositiveInt = 4
     """sandboxes in use at the same time for one repository, at most"""
     locating: Locating = "named"
-    """how a function is found that the prompt only describes"""
+    """search for a function that the prompt only describes"""
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ostinato.tasks.corpus.corruption.corruptions import Corruption
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.problems.breaking.mutations import Mutation
 from ostinato.tasks.records import Problem, Split
 
 LINE_LIMIT_CHARACTERS = 16  # shorter lines (return x) stand in any code
@@ -33,9 +33,9 @@ class Guard:
         """The functions that documents may be made of: those that no evaluation holds out whole."""
         return [item for item in functions if item.key not in self._held_out_functions]
 
-    def forbids(self, function: CodeFunction, corruption: Corruption) -> bool:
-        """Whether a self-made corruption is a reserved problem, or reads like a held-out one."""
-        line = corruption.broken.strip()
+    def forbids(self, function: CodeFunction, mutation: Mutation) -> bool:
+        """Whether a self-made mutation is a reserved problem, or reads like a held-out one."""
+        line = mutation.broken_text.strip()
         forbidden = (*function.key, line) in self._reserved or line in self._broken_lines
         self.num_dropped += forbidden
         return forbidden

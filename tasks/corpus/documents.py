@@ -8,12 +8,13 @@ import xxhash
 
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
-from ostinato.tasks.corpus.corruption.corruptions import Corruption, corrupt_function
-from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.decontamination import Guard
+from ostinato.tasks.corpus.repairs.reports import FailureReports
 from ostinato.tasks.corpus.repairs.transcripts import DocumentWriter
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.sources import SourceFile
+from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
+from ostinato.tasks.problems.breaking.mutations import Mutation
 
 MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02
@@ -98,7 +99,7 @@ def make_library(
     return shard
 
 
-Bug = tuple[CodeFunction, Corruption]
+Bug = tuple[CodeFunction, Mutation]
 DrawFunction = Callable[[random.Random], CodeFunction | None]
 
 
@@ -137,16 +138,16 @@ class RepairMaker:
     def _draw_bug(
         self, draw_function: DrawFunction, rng: random.Random, keep: Callable[[Bug], bool]
     ) -> Bug | None:
-        """A corruption that is allowed and wanted. None when there seem to be no more."""
+        """A mutation that is allowed and wanted. None when there seem to be no more."""
         for _ in range(MAX_DRY_DRAWS):
             function = draw_function(rng)
             if function is None:
                 return None
-            corruption = corrupt_function(function, rng)
-            if corruption is None or not keep((function, corruption)):
+            mutation = draw_mutation(function.lines, rng)
+            if mutation is None or not keep((function, mutation)):
                 continue
-            if not self.guard.forbids(function, corruption):
-                return function, corruption
+            if not self.guard.forbids(function, mutation):
+                return function, mutation
         return None
 
 
@@ -157,9 +158,9 @@ def draw_from(functions: Sequence[CodeFunction]) -> DrawFunction:
 
 
 def is_repair_held_out(bug: Bug) -> bool:
-    """A fixed draw of corruptions (never of lines) that is kept for measuring."""
-    function, corruption = bug
-    name = f"{function.path}/{function.symbol}/{corruption.number}/{corruption.broken}"
+    """A fixed draw of mutations (never of lines) that is kept for measuring."""
+    function, mutation = bug
+    name = f"{function.path}/{function.symbol}/{mutation.line_number}/{mutation.broken_text}"
     return is_held_out(name, HELD_OUT_REPAIR_RATIO)
 
 

@@ -3,9 +3,14 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from safetensors.numpy import save_file
 
 from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
@@ -37,7 +42,6 @@ from ostinato.tasks.corpus.repairs.demonstrations import (
     make_demonstrations,
 )
 from ostinato.tasks.corpus.repairs.transcripts import Document, DocumentWriter
-from ostinato.tasks.corpus.shards import write_demonstrations, write_shard
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
@@ -228,3 +232,34 @@ def _write_shards(directory: Path, shards: dict[str, Shard]) -> Iterator[ShardSt
         for part, documents in (("train", shard.train), ("heldout", shard.held_out)):
             if documents:
                 yield write_shard(directory, f"{name}_{part}", documents)
+
+
+DEMONSTRATIONS_FILE = "demonstrations.safetensors"
+
+
+def write_shard(directory: Path, name: str, documents: Iterable[Sequence[int]]) -> ShardStatistics:
+    """Writes NAME.bin and NAME.idx (int32). One document each."""
+    directory.mkdir(parents=True, exist_ok=True)
+    builder = IndexedDatasetBuilder(str(directory / f"{name}.bin"), dtype=np.int32)
+    num_documents = num_tokens = 0
+    for token_ids in documents:
+        builder.add_document(torch.tensor(token_ids, dtype=torch.int32), [len(token_ids)])
+        num_documents += 1
+        num_tokens += len(token_ids)
+    builder.finalize(str(directory / f"{name}.idx"))
+    return ShardStatistics(name=name, documents=num_documents, tokens=num_tokens)
+
+
+def write_demonstrations(directory: Path, documents: Sequence[Document]) -> None:
+    """Writes all demonstrations end to end: `offsets[i]:offsets[i + 1]` is document i."""
+    lengths = [len(document.token_ids) for document in documents]
+    token_ids = [token for document in documents for token in document.token_ids]
+    loss_mask = [value for document in documents for value in document.loss_mask]
+    arrays = {
+        "token_ids": np.asarray(token_ids, dtype=np.int32),
+        "loss_mask": np.asarray(loss_mask, dtype=np.uint8),
+        "offsets": np.asarray([0, *np.cumsum(lengths)], dtype=np.int64),
+    }
+    temporary = directory / f".{DEMONSTRATIONS_FILE}"
+    save_file(arrays, temporary)
+    temporary.replace(directory / DEMONSTRATIONS_FILE)

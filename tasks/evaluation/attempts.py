@@ -5,14 +5,16 @@ Finished ones are JSON lines of a file, so that a killed evaluation goes on wher
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.cluster.workspace import Workspace
+from ostinato.infra.platform.errors import GradingError, ProblemError
 from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.models.decode.protocol import Priority
+from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
 from ostinato.tasks.evaluation.statistics import AttemptRow, attempt_row
 from ostinato.tasks.records import Outcome, Problem, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
@@ -144,3 +146,36 @@ async def _attempt_with_retries(
         item = replace(item, retry=retry, trajectory_id=again)
         trajectory = await attempt(item)
     return trajectory
+
+
+SOLVED = "solved_attempts"  # metric
+
+
+def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[AttemptRequest]:
+    """All attempts of a request. ProblemError when the split has no problem."""
+    wanted = [problem for problem in problems if problem.split is request.split]
+    if not wanted:
+        raise ProblemError(
+            f"{request.problems_directory} holds 0 problems of split {request.split}, wanted at least 1; "
+            "make some ([problems.sizes], or `split` of a source), or evaluate on another suite"
+        )
+    drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
+    return plan_attempts(
+        drawn,
+        attempts_per_problem=request.config.attempts_per_problem,
+        seed=request.config.seed,
+        temperature=request.config.temperature,
+    )
+
+
+def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[AttemptRequest]:
+    """The attempts of one shard. All attempts at a problem stay together, so that verdicts are cached once."""
+    names = list(dict.fromkeys(item.problem.problem_id for item in plan))
+    mine = set(names[index::count])
+    return [item for item in plan if item.problem.problem_id in mine]
+
+
+def report_progress(workspace: Workspace, done: float, total: int, solved: float) -> None:
+    """Shows attempts done of `total`, and the solve rate so far. At least one is done."""
+    message = f"attempts, solve rate {solved / done:.2f}"
+    workspace.progress.update(done, total, message, **{SOLVED: solved})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import scipy  # its parts load when first used: scipy.stats takes a second
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.tools.names import RUN_TERMINAL
@@ -64,14 +64,6 @@ class AttemptRow(StageRecord):
     prompt_tokens: int | None = None
     changed_lines: int | None = None
     reference_lines: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, values: Any) -> Any:
-        """Rows of earlier versions name the repository in a field of its own, which `function` begins with."""
-        if isinstance(values, dict):
-            return {name: value for name, value in values.items() if name != "cluster"}
-        return values
 
 
 class PairedDifference(Metric):

@@ -8,10 +8,8 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import Inputs
-from ostinato.tasks.planning.memory import GIB
-from ostinato.tasks.planning.shapes import token_operations
-from ostinato.tasks.planning.workload import RolloutWork
+from ostinato.tasks.planning.inputs import Inputs, RolloutWork
+from ostinato.tasks.planning.shapes import GIB, token_operations
 
 TERA = 1e12
 

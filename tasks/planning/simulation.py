@@ -22,8 +22,8 @@ from ostinato.infra.agent.transcript import EndReason, Segment, Transcript, Turn
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.infra.serving.engine.router import RequestRouter
+from ostinato.tasks.planning.inputs import RolloutWork
 from ostinato.tasks.planning.rollouts import RolloutPlan
-from ostinato.tasks.planning.workload import RolloutWork
 from ostinato.tasks.records import Group, Outcome, Problem, Split, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum

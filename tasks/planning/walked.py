@@ -6,7 +6,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer_config import OptimizerConfig
-from ostinato.tasks.planning.workload import TrainingWork
+from ostinato.tasks.planning.inputs import TrainingWork
 
 # Built parameters may differ from planned ones by so much; both count the same tensors.
 LARGEST_DIFFERENCE_RATIO = 0.005

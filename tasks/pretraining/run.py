@@ -3,8 +3,14 @@
 Rank 0 is this process; the others are started here and meet it in process groups.
 """
 
+import math
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
@@ -14,17 +20,20 @@ from ostinato.models.device import current_device
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.network.transformer_engine import refuse_engine
+from ostinato.models.rendering import load_renderer
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
 from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.loop import TrainingRun, Work
+from ostinato.models.training.schedule import Loss, run_microbatches
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.pretraining.config import (
     Perplexity,
+    PretrainingConfig,
     PretrainingRequest,
     PretrainingResult,
 )
-from ostinato.tasks.pretraining.loss import next_token_loss
-from ostinato.tasks.pretraining.perplexity import measure_perplexity
 
 CHECKPOINT = "checkpoint"
 
@@ -105,3 +114,68 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)
     return model
+
+
+@torch.no_grad()
+def measure_perplexity(
+    model: TrainerModel, corpus_directory: Path, config: PretrainingConfig, *, step: int
+) -> Perplexity:
+    """Measures every held-out shard on its first `evaluation_tokens`."""
+    names = held_out_sources(corpus_directory)
+    missing = sorted(set(config.codebase_sources) - set(names))
+    if missing:
+        raise ValueError(f"{corpus_directory} has no held-out shard for {missing}, it has {names}")
+    lengths_V = _token_lengths(corpus_directory, model.spec.vocab_size)
+    sums = torch.zeros(len(names), 3, dtype=torch.float64, device=current_device())
+    for index, name in enumerate(names):
+        found = held_out_batches(
+            corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
+        )
+        batches = list(found)
+        sums[index, :2] = run_microbatches(
+            model, batches, next_token_loss(model), has_backward=False
+        )
+        if parallel_state.get_context_parallel_rank() == 0:  # each has whole rows
+            targets = (batch.tokens_BT[batch.loss_mask_BT] for batch in batches)
+            sums[index, 2] = sum(int(lengths_V[ids_N].sum()) for ids_N in targets)
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    found = dict(zip(names, sums.tolist(), strict=True))
+    nats, tokens, num_bytes = (
+        sum(found[name][part] for name in config.codebase_sources) for part in range(3)
+    )
+    by_source = {name: math.exp(one[0] / one[1]) for name, one in found.items()}
+    return Perplexity(
+        step=step,
+        perplexity=math.exp(nats / tokens),
+        bits_per_byte=nats / math.log(2) / num_bytes,
+        by_source=by_source,
+    )
+
+
+def _token_lengths(corpus_directory: Path, vocab_size: int) -> Tensor:
+    """Bytes that each token adds to a text. Control tokens add none."""
+    renderer = load_renderer(corpus_directory)
+    lengths = [
+        0 if renderer.is_control(token_id) else len(renderer.token_bytes(token_id))
+        for token_id in range(vocab_size)
+    ]
+    return torch.tensor(lengths, device=current_device())
+
+
+def next_token_loss(model: TrainerModel, draft_weight: float | None = None) -> Loss:
+    """Of a microbatch and the hidden states that this rank has of it: nats summed in fp64, and targets.
+
+    `draft_weight`: of the draft layers' divergence from the main head, added to it. At 0 it is added with
+    weight 1 and its gradient stops at the draft layers. None: they do not learn.
+    """
+
+    def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
+        logprobs_C = model.target_logprobs(hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+        nats = -logprobs_C.sum(dtype=torch.float64)
+        if draft_weight is not None:
+            rows = hidden_TBD, batch.tokens_BT, batch.loss_mask_BT
+            kl_N = draft_divergence(model, *rows, reaches_trunk=draft_weight > 0)
+            nats = nats + (draft_weight or 1.0) * kl_N.sum(dtype=torch.float64)
+        return nats, len(logprobs_C)
+
+    return loss

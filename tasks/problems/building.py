@@ -27,11 +27,11 @@ from ostinato.tasks.problems.proving.judging import (
     ProofOutcome,
     ProofResult,
     RepositoryUnderTest,
+    StubTrials,
     judge_candidate,
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
-from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _HASH_SEEDS = (0, 1)  # of the two boxes of a repository
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
-_AT_ONCE = 2  # repositories, so that none waits for the last run of another
+_CONCURRENT_REPOSITORIES = 2  # repositories, so that none waits for the last run of another
 _TESTED = frozenset({ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES})
 _oracles = TypeAdapter(list[FunctionOracle])
 OnJudged = Callable[[str, ProofOutcome], None]
@@ -105,7 +105,7 @@ class RepositoryProver:
             for seed in _HASH_SEEDS
         )
         self._stub_trials = StubTrials(self._servers[0], config.rules.time_limit_seconds)
-        self._leaks = LeakCheck.of(part.repository)
+        self._leaks = LeakCheck(part.repository)
         name = part.repository.name
         journal = work / "judged" / f"{name}.jsonl"
         self._journal, self._known = MetricsLog(journal), read_journal(journal)
@@ -162,7 +162,7 @@ class RepositoryProver:
 
     async def _judge(self, candidate: Candidate, baseline: Baseline) -> ProofResult:
         # in a thread: reading every file must not hold up the runs of others
-        if await asyncio.to_thread(self._leaks.leaks, candidate):
+        if await asyncio.to_thread(self._leaks.find, candidate.draft("")):
             return ProofResult(candidate_id=candidate.candidate_id, finding=ProofOutcome.LEAKED)
         server, second = self._servers
         under_test = RepositoryUnderTest(
@@ -207,7 +207,7 @@ async def build_parts(
 ) -> tuple[list[BuiltPart], dict[str, str]]:
     """Built parts, and what was left out with its reason: repositories, and test files of others."""
     left_out: dict[str, str] = {}
-    at_once = asyncio.Semaphore(_AT_ONCE)
+    at_once = asyncio.Semaphore(_CONCURRENT_REPOSITORIES)
 
     async def build_group(group: Sequence[Part]) -> list[BuiltPart]:
         async with at_once, AsyncExitStack() as stack:
@@ -226,8 +226,8 @@ async def build_parts(
                 provers.append(prover)
             return await _build_group(provers, config)
 
-    dealt = [part for part in parts if part.split is None]
-    groups = [dealt] if dealt else []
+    shared = [part for part in parts if part.split is None]
+    groups = [shared] if shared else []
     groups += [[part] for part in parts if part.split is not None]
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -240,13 +240,13 @@ async def build_parts(
 async def _build_group(
     provers: Sequence[RepositoryProver], config: ProblemsConfig
 ) -> list[BuiltPart]:
-    """Repositories whose problems are dealt out together, or a single one with its own split."""
+    """Repositories that share one draw of problems, or a single one with its own split."""
     if not provers:
         return []
     oracles = asyncio.gather(*(prover.load_oracles() for prover in provers))
     try:
         if provers[0].part.split is None:
-            await _prove_dealt(provers, config)
+            await _prove_together(provers, config)
         else:
             await _prove_kinds(provers[0], config)
     except BaseException:
@@ -256,7 +256,7 @@ async def _build_group(
     return [prover.built for prover in provers]
 
 
-async def _prove_dealt(provers: Sequence[RepositoryProver], config: ProblemsConfig) -> None:
+async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsConfig) -> None:
     """Mutations of several repositories in one order, as many as the splits want."""
     by_name = {prover.part.repository.name: prover for prover in provers}
     functions: dict[Place, Callable[[], Iterable[Candidate]]] = {}

@@ -72,7 +72,9 @@ class ProjectSource(Record):
     )
     package_paths: tuple[str, ...] = Field(description="files or folders of product code")
     test_paths: tuple[str, ...] = Field(description="files or folders of tests")
-    dropped_paths: tuple[str, ...] = Field(default=(), description="below the former, left out")
+    dropped_paths: tuple[str, ...] = Field(
+        default=(), description="files or folders below the former that are left out"
+    )
     stripped_prefix: str = ""
     """folder of the source that is on the import path, such as src"""
     kept_paths: tuple[str, ...] = ()
@@ -129,7 +131,7 @@ class GivenSource(ProjectSource, SourceArchive):
 
 
 class SplitSizes(Record):
-    """Number of problems dealt out to each split. Fewer when the packages do not hold so many."""
+    """Number of problems per split. Fewer when the packages do not hold so many."""
 
     demonstration: NonNegativeInt = 800
     """problems whose repair the demonstrations of the corpus show"""
@@ -221,7 +223,7 @@ class ProblemsConfig(Record):
     noticed: in the proportions in which tests notice them"""
     operators_left_out: tuple[str, ...] = Field(default=(), description="never used")
     functions_held_out: NonNegativeInt = 12
-    """functions of dealt repositories that occur in held_out_function alone"""
+    """functions of repositories without a split that occur in held_out_function alone"""
     prompt_shares: dict[PromptLevel, float] = Field(default={PromptLevel.PLACE: 1.0})
     """share of the problems by wording"""
 

@@ -1,9 +1,12 @@
 """Reads what the problem stage published: problems, and the repositories they were proven on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from ostinato.infra.agent.config import HarnessConfig, PromptFacts, RecentFile
+from ostinato.infra.agent.regions import RegionError, open_region
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem, Split
@@ -49,3 +52,17 @@ def load_repositories(directory: Path) -> dict[str, PreparedRepository]:
                 f"{seen}, wanted {problem.repository_fingerprint}; build the problems again"
             )
     return found
+
+
+def facts_of(problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig) -> PromptFacts:
+    """The broken function as an open file, where the harness shows one. `broken`: files as the agent finds them."""
+    if not harness.shown_lines or problem.path not in broken or not problem.symbol:
+        return PromptFacts()
+    text = broken[problem.path].decode()
+    try:
+        region = open_region(text, f"{problem.path}::{problem.symbol}")
+    except RegionError:  # the whole function was deleted
+        return PromptFacts()
+    shown = "\n".join(region.lines[: harness.shown_lines])
+    recent = RecentFile(path=problem.path, first_line=region.first_line, text=shown)
+    return PromptFacts(recent_files=(recent,))

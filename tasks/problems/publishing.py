@@ -1,22 +1,21 @@
 """Turns proven candidates into published problems: hidden tests, prompts, splits, no leaks."""
 
 import ast
+import textwrap
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.infra.platform.syntax import parse_once, walk_definitions
+from ostinato.infra.platform.syntax import parse_once, parse_python, walk_definitions
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, is_ambiguous, write_prompt
-from ostinato.tasks.problems.proving.duplicates import find_duplicates
 from ostinato.tasks.problems.proving.hiding import hide_tests
 from ostinato.tasks.problems.proving.judging import ProofOutcome, ProofResult
 from ostinato.tasks.problems.proving.leaks import LeakCheck
-from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.selection import Sources
-from ostinato.tasks.records import Problem
+from ostinato.tasks.records import Problem, Split
 
 # similarity of functions above which only one of two repositories' splits may keep its problems
 _MAX_DUPLICATE_RATIO = 0.8
@@ -34,26 +33,24 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     """The whole set, in the order of the parts and their candidates."""
     made = ProblemSet()
     texts: list[tuple[Problem, str]] = []
+    repeated: set[str] = set()
     for built in parts:
         repository = built.part.repository
-        leaks = LeakCheck.of(repository)
+        leaks = LeakCheck(repository)
         symbols = [item.qualified_name for item in Sources.read(repository).every_definition()]
         for candidate, judgement in built.proven:
             problem = make_problem(candidate, judgement, built, config, symbols)
-            is_checked = bool(problem.hidden_tests) or bool(problem.blocks)
-            is_old_code = candidate.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
-            if is_checked and not is_old_code and leaks.find(problem):
+            if leaks.find(problem):
                 made.dropped["leaked"] += 1
                 continue
             made.problems.append(problem)
+            if config.rules.drops_repeated_lines and any(leaks.find_repeated(problem)):
+                repeated.add(problem.problem_id)
             if built.part.split is not None:  # dealt splits share functions on purpose
                 lines = repository.files[problem.path].decode().split("\n")
                 texts.append(
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
                 )
-    repeated = (
-        _find_repeated(made.problems, parts) if config.rules.drops_repeated_lines else frozenset()
-    )
     twins = find_duplicates(texts, _MAX_DUPLICATE_RATIO)
     proven = [candidate for built in parts for candidate, _ in built.proven]
     hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
@@ -70,14 +67,6 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     left_out = hashes | twins | weak | repeated
     made.problems = [item for item in made.problems if item.problem_id not in left_out]
     return made
-
-
-def _find_repeated(problems: Sequence[Problem], parts: Sequence[BuiltPart]) -> frozenset[str]:
-    """Ids of problems with a right line that can be read elsewhere in the broken state."""
-    scans = {built.part.repository.name: RepeatedLines(built.part.repository) for built in parts}
-    return frozenset(
-        problem.problem_id for problem in problems if any(scans[problem.repository].find(problem))
-    )
 
 
 def make_problem(
@@ -133,3 +122,113 @@ def read_docstring(text: str, symbol: str) -> str:
         if name == symbol:
             return ast.get_docstring(node) or ""
     return ""
+
+
+_SIZE = 5
+_MIN_SHINGLES = 40  # short functions are alike by nature
+_EVALUATED = (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)
+
+
+def shingle(text: str) -> frozenset[int]:
+    """Runs of syntax nodes with names left out: what stays when a definition is renamed."""
+    try:
+        tree = parse_python(textwrap.dedent(text))
+    except SyntaxError:
+        return frozenset()
+    kinds = [
+        f"{type(node).__name__} {node.value!r}"
+        if isinstance(node, ast.Constant)
+        else type(node).__name__
+        for node in ast.walk(tree)
+    ]
+    return frozenset(
+        hash(tuple(kinds[start : start + _SIZE])) for start in range(len(kinds) - _SIZE + 1)
+    )
+
+
+def find_duplicates(problems: Sequence[tuple[Problem, str]], max_ratio: float) -> frozenset[str]:
+    """Ids of problems outside the evaluation splits whose symbol nearly equals one inside."""
+    evaluated: set[frozenset[int]] = set()
+    others: dict[frozenset[int], list[str]] = {}
+    shingles = {text: shingle(text) for text in {text for _, text in problems}}
+    for problem, text in problems:
+        found = shingles[text]
+        if len(found) < _MIN_SHINGLES:
+            continue
+        if problem.split in _EVALUATED:
+            evaluated.add(found)
+        else:
+            others.setdefault(found, []).append(problem.problem_id)
+    return frozenset(
+        name
+        for found, names in others.items()
+        for name in names
+        if any(similarity(found, other) > max_ratio for other in evaluated)
+    )
+
+
+def similarity(one: frozenset[int], other: frozenset[int]) -> float:
+    """Shared shingles over all, 0 to 1."""
+    if min(len(one), len(other)) == 0 or 2 * len(one) < len(other) or 2 * len(other) < len(one):
+        return 0.0
+    return len(one & other) / len(one | other)
+
+
+Row = dict[str, str | int | float]
+
+
+def summarise(made: ProblemSet, parts: Sequence[BuiltPart], left_out: Mapping[str, str]) -> dict:
+    """Figures of a set, for its artifact and its card."""
+    problems = made.problems
+    findings = Counter[ProofOutcome]()
+    for built in parts:
+        for (_, finding), count in built.findings.items():
+            findings[finding] += count
+    tried = findings.total()
+    return {
+        "num_problems": len(problems),
+        "num_candidates": tried,
+        "yield_ratio": findings[ProofOutcome.PROVEN] / tried if tried else 0.0,
+        "findings": findings,
+        "dropped": made.dropped,
+        "left_out": left_out,
+        **count_published(problems),
+        "yield_table": yield_table(parts, problems),
+    }
+
+
+def count_published(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
+    """Number of problems by split, kind and operator."""
+    return {
+        "split_sizes": {
+            split.value: sum(item.split is split for item in problems) for split in Split
+        },
+        "kinds": dict(Counter(problem.kind for problem in problems).most_common()),
+        "operators": dict(Counter(problem.operator for problem in problems).most_common()),
+    }
+
+
+def yield_table(parts: Sequence[BuiltPart], problems: Sequence[Problem]) -> list[Row]:
+    """One row per repository and kind: tried, proven, published, and the refusals by reason."""
+    published = Counter((problem.repository, problem.kind) for problem in problems)
+    rows: list[Row] = []
+    for built in parts:
+        name = built.part.repository.name
+        for kind in Kind:
+            counts = {f: built.findings[kind, f] for f in ProofOutcome if built.findings[kind, f]}
+            tried, proven = sum(counts.values()), counts.pop(ProofOutcome.PROVEN, 0)
+            if tried:
+                rows.append(
+                    {
+                        "repository": name,
+                        "kind": kind.value,
+                        "split": built.part.split.value if built.part.split else "dealt",
+                        "tests": len(built.baseline.tests),
+                        "tried": tried,
+                        "proven": proven,
+                        "yield": round(proven / tried, 3),
+                        "published": published[name, kind.value],
+                        "refused": ", ".join(f"{f.value} {n}" for f, n in sorted(counts.items())),
+                    }
+                )
+    return rows

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from ostinato.infra.platform.source_archives import (
 )
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.problems.building import Part, build_parts
-from ostinato.tasks.problems.choosing import choose_problems
 from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
     GitSource,
     GivenSource,
     ProblemsConfig,
+    ProblemSelection,
     ProblemsRequest,
     ProblemsResult,
     RepositorySource,
@@ -33,16 +34,15 @@ from ostinato.tasks.problems.config import (
 from ostinato.tasks.problems.descriptions import describe_functions
 from ostinato.tasks.problems.given.task import prepare_given
 from ostinato.tasks.problems.proving.judging import ProofOutcome
-from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER
-from ostinato.tasks.problems.publishing import publish
+from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER, load_problems
+from ostinato.tasks.problems.publishing import publish, summarise
 from ostinato.tasks.problems.repositories import (
     describe_installation,
     prepare_repository,
     strip_prefix,
 )
 from ostinato.tasks.problems.shipped import check_repositories, find_set
-from ostinato.tasks.problems.statistics import summarise
-from ostinato.tasks.records import Problem
+from ostinato.tasks.records import Problem, Split
 
 logger = logging.getLogger(__name__)
 
@@ -194,3 +194,30 @@ class _Progress:
         self._num_proven += finding is ProofOutcome.PROVEN
         message = f"{self._num_proven} proven of {self._num_judged} tried; {repository}"
         self._writer.update(min(self._num_proven, self._wanted - 1), self._wanted, message)
+
+
+def choose_problems(result: ProblemsResult, selection: ProblemSelection) -> ProblemsResult:
+    """The set with the problems that the selection keeps, on disk too, and their counts."""
+    if selection == ProblemSelection():
+        return result
+    directory = Path(result.directory)
+    kept = [problem for problem in load_problems(directory) if _is_kept(problem, selection)]
+    if not kept:
+        raise ProblemError(
+            f"[selection] keeps none of {result.num_problems} problems, wanted at least 1: {selection}"
+        )
+    lines = "".join(problem.model_dump_json() + "\n" for problem in kept)
+    (directory / PROBLEMS_FILE).write_text(lines)
+    counts = {
+        "num_problems": len(kept),
+        "split_sizes": {split.value: sum(item.split is split for item in kept) for split in Split},
+        "kinds": dict(Counter(problem.kind for problem in kept).most_common()),
+        "operators": dict(Counter(item.operator for item in kept if item.operator).most_common()),
+    }
+    return result.model_copy(update=counts)
+
+
+def _is_kept(problem: Problem, selection: ProblemSelection) -> bool:
+    has_kind = not selection.kinds or problem.kind in selection.kinds
+    num_lines = problem.last_line - problem.first_line + 1
+    return has_kind and (selection.max_lines is None or num_lines <= selection.max_lines)

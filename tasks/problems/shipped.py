@@ -21,7 +21,7 @@ SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
 MAX_BYTES = 256 << 20  # the lines of a set
 
 
-class SetCard(Record):
+class DatasetCard(Record):
     """Card of a shipped problem set."""
 
     config: str = Field(description="fingerprint of the configuration")
@@ -29,7 +29,7 @@ class SetCard(Record):
     result: ProblemsResult = Field(description="figures of the build; its directory is empty")
 
 
-def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[SetCard, bytes] | None:
+def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[DatasetCard, bytes] | None:
     """Card and problems of the set that ships for a configuration, or None."""
     path = _find_card(config, folder)
     if path is None:
@@ -54,8 +54,8 @@ def _find_card(config: ProblemsConfig, folder: Path) -> Path | None:
     return next((path for path in paths if _read_card(path).config == wanted), None)
 
 
-def _read_card(path: Path) -> SetCard:
-    return SetCard.model_validate_json(path.read_bytes())
+def _read_card(path: Path) -> DatasetCard:
+    return DatasetCard.model_validate_json(path.read_bytes())
 
 
 def decompress(packed: Path) -> bytes:
@@ -72,7 +72,7 @@ def decompress(packed: Path) -> bytes:
         raise ProblemError(f"{packed} cannot be read: {error}; restore it") from error
 
 
-def check_repositories(card: SetCard, prepared: Mapping[str, str]) -> None:
+def check_repositories(card: DatasetCard, prepared: Mapping[str, str]) -> None:
     """Refuse repositories that differ from those the set was proven on. Both name -> fingerprint."""
     wanted = card.result.repositories
     different = {name: prepared.get(name) for name in wanted if prepared.get(name) != wanted[name]}

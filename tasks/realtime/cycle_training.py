@@ -9,8 +9,10 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ostinato.infra.platform.cluster.workspace import Workspace, replace_text
 from ostinato.infra.platform.errors import TrainingError
@@ -21,16 +23,10 @@ from ostinato.infra.platform.training_device import run_on_ranks
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.device import current_device
 from ostinato.models.flushing import flush
-from ostinato.tasks.realtime.deadline import STAGE as STEP_STAGE
-from ostinato.tasks.realtime.deadline import (
-    fitting_tokens,
-    known_speed,
-    newest_that_fit,
-    training_payload,
-)
-from ostinato.tasks.realtime.feedback.carry_over import STAGE, carried_baselines, distil_payload
+from ostinato.tasks.realtime.feedback.baseline import Baselines
 from ostinato.tasks.realtime.feedback.collect import collect
-from ostinato.tasks.realtime.feedback.distil import distil
+from ostinato.tasks.realtime.feedback.distil import Distilled, distil
+from ostinato.tasks.realtime.feedback.interactions import Collection
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
 from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest
@@ -41,6 +37,8 @@ logger = logging.getLogger(__name__)
 Given = tuple[TrainerRequest, ObjectStore, Sequence[Sample], Path, dict[str, str]]
 
 NUMBERS = "numbers.json"  # of the step, beside its checkpoint
+DISTIL_STAGE, TRAINING_STAGE = "distil", "training"  # payloads of a cycle in the ledger
+_SPEED = "tokens_per_second"
 
 
 def main(
@@ -56,7 +54,7 @@ def main(
         collection.interactions, carried_baselines(ledger, request.window.line), request.feedback
     )
     payload = distil_payload(collection, distilled)
-    ledger.cycles.update(request.cycle_id, STAGE, payload)
+    ledger.cycles.update(request.cycle_id, DISTIL_STAGE, payload)
     result = CycleTrainingResult(
         checkpoint_directory=None,
         interactions=len(collection.interactions),
@@ -74,7 +72,7 @@ def main(
     # maybe by a run that was killed since and trimmed otherwise
     num_trained = int(metrics["samples"])
     left_out = max(0, len(distilled.samples) - num_trained)
-    ledger.cycles.update(request.cycle_id, STEP_STAGE, training_payload(metrics, left_out))
+    ledger.cycles.update(request.cycle_id, TRAINING_STAGE, training_payload(metrics, left_out))
     told = fields(cycle=request.cycle_id, samples=num_trained, left_out=left_out)
     if left_out:
         logger.warning("candidate of a late cycle %s: its training was trimmed", told)
@@ -167,3 +165,65 @@ def take_step(
             )
         trainer.export(directory, metadata)
     return metrics
+
+
+def training_payload(metrics: Mapping[str, float], left_out: int) -> dict[str, Any]:
+    """JSON for `ledger.cycles.update(cycle_id, TRAINING_STAGE, ...)`."""
+    return {_SPEED: metrics[_SPEED], "left_out": left_out}
+
+
+def known_speed(ledger: Ledger, line: str) -> float | None:
+    """Tokens per second of the line's newest closed cycle that computed any. None before the first."""
+    for cycle in reversed(ledger.cycles.history(line)):
+        speed = cycle.stages.get(TRAINING_STAGE, {}).get(_SPEED)
+        if cycle.closed_at is not None and speed:
+            return speed
+    return None
+
+
+def fitting_tokens(
+    seconds_left: float, tokens_per_second: float | None, least: int
+) -> float | None:
+    """Tokens that training has time for: `least` of them in a cycle that is late. None: all."""
+    if seconds_left <= 0:
+        return least
+    return None if tokens_per_second is None else max(least, seconds_left * tokens_per_second)
+
+
+def newest_that_fit(samples: Sequence[Sample], tokens: float) -> list[Sample]:
+    """The newest interactions of at most so many tokens together, in order, one at least.
+
+    An interaction stays whole: its samples share a reward.
+    """
+    sizes: dict[str, int] = {}
+    for sample in samples:
+        size = len(sample.segment.token_ids_T)
+        sizes[sample.trajectory_id] = sizes.get(sample.trajectory_id, 0) + size
+    taken: set[str] = set()
+    for interaction, size in reversed(sizes.items()):
+        tokens -= size
+        if taken and tokens < 0:
+            break
+        taken.add(interaction)
+    return [sample for sample in samples if sample.trajectory_id in taken]
+
+
+def distil_payload(collection: Collection, distilled: Distilled) -> dict[str, Any]:
+    """JSON for `ledger.cycles.update(cycle_id, DISTIL_STAGE, ...)`."""
+    return {
+        "interactions": len(collection.interactions),
+        "skipped": dict(Counter(skip.reason.value for skip in collection.skipped)),
+        "samples": len(distilled.samples),
+        "mean_reward": distilled.mean_reward,
+        "mean_absolute_advantage": distilled.mean_absolute_advantage,
+        "reasons": dict(Counter(reward.reason for reward in distilled.rewards)),
+        "baselines": distilled.baselines.model_dump(mode="json"),
+    }
+
+
+def carried_baselines(ledger: Ledger, line: str) -> Baselines:
+    """The baselines of the line's newest closed cycle that has any. Empty before the first."""
+    for cycle in reversed(ledger.cycles.history(line)):
+        if cycle.closed_at is not None and DISTIL_STAGE in cycle.stages:
+            return Baselines.model_validate(cycle.stages[DISTIL_STAGE]["baselines"])
+    return Baselines()

@@ -6,7 +6,7 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
-from ostinato.tasks.realtime.feedback.config import FeedbackConfig, SimulatedUsersConfig
+from ostinato.tasks.realtime.config import FeedbackConfig, SimulatedUsersConfig
 from ostinato.tasks.realtime.feedback.interactions import Window
 from ostinato.tasks.reinforcement.learning.config import LearningConfig
 

@@ -83,7 +83,7 @@ class RetrievalConfig(Record):
     validation_packages: tuple[Package, ...] = Field(
         default_factory=lambda: shipped_packages("validation")
     )
-    """these choose the weight of the vectors beside BM25"""
+    """packages that choose the weight of the vectors beside BM25"""
     held_out_packages: tuple[Package, ...] = Field(
         default_factory=lambda: shipped_packages("held_out")
     )

@@ -76,7 +76,7 @@ def index_codes(codes: Sequence[CodeText]) -> ChunkPostings:
     return ChunkPostings([Chunk("", 1, 1, "", "")] * len(codes), features)
 
 
-def score_lexically(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
+def lexical_scores(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
     """BM25 as it serves. With BODY_ONLY it is plain BM25."""
     segment = index_codes(pool.codes)
     return np.stack(
@@ -106,7 +106,7 @@ def summarise_ranks(ranks: np.ndarray) -> RankingScores:
     )
 
 
-def score_densely(embedder: Embedder, pool: CandidatePool) -> np.ndarray:
+def dense_scores(embedder: Embedder, pool: CandidatePool) -> np.ndarray:
     """Dot products of question and code vectors."""
     vocabulary = embedder.vocabulary
     with torch.inference_mode():
@@ -125,7 +125,7 @@ def pick_dense_weight(embedder: Embedder, pools: Sequence[CandidatePool]) -> flo
     """The weight of the vectors beside BM25 that ranks these pools best."""
     if not pools:
         return UNMEASURED_DENSE_WEIGHT
-    scored = [(pool, score_lexically(pool), score_densely(embedder, pool)) for pool in pools]
+    scored = [(pool, lexical_scores(pool), dense_scores(embedder, pool)) for pool in pools]
 
     def reciprocal(weight: float) -> float:
         ranks = [ranks_of(pool, fuse_rows(words, dense, weight)) for pool, words, dense in scored]
@@ -155,9 +155,9 @@ def make_scorers(
     embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, Scorer]:
     """The systems that are compared, each scored once per pool."""
-    plain = {pool.name: score_lexically(pool, BODY_ONLY) for pool in pools}
-    words = {pool.name: score_lexically(pool) for pool in pools}
-    dense = {pool.name: score_densely(embedder, pool) for pool in pools}
+    plain = {pool.name: lexical_scores(pool, BODY_ONLY) for pool in pools}
+    words = {pool.name: lexical_scores(pool) for pool in pools}
+    dense = {pool.name: dense_scores(embedder, pool) for pool in pools}
     return {
         "bm25": lambda pool: plain[pool.name],
         "bm25 by field": lambda pool: words[pool.name],

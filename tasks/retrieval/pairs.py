@@ -37,7 +37,7 @@ class IndexedFunction:
     name: str
     """Qualified."""
     code: CodeText
-    """Without its docstring."""
+    """Text without its docstring."""
     summary: str
     """First paragraph of its docstring; empty without one."""
     num_lines: int
@@ -166,7 +166,7 @@ def _nameless(code: CodeText) -> CodeText:
     return CodeText(code.scope, "", head, body)
 
 
-def without_copies(
+def remove_duplicates(
     functions: Iterable[IndexedFunction], of: Iterable[IndexedFunction]
 ) -> list[IndexedFunction]:
     """`functions` whose body and whose docstring occur in none of `of`."""

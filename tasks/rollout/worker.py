@@ -23,7 +23,7 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, as_text
-from ostinato.tasks.problems.prompt_facts import facts_of
+from ostinato.tasks.problems.published import facts_of
 from ostinato.tasks.records import Branch, Outcome, Problem, RewardReport, Trajectory, Verdict
 from ostinato.tasks.rollout.forks import BranchWatch, branch_of, opening_of
 from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest

@@ -16,9 +16,9 @@ from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.evaluation.gates import gate_candidate
+from ostinato.tasks.realtime.config import CanaryConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines
 from ostinato.tasks.realtime.feedback.distil import distil
-from ostinato.tasks.realtime.promotion.config import CanaryConfig
 from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary, observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Scorecard

@@ -17,7 +17,7 @@ from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
-from ostinato.tasks.realtime.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.realtime.config import SimulatedUsersConfig
 from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL
 from ostinato.tasks.records import Scorecard
 

@@ -27,7 +27,7 @@ from scipy import stats
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.tasks.evaluation.gates import gate_candidate
-from ostinato.tasks.realtime.promotion.config import CanaryConfig
+from ostinato.tasks.realtime.config import CanaryConfig
 from ostinato.tasks.realtime.promotion.guard import (
     CANDIDATE,
     CONTROL,
@@ -37,7 +37,7 @@ from ostinato.tasks.realtime.promotion.guard import (
     settled,
 )
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
-from ostinato.tasks.realtime.serving import FOLLOW_SECONDS
+from ostinato.tasks.realtime.traffic import FOLLOW_SECONDS
 from tests.benchmarks.cycle_lines import (
     POINT,
     LineEnd,

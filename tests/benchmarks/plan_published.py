@@ -13,10 +13,9 @@ from typing import Any
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import Inputs, load_inputs
+from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork, load_inputs
+from ostinato.tasks.planning.plan import estimate_step
 from ostinato.tasks.planning.rollouts import generation_seconds
-from ostinato.tasks.planning.step import estimate_step
-from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 
 POINTS = Path(__file__).with_suffix(".toml")
 PROMPT_TOKENS = 150.0  # of OpenMathInstruct-2; assumed

@@ -17,7 +17,7 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoopConfig, PhaseConfig
 from ostinato.models.training.loop import TrainingRun, Work
-from ostinato.tasks.pretraining.loss import next_token_loss
+from ostinato.tasks.pretraining.run import next_token_loss
 from tests.fakes.nano_spec import NANO
 
 TENTHS = 10

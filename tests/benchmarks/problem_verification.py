@@ -21,8 +21,8 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsRequest, ProblemsResult
 from ostinato.tasks.problems.published import PROBLEMS_FILE
-from ostinato.tasks.problems.shipped import SETS, SetCard, find_set, shipped_checksum
-from ostinato.tasks.problems.statistics import count_published
+from ostinato.tasks.problems.publishing import count_published
+from ostinato.tasks.problems.shipped import SETS, DatasetCard, find_set, shipped_checksum
 from ostinato.tasks.records import Problem
 from tests.benchmarks.beside_server import ensure_server
 
@@ -76,9 +76,9 @@ def agreed_lines(first: bytes, second: bytes) -> bytes:
 
 def ship_set(
     name: str, config: ProblemsConfig, result: ProblemsResult, lines: bytes, folder: Path = SETS
-) -> SetCard:
+) -> DatasetCard:
     """Write problems to the folder of shipped sets. `result` is that of a build which made them all, and others."""
-    card = SetCard(
+    card = DatasetCard(
         config=fingerprint(config),
         sha256=hashlib.sha256(lines).hexdigest(),
         result=_counted_again(result, lines),

@@ -26,7 +26,7 @@ from ostinato.tasks.conversion.sources import SIDE_FILES, TOKENIZER
 from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES
 from ostinato.tasks.corpus.chat_rows import Call, read_conversations
 from ostinato.tasks.corpus.config import CodeSource
-from ostinato.tasks.corpus.source_code import row_source
+from ostinato.tasks.corpus.source_code import sources
 from ostinato.tasks.problems.certification.signing import read_signed
 from ostinato.tasks.problems.discovery.collection import read_rules
 from ostinato.tasks.problems.discovery.metadata import read_metadata
@@ -55,7 +55,7 @@ def imported(name: str) -> Reader:
 def corpus_rows(path: Path) -> object:
     source = CodeSource(name="rows", kind="jsonl", path=str(path.parent))
     settings = Settings(home=path.parent / "home")
-    return list(row_source.read_rows(source, row_source.pin_rows(source, settings), settings))
+    return list(sources.read_rows(source, sources.pin_rows(source, settings), settings))
 
 
 def harbor(path: Path) -> object:
@@ -86,7 +86,7 @@ MODULES = (
     "infra/platform/row_files.py",
     "tasks/conversion/sources.py",
     "tasks/corpus/chat_rows.py",
-    "tasks/corpus/source_code/row_source.py",
+    "tasks/corpus/source_code/sources.py",
     "tasks/problems/certification/signing.py",
     "tasks/problems/discovery/collection.py",
     "tasks/problems/discovery/metadata.py",

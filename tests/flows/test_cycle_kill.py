@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
-from ostinato.tasks.realtime.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.realtime.config import SimulatedUsersConfig
 from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome
 from tests.fakes import cycle_program
 from tests.fakes.finished_stages import (

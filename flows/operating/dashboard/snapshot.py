@@ -27,7 +27,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
-from ostinato.tasks.realtime.promotion.standing import CanaryStanding
+from ostinato.tasks.realtime.promotion.canary_status import CanaryStatus
 
 MOST_STEPS = 400  # points of a curve
 MOST_VERSIONS = 40  # of a chain
@@ -57,7 +57,7 @@ class DashboardSnapshot(Record):
     )
     cycles: tuple[CycleRow, ...] = Field(description="newest first")
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
-    canaries: tuple[CanaryStanding, ...] = Field(description="open canaries")
+    canaries: tuple[CanaryStatus, ...] = Field(description="open canaries")
     pages: tuple[str, ...] = Field(description="reports below /reports/, newest first")
 
 
@@ -96,7 +96,7 @@ class SnapshotReader:
         promotions.sort(key=lambda row: -row.at)
         return tuple(cycles[:MOST_CYCLES]), tuple(promotions[:MOST_CYCLES])
 
-    def _read_canaries(self) -> tuple[CanaryStanding, ...]:
+    def _read_canaries(self) -> tuple[CanaryStatus, ...]:
         try:
             up = UpProcess(self._settings, ProcessTable())
             return tuple(open_canaries(self._settings, up, time.time()))

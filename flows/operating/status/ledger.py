@@ -18,9 +18,13 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.realtime.promotion.canary_status import (
+    CanaryStatus,
+    SequentialTestStatus,
+    canary_status,
+)
 from ostinato.tasks.realtime.promotion.config import GuardConfig
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
-from ostinato.tasks.realtime.promotion.standing import CanaryStanding, TestStanding, standing_of
 
 _WRITE_LOCK_BYTE = 120  # of the index beside a SQLite file with a write-ahead log (walformat)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
@@ -146,7 +150,7 @@ def unusable_ledger(cause: str) -> StatusRow:
     return StatusRow(part="ledger", state="failing", fault=Fault.UNUSABLE_LEDGER, cause=cause)
 
 
-def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryStanding]:
+def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryStatus]:
     """Open canaries of all lines in the ledger, tested as the recipe of the running `ostinato up` says."""
     path = sqlite_file(settings)
     if path is not None and not path.exists():
@@ -157,7 +161,7 @@ def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryS
             line = ServingLine(ledger, name, time.time)
             canary = line.canary()
             if canary is not None:
-                found.append(standing_of(line, canary, guard, now))
+                found.append(canary_status(line, canary, guard, now))
     return found
 
 
@@ -187,7 +191,7 @@ def _guard_of(up: UpProcess) -> GuardConfig | None:
     return None if canary is None else canary.guard
 
 
-def _waits_for(one: CanaryStanding, now: float, *, is_served: bool) -> str:
+def _waits_for(one: CanaryStatus, now: float, *, is_served: bool) -> str:
     test = one.test
     if test is None:
         where = "is another recipe's" if is_served else "runs elsewhere or not at all"
@@ -206,7 +210,7 @@ def _waits_for(one: CanaryStanding, now: float, *, is_served: bool) -> str:
     return f"its age, {max(0.0, test.promoted_from - now) / 60:.0f} min more"
 
 
-def _describe_test(test: TestStanding) -> str:
+def _describe_test(test: SequentialTestStatus) -> str:
     said = f", {test.said}" if test.said else ""
     promoted_from = _minute(test.promoted_from)
     return (

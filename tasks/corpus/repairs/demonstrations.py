@@ -21,17 +21,17 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import SPECIAL_IDS, line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
-from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
-from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.repairs.demonstrator import (
     AnswerScript,
     Demonstrator,
     locate_and_repair,
     repair,
+    repair_plainly,
+    write_repair,
 )
 from ostinato.tasks.corpus.repairs.locating import LocatingCalls, locate
-from ostinato.tasks.corpus.repairs.plain_repairs import repair_plainly, write_repair
+from ostinato.tasks.corpus.repairs.reports import FailureReports
 from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
     GAVE_UP,
@@ -42,8 +42,9 @@ from ostinato.tasks.corpus.repairs.transcripts import (
     place_of,
 )
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
 from ostinato.tasks.problems.descriptions import read_description
-from ostinato.tasks.problems.prompt_facts import facts_of
+from ostinato.tasks.problems.published import facts_of
 from ostinato.tasks.records import Problem
 
 OPEN_EDIT = SPECIAL_IDS["<edit_file>"]
@@ -271,12 +272,12 @@ def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random
         numbers = [number]
         lines[number - 1] = edit.gold_text
     function = CodeFunction(problem.path, problem.symbol, tuple(lines))
-    corruption = corrupt_function(function, rng, numbers)
-    if corruption is None or corruption.broken == region.lines[corruption.number - 1]:
+    mutation = draw_mutation(function.lines, rng, numbers)
+    if mutation is None or mutation.broken_text == region.lines[mutation.line_number - 1]:
         return ""
-    if guard.forbids(function, corruption):
+    if guard.forbids(function, mutation):
         return ""
-    return edit_call(corruption.number, corruption.broken)
+    return edit_call(mutation.line_number, mutation.broken_text)
 
 
 def _first_report(transcript: Transcript) -> str:

@@ -11,8 +11,8 @@ from ostinato.infra.agent.tools.names import PASSED
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import line_tag
 from ostinato.tasks.corpus.config import DemonstrationConfig
-from ostinato.tasks.corpus.corruption.corruptions import Corruption
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.problems.breaking.mutations import Mutation
 
 RUN_TESTS = "<run_terminal>pytest</run_terminal>"
 FIXED = "Fixed."
@@ -131,7 +131,7 @@ class DocumentWriter:
     def write_repair(
         self,
         function: CodeFunction,
-        corruption: Corruption,
+        mutation: Mutation,
         *,
         is_parallel: bool,
         report: str,
@@ -140,14 +140,14 @@ class DocumentWriter:
         """A whole attempt at a corruption. `report` is what the tests say before the edit."""
         plan = Plan(is_parallel, RepairScript.RIGHT)
         lines = list(function.lines)
-        lines[corruption.number - 1] = corruption.broken
+        lines[mutation.line_number - 1] = mutation.broken_text
         template = rng.choice(self.prompt_templates)
         place = place_of(*function.key)
         results = {RUN_TESTS: report, read_call(place): view_lines(tuple(lines))}
         ids = self.renderer.start(template.format(symbol=function.symbol, path=function.path))
         for calls in read_turns(plan, place):
             self._add_turn(ids, calls, [results[call] for call in calls])
-        edit = edit_call(corruption.number, corruption.gold)
+        edit = edit_call(mutation.line_number, mutation.gold_text)
         results = {RUN_TESTS: PASSED, edit: "ok"}
         for calls in edit_turns(plan, edit):
             self._add_turn(ids, calls, [results[call] for call in calls])

@@ -1,19 +1,32 @@
 """Source files with their licences, in an order that depends on nothing but names."""
 
+import hashlib
+import re
+import shutil
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import IO, Any
 
-from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.objects import checksum_bytes
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ostinato.infra.platform.bounded_files import bounded_lines, parse_json
+from ostinato.infra.platform.errors import ConfigError, ProblemError, StorageError
+from ostinato.infra.platform.git import (
+    fetch_commit,
+    list_tree,
+    read_blobs,
+    resolve_commit,
+    run_git,
+)
+from ostinato.infra.platform.objects import ObjectStore, checksum_bytes, open_object_store
+from ostinato.infra.platform.row_files import open_parquet, read_parquet
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.corpus.config import CodeSource
-from ostinato.tasks.corpus.source_code.git_source import open_commit, read_commit
-from ostinato.tasks.corpus.source_code.row_source import pin_rows, read_rows
 
 MAX_FILE_CHARACTERS = 200_000
 MIN_FILE_CHARACTERS = 200
@@ -141,3 +154,199 @@ def _make_file(source: str, path: str, content: bytes, licence: str) -> Iterator
         return
     if MIN_FILE_CHARACTERS <= len(text) <= MAX_FILE_CHARACTERS:
         yield SourceFile(source, path, text, licence)
+
+
+SUBMODULE, LFS_POINTER = "submodule", "lfs_pointer"  # reasons to leave a path out
+_LFS_START = b"version https://git-lfs.github.com/spec/"
+_URL = re.compile(r"[\w+.-]+://|[\w.-]+@[\w.-]+:")
+_BLOBS_AT_ONCE = 256
+
+
+def open_commit(source: CodeSource, revision: str, settings: Settings) -> tuple[Path, str]:
+    """A repository of this machine that holds the revision, and its commit. That of a URL is kept in the cache.
+    ConfigError without git, repository or revision.
+    """
+    place = f"corpus source {source.name!r}: path is {source.path!r}"
+    if shutil.which("git") is None:
+        raise ConfigError(f"{place}, of kind git, and no program git is on PATH; install it")
+    try:
+        if _URL.match(source.path):
+            name = hashlib.sha256(source.path.encode()).hexdigest()[:16]
+            repository = settings.cache_directory / "git-sources" / f"{name}.git"
+            return repository, fetch_commit(source.path, revision, repository)
+        repository = Path(source.path).expanduser()
+        if not ((repository / ".git").exists() or (repository / "HEAD").is_file()):
+            raise ConfigError(f"{place}, wanted a git repository or the URL of one")
+        _refuse_partial(repository, place)
+        return repository, resolve_commit(repository, revision)
+    except ProblemError as error:
+        raise ConfigError(
+            f"{place} with revision {revision!r}, wanted a repository that can be read and, of it, a commit in "
+            f"full, a tag or a branch: {error}"
+        ) from None
+
+
+def read_commit(
+    repository: Path,
+    commit: str,
+    is_wanted: Callable[[PurePosixPath, int], bool],
+    dropped: Counter[str],
+) -> Iterator[tuple[str, bytes]]:
+    """Paths and contents, in the order of a directory's. `is_wanted` is given a path and its bytes; submodules and
+    pointers to large files are counted in `dropped`.
+    """
+    keys: dict[PurePosixPath, str] = {}
+    for entry in list_tree(repository, commit):
+        path = PurePosixPath(entry.path)
+        if entry.kind != "blob":
+            dropped[SUBMODULE] += 1
+        elif not entry.is_link and is_wanted(path, entry.num_bytes):
+            keys[path] = entry.key
+    paths = sorted(keys)
+    for start in range(0, len(paths), _BLOBS_AT_ONCE):
+        some = paths[start : start + _BLOBS_AT_ONCE]
+        blobs = read_blobs(repository, [keys[path] for path in some])
+        for path in some:
+            content = blobs[keys[path]]
+            if content.startswith(_LFS_START):
+                dropped[LFS_POINTER] += 1
+            else:
+                yield path.as_posix(), content
+
+
+def _refuse_partial(repository: Path, place: str) -> None:
+    """Older git fetches what a partial clone lacks, by a program that the clone's configuration may name."""
+    settings = run_git(repository, "config", "--list", "--name-only", "-z").decode().split("\0")
+    for name in settings:
+        if name == "extensions.partialclone" or name.endswith(".promisor"):
+            raise ConfigError(
+                f"{place}, a partial clone ({name} is set), wanted a full one or its URL"
+            )
+
+
+_S3 = "s3://"
+_OBJECT = TypeAdapter(dict[str, Any])
+
+
+class CodeRow(BaseModel):
+    """One source file of a row."""
+
+    text: str
+    path: str
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Files of a source in a store, with the start of the names that errors call them by."""
+
+    store: ObjectStore
+    root: str
+    key: str
+
+    @classmethod
+    def of(cls, source: CodeSource, settings: Settings) -> "_Place":
+        if source.path.startswith(_S3):
+            bucket, _, key = source.path.removeprefix(_S3).partition("/")
+            return cls(open_object_store(settings, _S3 + bucket), _S3 + bucket, key.rstrip("/"))
+        path = Path(source.path).expanduser().resolve()
+        return cls(ObjectStore.from_url(path.parent.as_uri()), str(path.parent), path.name)
+
+    def versions(self, source: CodeSource) -> dict[str, str]:
+        found = self.store.versions(self.key, f".{source.kind}")
+        if not found:
+            raise ConfigError(
+                f"corpus source {source.name!r}: path is {source.path!r}, where no file is, wanted a file or a "
+                f"folder with names ending in .{source.kind}"
+            )
+        return dict(sorted(found.items()))
+
+
+def pin_rows(source: CodeSource, settings: Settings) -> str:
+    """Checksum of the files' names and of their checksums or ETags. The first file is looked at: ConfigError when
+    it lacks a column, or cannot be read.
+    """
+    try:
+        place = _Place.of(source, settings)
+        versions = place.versions(source)
+        first = next(iter(versions))
+        with place.store.open(first) as file:
+            if source.kind == "parquet":
+                _columns_of(source, file, f"{place.root}/{first}")
+            else:
+                next(_read_lines(source, file, f"{place.root}/{first}"), None)
+    except StorageError as error:
+        raise ConfigError(
+            f"corpus source {source.name!r}: path is {source.path!r}, wanted a place that can be read: {error}"
+        ) from None
+    return _digest(versions)
+
+
+def read_rows(source: CodeSource, pin: str, settings: Settings) -> Iterator[tuple[str, CodeRow]]:
+    """Rows, each with the name of its file. ConfigError when the files are others than those of `pin`."""
+    place = _Place.of(source, settings)
+    versions = place.versions(source)
+    if _digest(versions) != pin:
+        raise ConfigError(
+            f"corpus source {source.name!r}: files of {source.path!r} changed after the stage began, wanted "
+            "them as they were; run it again"
+        )
+    for key in versions:
+        name = f"{place.root}/{key}"
+        with place.store.open(key) as file:
+            rows = _read_table if source.kind == "parquet" else _read_lines
+            for row in rows(source, file, name):
+                yield Path(key).stem, row
+
+
+def _digest(versions: dict[str, str]) -> str:
+    return checksum_bytes(
+        "\n".join(f"{key} {version}" for key, version in versions.items()).encode()
+    )
+
+
+def _columns_of(source: CodeSource, file: IO[bytes], name: str) -> list[str]:
+    """Names of the columns to unpack, the licence's where there is one."""
+    with open_parquet(file, name) as opened:
+        there = opened.schema_arrow.names
+    is_optional = source.licence_column == CodeSource.model_fields["licence_column"].default
+    for field in ("text_column", "path_column", "licence_column"):
+        column = getattr(source, field)
+        if column not in there and not (field == "licence_column" and is_optional):
+            raise ConfigError(
+                f"corpus source {source.name!r}: {field} is {column!r}, wanted a column of {name}: "
+                f"{', '.join(there)}"
+            )
+    wanted = (source.text_column, source.path_column, source.licence_column)
+    return [column for column in dict.fromkeys(wanted) if column in there]
+
+
+def _read_table(source: CodeSource, file: IO[bytes], name: str) -> Iterator[CodeRow]:
+    columns = _columns_of(source, file, name)
+    for number, row in enumerate(read_parquet(file, name, columns), start=1):
+        yield _make_row(source, row, f"{name}, row {number}")
+
+
+def _read_lines(source: CodeSource, file: IO[bytes], name: str) -> Iterator[CodeRow]:
+    for number, line in bounded_lines(file, name):
+        yield _make_row(source, line, f"{name}:{number}")
+
+
+def _make_row(source: CodeSource, row: bytes | dict[str, Any], place: str) -> CodeRow:
+    names = {
+        "text": source.text_column,
+        "path": source.path_column,
+        "licence": source.licence_column,
+    }
+    try:
+        values = row if isinstance(row, dict) else _OBJECT.validate_python(parse_json(place, row))
+        return CodeRow.model_validate(
+            {field: values[column] for field, column in names.items() if column in values}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(names.get(str(part), str(part)) for part in first["loc"]) or "the line"
+        raise ConfigError(
+            f'{place}: {where}: {first["msg"]}, wanted {{"{source.text_column}": ..., '
+            f'"{source.path_column}": ...}}'
+        ) from None

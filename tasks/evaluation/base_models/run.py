@@ -2,26 +2,32 @@
 
 import asyncio
 import itertools
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, boundary
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.models.network.build import build_trainer_model
+from ostinato.models.device import on_device
+from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.rendering import load_renderer
 from ostinato.models.rendering.renderer import Renderer
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.evaluation.base_models import humaneval, state_tracking
-from ostinato.tasks.evaluation.base_models.codebase_loss import measure_codebase
 from ostinato.tasks.evaluation.base_models.completion import Completer, Prompt
 from ostinato.tasks.evaluation.base_models.config import (
     BaseMeasures,
     BaseSelectionRequest,
+    CodebaseLoss,
     CodeKnowledge,
     StateTracking,
 )
@@ -132,3 +138,48 @@ def _tracking_prompt(file: state_tracking.TrackedFile, renderer: Renderer) -> Pr
     """Room for the file and a quarter more, in the model's own tokens."""
     room = 5 * len(renderer.encode_content(file.after)) // 4 + 8
     return state_tracking.prompt_of(file, room)
+
+
+_BATCH = 4
+
+
+def rolling_windows(num_tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
+    """(first token, first scored token, end) of each window. Every token but the first is scored once,
+    after at least half a window where there is as much.
+    """
+    stop = 0
+    while stop < num_tokens:
+        start = max(0, stop - window // 2)
+        scored = max(stop, 1)
+        stop = min(start + window, num_tokens)
+        yield start, scored, stop
+
+
+@torch.no_grad()
+def measure_codebase(
+    model: TrainerModel,
+    token_ids: Sequence[int],
+    source_bytes: int,
+    window: int,
+    on_window: Callable[[int], None],
+) -> CodebaseLoss:
+    """Summed loss of all tokens over the bytes that they stand for. `on_window` is told tokens done."""
+    tokens_N = np.asarray(token_ids, dtype=np.int64)
+    windows = list(rolling_windows(len(token_ids), window))
+    nats = 0.0
+    for first in range(0, len(windows), _BATCH):
+        batch = windows[first : first + _BATCH]
+        longest = max(stop - start for start, _, stop in batch)
+        tokens_BT = np.zeros((len(batch), longest), dtype=np.int64)
+        mask_BT = np.zeros((len(batch), longest), dtype=bool)
+        for row, (start, scored, stop) in enumerate(batch):
+            tokens_BT[row, : stop - start] = tokens_N[start:stop]
+            mask_BT[row, scored - start : stop - start] = True
+        logprobs_BT = model.token_logprobs(on_device(tokens_BT), mask_BT=on_device(mask_BT))
+        nats -= float(logprobs_BT.sum(dtype=torch.float64))
+        on_window(batch[-1][2])
+    return CodebaseLoss(
+        bits_per_byte=nats / math.log(2) / source_bytes,
+        source_bytes=source_bytes,
+        tokens=len(token_ids),
+    )

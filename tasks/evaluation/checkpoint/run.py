@@ -13,12 +13,14 @@ from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.telemetry import MetricsLog, configure_logging
 from ostinato.tasks.evaluation.attempts import (
+    SOLVED,
     TRAJECTORIES_FILE,
     AttemptRow,
+    plan_of,
     read_rows,
     read_trajectories,
+    report_progress,
 )
-from ostinato.tasks.evaluation.checkpoint.plan import SOLVED, plan_of, tell_progress
 from ostinato.tasks.evaluation.checkpoint.records import (
     EvaluationRequest,
     EvaluationResult,
@@ -56,7 +58,7 @@ def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
                 kept.append(number, texts)
     kept.close()
     return EvaluationResult(
-        scorecard=score(request, rows),
+        scorecard=make_scorecard(request, rows),
         rows=tuple(rows),
         trajectories_path=str(kept.path),
         wall_seconds=time.monotonic() - started_at,
@@ -88,14 +90,14 @@ def _progress_of(workspace: Workspace, count: int, total: int) -> list[Callable[
         def listen(progress: Progress) -> None:
             done[index] = progress.done
             solved[index] = float(progress.metrics[SOLVED])
-            tell_progress(workspace, sum(done), total, sum(solved))
+            report_progress(workspace, sum(done), total, sum(solved))
 
         return listen
 
     return [listener(index) for index in range(count)]
 
 
-def score(request: EvaluationRequest, rows: Iterable[AttemptRow]) -> Scorecard:
+def make_scorecard(request: EvaluationRequest, rows: Iterable[AttemptRow]) -> Scorecard:
     """The scorecard of all rows."""
     return scorecard_from(
         rows,

@@ -15,8 +15,14 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.infra.serving.engine.start import load_engine
-from ostinato.tasks.evaluation.attempts import AttemptFunction, CheckEngine, run_attempts
-from ostinato.tasks.evaluation.checkpoint.plan import plan_of, shard_of, tell_progress
+from ostinato.tasks.evaluation.attempts import (
+    AttemptFunction,
+    CheckEngine,
+    plan_of,
+    report_progress,
+    run_attempts,
+    shard_of,
+)
 from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Trajectory
@@ -66,7 +72,7 @@ async def _run_attempts(
                 _ending(worker.attempt, refusals),
                 rows_path=rows_path,
                 concurrent_attempts=evaluation.engine_slots,
-                on_row=lambda rows: tell_progress(
+                on_row=lambda rows: report_progress(
                     workspace, len(rows), len(plan), sum(row.solved for row in rows)
                 ),
                 check_engine=_check_of(evaluation.endpoint),

@@ -3,15 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.training_device import train_on_ranks
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
+from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
 from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.drafts import compare_drafts, draft_divergence
 from ostinato.models.training.loop import TrainingRun, Work
-from ostinato.tasks.pretraining.mtp.config import DraftQuality, MtpRequest, MtpResult
-from ostinato.tasks.pretraining.mtp.distillation import distillation_loss, measure_drafts
+from ostinato.models.training.schedule import Loss
+from ostinato.tasks.pretraining.mtp.config import DraftQuality, MtpConfig, MtpRequest, MtpResult
 
 CHECKPOINT = "checkpoint"
 
@@ -92,3 +99,42 @@ def open_model(request: MtpRequest) -> TrainerModel:
     model.import_weights(fresh | kept)
     model.trunk.requires_grad_(False)
     return model
+
+
+def distillation_loss(model: TrainerModel) -> Loss:
+    """Of a microbatch: KL summed over depths and target tokens, and the number of those of depth 0."""
+
+    def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
+        kl_N = draft_divergence(model, hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+        return kl_N.sum(), int(batch.loss_mask_BT[:, 2:].sum())
+
+    return loss
+
+
+@torch.no_grad()
+def measure_drafts(
+    model: TrainerModel, corpus_directory: Path, config: MtpConfig, *, step: int
+) -> DraftQuality:
+    """Measures every depth on every held-out shard. Rows are shared out over the ranks."""
+    names = held_out_sources(corpus_directory)
+    depths = model.spec.mtp_depth
+    sums = torch.zeros(len(names), depths, 3, dtype=torch.float64, device=current_device())
+    for index, name in enumerate(names):
+        for batch in held_out_batches(
+            corpus_directory, name, config.evaluation_row_tokens, config.evaluation_tokens
+        ):
+            hidden_TBD = model.forward_hidden(batch.tokens_BT)
+            found = compare_drafts(model, hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
+            for depth, (kl_C, agrees_C) in enumerate(found):
+                sums[index, depth, :2] += torch.stack((kl_C.sum(), agrees_C.sum()))
+                sums[index, depth, 2] += len(kl_C)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    whole = sums.sum(0)
+    shares = (sums[:, :, 1] / sums[:, :, 2]).tolist()
+    return DraftQuality(
+        step=step,
+        kl_nats=tuple((whole[:, 0] / whole[:, 2]).tolist()),
+        agreement=tuple((whole[:, 1] / whole[:, 2]).tolist()),
+        agreement_by_source={name: tuple(share) for name, share in zip(names, shares, strict=True)},
+    )

@@ -22,7 +22,7 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.rendering import load_renderer
-from ostinato.tasks.pretraining.mtp.speculation_config import SpeculationRequest, SpeculationResult
+from ostinato.tasks.pretraining.mtp.config import SpeculationRequest, SpeculationResult
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:
@@ -30,7 +30,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = load_renderer(Path(request.checkpoint_directory))
-    ways = configure_ways(request)
+    ways = engine_variants(request)
     weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0, request.decoding.precision)
     plain, drafted, looking = (DecodeEngine(checkpoint.spec, weights, way) for way in ways)
     prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
@@ -73,7 +73,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
     )
 
 
-def configure_ways(request: SpeculationRequest) -> list[EngineConfig]:
+def engine_variants(request: SpeculationRequest) -> list[EngineConfig]:
     """The recipe's engine without drafts, with draft layers in every step (so that their acceptance
     is that of all places), and with layers and lookup as the engine's policy chooses.
     """

@@ -16,7 +16,7 @@ Scope = tuple[str, ...]  # parameters and local variables of the function, in or
 Operator = Callable[[ast.AST, Scope], Iterator[Replacement]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mutation:
     """One broken line of a function."""
 
@@ -24,6 +24,7 @@ class Mutation:
     line_number: int  # 1-based in the function
     gold_text: str
     broken_text: str
+    undefined_name: str = ""  # a name that no longer means anything, when that is known
 
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {

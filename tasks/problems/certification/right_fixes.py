@@ -24,7 +24,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 def rewrite_original(
-    original: Mapping[str, bytes], broken: Mapping[str, bytes], count: int, chance: random.Random
+    original: Mapping[str, bytes], broken: Mapping[str, bytes], count: int, rng: random.Random
 ) -> dict[str, dict[str, bytes]]:
     """Up to `count` rewrites of the original files, all different. The first adds a comment, the
     second changes the layout; the others are drawn from the rewrites of the syntax tree.
@@ -33,7 +33,7 @@ def rewrite_original(
         "a comment": {path: text + b"\n# repaired\n" for path, text in original.items()},
         "another layout": {path: _lay_out(parse_python(text)) for path, text in original.items()},
     }
-    names = chance.sample(sorted(_REWRITERS), len(_REWRITERS))
+    names = rng.sample(sorted(_REWRITERS), len(_REWRITERS))
     for name in names:
         files = {
             path: _rewrite(text, broken[path], [_REWRITERS[name]])
@@ -50,7 +50,7 @@ def rewrite_original(
         path: _rewrite(text, broken[path], [_REWRITERS[name] for name in names])
         for path, text in original.items()
     }
-    drawn = list(fixes)[:2] + chance.sample(list(fixes)[2:], len(fixes) - 2)
+    drawn = list(fixes)[:2] + rng.sample(list(fixes)[2:], len(fixes) - 2)
     kept: dict[str, dict[str, bytes]] = {}
     for name in drawn:
         if len(kept) < count and fixes[name] not in kept.values():

@@ -1,11 +1,11 @@
 """Certifies a problem set: a report per problem, resumed from a journal, and the certificate of all."""
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import random
 import shutil
 import statistics
@@ -17,20 +17,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
     ProblemError,
     SandboxHostLost,
 )
+from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
 from ostinato.tasks.grading.adversary import Defence, Hack, load_hacks
 from ostinato.tasks.grading.environments import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.problems.certification.judged import check_judged
-from ostinato.tasks.problems.certification.leaks import LeakScan
+from ostinato.tasks.problems.certification.checks import (
+    ProblemFindings,
+    TestedChecks,
+    check_judged,
+    find_leaks,
+)
 from ostinato.tasks.problems.certification.records import (
     Certificate,
     CertifyOptions,
@@ -38,8 +42,8 @@ from ostinato.tasks.problems.certification.records import (
     ProblemReport,
     Reason,
 )
-from ostinato.tasks.problems.certification.tested import ProblemFindings, TestedChecks
 from ostinato.tasks.problems.environments.run import draw_problems, write_repository
+from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.published import (
     PROBLEMS_FILE,
     REPOSITORIES_FOLDER,
@@ -50,7 +54,7 @@ from ostinato.tasks.records import Problem, Split
 
 JOURNAL = "reports.jsonl"
 _DRAWN = 20  # problems of an environment when no limit says how many
-_AT_A_TIME = 2
+_CONCURRENT_PROBLEMS = 2
 OnReport = Callable[[ProblemReport, int, int], None]
 
 
@@ -111,20 +115,19 @@ def check_set(
     folder: Path,
     options: CertifyOptions,
     on_report: OnReport,
-    at_a_time: int = _AT_A_TIME,
+    concurrency: int = _CONCURRENT_PROBLEMS,
 ) -> tuple[ProblemReport, ...]:
     """A report per problem, by id. Those in the folder's journal are taken from there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    journal = _Journal(folder / JOURNAL)
-    return asyncio.run(_check_all(drawn, journal, options, on_report, at_a_time))
+    with contextlib.closing(MetricsLog(folder / JOURNAL)) as journal:
+        return asyncio.run(_check_all(drawn, journal, options, on_report, concurrency))
 
 
 async def _check_all(
     drawn: DrawnSet,
-    journal: "_Journal",
+    journal: MetricsLog,
     options: CertifyOptions,
     on_report: OnReport,
-    at_a_time: int,
+    concurrency: int,
 ) -> tuple[ProblemReport, ...]:
     reports: dict[str, ProblemReport] = {}
 
@@ -133,19 +136,20 @@ async def _check_all(
         on_report(report, len(reports), len(drawn.problems))
 
     waiting: dict[str, list[Problem]] = {}
+    finished = _read_journal(journal.path)
     hacks = assign_hacks(drawn.problems, options)
     for problem in drawn.problems:
-        known = journal.known.get(_key(problem, hacks[problem.problem_id], options))
+        known = finished.get(_key(problem, hacks[problem.problem_id], options))
         if known is not None:
             done(known)
         else:
             waiting.setdefault(problem.repository, []).append(problem)
 
     def add(report: ProblemReport) -> None:
-        journal.add(report)
+        journal.append(len(reports), report.model_dump(mode="json"))
         done(report)
 
-    room = asyncio.Semaphore(at_a_time)
+    room = asyncio.Semaphore(concurrency)
     try:
         async with asyncio.TaskGroup() as group:
             for name, problems in waiting.items():
@@ -161,7 +165,7 @@ async def _check_all(
 def assign_hacks(
     problems: Sequence[Problem], options: CertifyOptions
 ) -> dict[str, tuple[Hack, ...]]:
-    """Hacks of each problem: the suite is shuffled and dealt in turn, so that each meets as many
+    """Hacks of each problem: the suite is shuffled and assigned in turn, so that each meets as many
     problems as any other, give or take one.
     """
     suite = list(load_hacks().values())
@@ -187,7 +191,7 @@ async def _check_repository(
     server = TestServer(repository, cache=VerdictCache(capacity=0))
     other = TestServer(repository, cache=VerdictCache(capacity=0), hash_seed=1)
     checks = TestedChecks(server, other, BlindTrials(), options)
-    leaks = LeakScan(repository)
+    leaks = LeakCheck(repository)
 
     async def one(problem: Problem) -> None:
         async with room:
@@ -204,19 +208,19 @@ async def _check_repository(
 
 
 async def _check_problem(
-    problem: Problem, hacks: Sequence[Hack], checks: TestedChecks, leaks: LeakScan
+    problem: Problem, hacks: Sequence[Hack], checks: TestedChecks, leaks: LeakCheck
 ) -> ProblemReport:
     started = time.perf_counter()
     options, repository = checks.options, checks.server.repository
-    chance = random.Random(f"{options.seed} {problem.problem_id}")
+    rng = random.Random(f"{options.seed} {problem.problem_id}")
     checked = ProblemFindings()
     try:
         if problem.environment:
             checked = await check_judged(problem, repository, options)
         else:
-            checked = await checks.check(problem, hacks, chance)
-            for finding in await asyncio.to_thread(leaks.find, problem):
-                checked.add(finding.reason, [finding.detail])
+            checked = await checks.check(problem, hacks, rng)
+            for reason, detail in await asyncio.to_thread(find_leaks, problem, leaks):
+                checked.add(reason, [detail])
     except (CapacityExhausted, SandboxHostLost):
         raise
     except Exception as error:  # noqa: BLE001 - one problem's fault is its finding
@@ -300,27 +304,13 @@ def _code() -> str:
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
 
 
-class _Journal:
-    """Finished reports, one per line. A torn last line and errors are checked again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.known: dict[str, ProblemReport] = {}
-        whole = b""
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            try:
-                report = ProblemReport.model_validate_json(line)
-            except ValidationError:
-                continue
-            whole += line if line.endswith(b"\n") else line + b"\n"
+def _read_journal(path: Path) -> dict[str, ProblemReport]:
+    """Finished reports by key. Errors are checked again, and so is what an earlier version wrote."""
+    known: dict[str, ProblemReport] = {}
+    for row in read_lines(path):
+        row.pop("step", None)
+        with contextlib.suppress(ValidationError):
+            report = ProblemReport.model_validate(row)
             if all(found.reason is not Reason.NOT_JUDGED for found in report.findings):
-                self.known[report.key] = report
-        if path.exists() and whole != path.read_bytes():
-            replace_text(path, whole.decode())
-
-    def add(self, report: ProblemReport) -> None:
-        """Appends a report and flushes it to the disk."""
-        with self._path.open("ab") as file:
-            file.write(report.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+                known[report.key] = report
+    return known

@@ -16,8 +16,7 @@ from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import read_tree
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.row_files import read_rows
-from ostinato.tasks.problems.given.patches import apply_patch
-from ostinato.tasks.problems.given.task import GivenTask
+from ostinato.tasks.problems.given.task import GivenTask, apply_patch
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 
 _MARK = "instance_id"

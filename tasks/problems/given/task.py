@@ -4,13 +4,16 @@ An archive holds the whole solved state, the product files of the unsolved state
 believed of a task is proven as for every other problem: its tests fail on the one state and pass on the other.
 """
 
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.folders import is_below
+from ostinato.infra.platform.folders import is_below, read_folder, write_folder
+from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import fetch_archive, read_archive, store_archive
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -116,3 +119,20 @@ def prepare_given(
         "named_passing": passing,
     }
     return repository, candidate.model_copy(update=told)
+
+
+def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
+    """The files after a unified diff with paths a/... and b/... ProblemError says where it does not fit. Only
+    paths below the folder can change; git refuses others.
+    """
+    if not patch.strip():
+        return dict(files)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "files"
+        write_folder(folder, files)
+        written = Path(place) / "given.patch"
+        written.write_text(patch if patch.endswith("\n") else f"{patch}\n")
+        run_git(None, "init", "--quiet", "--template=", str(folder))
+        run_git(folder, "apply", "--whitespace=nowarn", str(written))
+        shutil.rmtree(folder / ".git")
+        return read_folder(folder)

@@ -31,7 +31,9 @@ def hide_tests(
         assert place is not None
         path, node = place
         first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-        plan.replace(path, first, node.end_lineno or node.lineno, _filling(path, node, files))
+        plan.replace(
+            path, first, node.end_lineno or node.lineno, _placeholder_body(path, node, files)
+        )
         hidden += by_function[name]
     if not plan.parses():
         return (), ()
@@ -57,7 +59,9 @@ def _find(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] 
     return (path, found[0]) if len(found) == 1 else None
 
 
-def _filling(path: str, node: ast.FunctionDef, files: Mapping[str, bytes]) -> tuple[str, ...]:
+def _placeholder_body(
+    path: str, node: ast.FunctionDef, files: Mapping[str, bytes]
+) -> tuple[str, ...]:
     """A class that would be left empty keeps a `pass`."""
     for outer in ast.walk(parse_once(files[path])):
         if isinstance(outer, ast.ClassDef) and any(

@@ -1,19 +1,28 @@
-"""Answers left where the agent can read them: removed code, its own names, hidden tests.
+"""Answers left where the agent can read them: removed code, its own names, hidden tests, changed lines.
 
 Removed text leaks when three removed lines in a row stand together somewhere. A name leaks when it
-was bound only in removed code and occurs in any file, in a comment or in bytecode.
+was bound only in removed code and occurs in any file, in a comment or in bytecode. A changed line leaks in a comment,
+in a text, with both its neighbours in another file, in the prompt, and in an object of git. A build of problems and a
+certificate of them ask the same checks.
 """
 
+import ast
 import functools
+import io
+import os
 import re
 import sysconfig
+import tempfile
+import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.git import run_git
+from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_names
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.problems.proving.hiding import function_names
@@ -21,6 +30,10 @@ from ostinato.tasks.records import Problem
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 _MIN_NAME = 6
+LEAST_CHARACTERS = 8  # of a line without white space that gives an answer away
+_LEAST_RUN_CHARACTERS = 40
+_MOST_HISTORY_BYTES = 64 << 20
+_MOST_TEXT_BYTES = 1 << 20
 _RUN_LINES = 3
 _MIN_RUN_CHARACTERS = 40
 # masked in every box (infra/sandbox/box.py): packages of other projects and CPython's own tests
@@ -37,22 +50,16 @@ class Leak(NamedTuple):
 
 
 class LeakCheck:
-    """Search for answers in everything that an agent can read of a repository."""
+    """Searches of one repository for answers in what an agent can read. Files are read once."""
 
-    def __init__(
-        self, pristine: Mapping[str, bytes], read_everything: Callable[[], Mapping[str, bytes]]
-    ) -> None:
-        self._pristine = pristine
-        self._read_everything = read_everything
-
-    @classmethod
-    def of(cls, repository: PreparedRepository) -> "LeakCheck":
-        """The check of a repository with every file below it, caches and bytecode included."""
-        return cls(repository.files, lambda: _read_below(repository.directory))
+    def __init__(self, repository: PreparedRepository) -> None:
+        self._repository = repository
+        self._pristine = repository.files
 
     @functools.cached_property
     def _everything(self) -> Mapping[str, bytes]:
-        return self._read_everything()
+        """Every file below the repository, caches and bytecode included."""
+        return _read_below(self._repository.directory)
 
     @functools.cached_property
     def _places(self) -> Mapping[bytes | int, set[str]]:
@@ -73,15 +80,24 @@ class LeakCheck:
             for name, _ in read_names(content.decode(errors="replace"))
         )
 
-    def leaks(self, candidate: Candidate) -> bool:
-        """Whether a candidate's removed code can be read elsewhere."""
-        # these have old code where new code was; single lines are no run of lines
-        if candidate.kind in (Kind.MINED_COMMIT, Kind.GIVEN) or not candidate.blocks:
-            return False
-        return bool(self.find(candidate.draft("")))
+    @functools.cached_property
+    def _quoted(self) -> dict[str, bytes]:
+        return {path: _quoted_in(text) for path, text in self._pristine.items()}
+
+    @functools.cached_property
+    def _squeezed(self) -> dict[str, bytes]:
+        return {path: squeeze(text) for path, text in self._pristine.items()}
+
+    @functools.cached_property
+    def _history(self) -> frozenset[bytes]:
+        return frozenset(_history_of(self._repository.directory))
 
     def find(self, problem: Problem) -> tuple[Leak, ...]:
-        """Answers of a problem in reach of an agent, its hidden tests among them."""
+        """Removed code of a problem, its own names and its hidden tests, in files of the broken state."""
+        # old code, which stood where new code was, repeats parts of it; single lines are no run of lines
+        is_old_code = problem.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
+        if is_old_code or not (problem.blocks or problem.hidden_tests):
+            return ()
         changed = problem.break_files(self._pristine)
         indexes = {path: _index(content) for path, content in changed.items()}
 
@@ -101,6 +117,43 @@ class LeakCheck:
             if self._name_counts[name] == 1:  # others of that name may stay
                 leaks |= {Leak(f"hidden test {name}", path) for path in places_of(name.encode())}
         return tuple(sorted(leaks))
+
+    def find_repeated(self, problem: Problem) -> Iterator[Leak]:
+        """Changed lines whose right text is in a comment or text of the broken state, or with both its
+        neighbours in another file.
+        """
+        broken = problem.break_files(self._pristine)
+        for edit in problem.edits:
+            yield from self._find_line(broken, edit.path, edit.line_number)
+
+    def _find_line(self, broken: Mapping[str, bytes], path: str, number: int) -> Iterator[Leak]:
+        lines = self._pristine[path].decode().split("\n")
+        line, run = squeeze(lines[number - 1].encode()), squeeze(_around(lines, number))
+        for other in self._pristine:
+            now = broken.get(other)
+            quoted = self._quoted[other] if now is None else _quoted_in(now)
+            text = self._squeezed[other] if now is None else squeeze(now)
+            if len(line) >= LEAST_CHARACTERS and line in quoted:
+                yield Leak(f"line {number} of {path} in a comment or text", other)
+            elif other != path and len(run) >= _LEAST_RUN_CHARACTERS and run in text:
+                yield Leak(f"line {number} of {path} with its neighbours", other)
+
+    def find_in_prompt(self, problem: Problem) -> Iterator[Leak]:
+        """Changed or removed lines in the words of the user."""
+        prompt = squeeze(problem.prompt.encode())
+        shown = [(f"line {edit.line_number}", edit.path, edit.gold_text) for edit in problem.edits]
+        shown += [("removed lines", one.path, "\n".join(one.gold_lines)) for one in problem.blocks]
+        for what, path, text in shown:
+            squeezed = squeeze(text.encode())
+            if len(squeezed) >= LEAST_CHARACTERS and squeezed in prompt:
+                yield Leak(what, path)
+
+    def find_in_history(self, problem: Problem) -> Iterator[Leak]:
+        """Files as they were before a problem broke them, in objects of git."""
+        for path in sorted(problem.break_files(self._pristine)):
+            is_product = self._repository.is_editable(path) and path in self._pristine
+            if is_product and self._squeezed[path] in self._history:
+                yield Leak("file as it was", path)
 
 
 def _read_below(directory: Path) -> dict[str, bytes]:
@@ -153,3 +206,68 @@ def _library_runs() -> frozenset[int]:
         if not _UNREADABLE.intersection(path.relative_to(root).parts):
             runs.update(_runs(path.read_bytes().split(b"\n")))
     return frozenset(runs)
+
+
+def squeeze(text: bytes) -> bytes:
+    """A text without white space."""
+    return b"".join(text.split())
+
+
+def _around(lines: list[str], number: int) -> bytes:
+    return "\n".join(lines[max(0, number - 2) : number + 1]).encode()
+
+
+@functools.lru_cache(maxsize=256)
+def _quoted_in(content: bytes) -> bytes:
+    """Comments and strings of a Python file, joined by zero bytes, or the whole of another file.
+    Without white space.
+    """
+    try:
+        tree = parse_python(content)
+        tokens = list(tokenize.tokenize(io.BytesIO(content).readline))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return squeeze(content)
+    found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    found += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return b"\0".join(squeeze(text.encode(errors="replace")) for text in found)
+
+
+def _history_of(directory: Path) -> Iterable[bytes]:
+    """Contents of all file objects of git below a folder, without white space.
+
+    The objects are read from a repository of ours: nothing of the other's configuration is used.
+    """
+    for place in sorted(directory.rglob(".git")):
+        if not (place / "objects").is_dir() or place.is_symlink():
+            continue
+        with tempfile.TemporaryDirectory(prefix="ostinato-history-") as scratch:
+            bare = Path(scratch) / "bare"
+            run_git(None, "init", "--quiet", "--bare", str(bare))
+            _link_objects(place / "objects", bare / "objects")
+            listed = run_git(bare, "cat-file", "--batch-all-objects", "--batch-check").decode()
+            blobs = [line.split() for line in listed.splitlines() if line.split()[1] == "blob"]
+            texts = [(name, int(size)) for name, _, size in blobs if int(size) <= _MOST_TEXT_BYTES]
+            total = sum(size for _, size in texts)
+            if total > _MOST_HISTORY_BYTES:
+                raise ProblemError(
+                    f"{place} holds {total} bytes of files, wanted at most {_MOST_HISTORY_BYTES} "
+                    "to look for answers in; remove it from the repository"
+                )
+            for name, _ in texts:
+                yield squeeze(run_git(bare, "cat-file", "blob", name, max_bytes=_MOST_TEXT_BYTES))
+
+
+def _link_objects(source: Path, target: Path) -> None:
+    for folder, _, names in os.walk(source):
+        for name in names:
+            path = Path(folder) / name
+            relative = path.relative_to(source)
+            # a list of other places would be followed out of the folder
+            if relative.parts[0] != "info" and path.is_file() and not path.is_symlink():
+                place = target / relative
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(path.read_bytes())

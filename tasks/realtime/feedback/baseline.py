@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ostinato.tasks.realtime.feedback.config import BaselineConfig
+from ostinato.tasks.realtime.config import BaselineConfig
 from ostinato.tasks.records import StageRecord
 
 _KIND_STRENGTH = 8.0  # observations that the overall mean is worth against a cell's own mean

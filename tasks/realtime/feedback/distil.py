@@ -12,8 +12,8 @@ from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import Signal, is_said
+from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
-from ostinato.tasks.realtime.feedback.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
 from ostinato.tasks.records import Sample, StageRecord
 

@@ -33,7 +33,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.signals import Signal
-from ostinato.tasks.realtime.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.realtime.config import SimulatedUsersConfig
 from ostinato.tasks.records import Problem, StageRecord
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pydantic import Field
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.serving.gateway.signals import Signal, is_said
 from ostinato.tasks.evaluation.statistics import mean
-from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.records import StageRecord
 
 CONTROL, CANDIDATE = "control", "candidate"

@@ -13,7 +13,7 @@ from pydantic import Field
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import EventRow, InteractionRow, ScorecardRow
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
-from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import (
     CANDIDATE,
     CONTROL,

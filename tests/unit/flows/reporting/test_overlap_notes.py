@@ -21,8 +21,7 @@ from ostinato.flows.stages.scorecards import (
 )
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.tasks.corpus.config import CorpusResult
-from ostinato.tasks.corpus.overlap_records import AnswerOverlap, NgramOverlap
+from ostinato.tasks.corpus.config import AnswerOverlap, CorpusResult, NgramOverlap
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import add_checkpoint, add_problems, make_scorecard, open_context

@@ -55,7 +55,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
             {"problems", "corpus", "pretraining", "mtp", "speculation", "evaluation"},
         ),
         (
-            "tasks/corpus/corruption/corruptions.py",
+            "tasks/problems/breaking/drawn_mutations.py",
             "2.6",
             "99.0",
             {"corpus"},

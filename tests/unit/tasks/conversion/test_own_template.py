@@ -19,8 +19,7 @@ from ostinato.models.rendering.vocabulary import (
     SPECIAL_TOKENS,
     TOOL_NAMES,
 )
-from ostinato.tasks.conversion.exporting import export_model
-from ostinato.tasks.conversion.own_template import write_own_template
+from ostinato.tasks.conversion.exporting import export_model, write_own_template
 from tests.fakes.miniature import make_checkpoint
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "<path d='M1 1'/> and <b>"]

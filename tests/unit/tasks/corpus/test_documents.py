@@ -14,11 +14,10 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.protocol import Sandbox, TestFailure, TestOutcome, TestReport
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.corpus.config import CorpusConfig, DemonstrationConfig
-from ostinato.tasks.corpus.corruption.corruptions import corrupt_function
-from ostinato.tasks.corpus.corruption.reports import FailureReports
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.repairs.demonstrator import Demonstrator, repair
+from ostinato.tasks.corpus.repairs.reports import FailureReports
 from ostinato.tasks.corpus.repairs.transcripts import (
     DocumentWriter,
     Plan,
@@ -29,6 +28,7 @@ from ostinato.tasks.corpus.repairs.transcripts import (
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
 from ostinato.tasks.corpus.source_code.functions import read_function
 from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem
 
@@ -40,14 +40,14 @@ FUNCTION = read_function(MODULE, PATH, SYMBOL)
 
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> None:
-    corruption = corrupt_function(FUNCTION, random.Random(3), [4])
-    assert corruption is not None
+    mutation = draw_mutation(FUNCTION.lines, random.Random(3), [4])
+    assert mutation is not None
     plan = Plan(is_parallel, RepairScript.RIGHT)
     report = "failed: AssertionError: assert 1 == 2"
     written = WRITER.write_repair(
-        FUNCTION, corruption, is_parallel=is_parallel, report=report, rng=random.Random(0)
+        FUNCTION, mutation, is_parallel=is_parallel, report=report, rng=random.Random(0)
     )
-    broken = MODULE.replace(corruption.gold, corruption.broken)
+    broken = MODULE.replace(mutation.gold_text, mutation.broken_text)
 
     async def run_tests(sandbox: Sandbox) -> TestReport:
         if await sandbox.read(PATH) == MODULE.encode():
@@ -58,7 +58,7 @@ def test_a_repair_document_is_what_the_harness_records(is_parallel: bool) -> Non
         outcomes = {"t": TestOutcome.FAILED}
         return TestReport(outcomes=outcomes, first_failure=failure, route="hot", seconds=0)
 
-    right = edit_call(corruption.number, corruption.gold)
+    right = edit_call(mutation.line_number, mutation.gold_text)
     model = Demonstrator(RENDERER, repair(plan, place_of(PATH, SYMBOL), right=right, wrong=""))
     environment = AgentEnvironment(MemorySandbox({PATH: broken.encode()}), run_tests)
     request = AgentRequest(prompt=f"Fix {SYMBOL} in {PATH}", session_id="s")

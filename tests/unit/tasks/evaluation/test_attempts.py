@@ -14,8 +14,8 @@ from ostinato.tasks.evaluation.attempts import (
     read_rows,
     read_trajectories,
     run_attempts,
+    shard_of,
 )
-from ostinato.tasks.evaluation.checkpoint.plan import shard_of
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
 from ostinato.tasks.evaluation.checkpoint.run import main
 from ostinato.tasks.problems.published import PROBLEMS_FILE

@@ -6,12 +6,10 @@ from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import load_inputs
-from ostinato.tasks.planning.plan import plan_training, search_layout, search_replica
+from ostinato.tasks.planning.inputs import RolloutWork, TrainingWork, load_inputs
+from ostinato.tasks.planning.plan import estimate_step, plan_training, search_layout, search_replica
 from ostinato.tasks.planning.rollouts import TERA, decode_step_seconds
 from ostinato.tasks.planning.shapes import stage_parameters, token_operations
-from ostinato.tasks.planning.step import estimate_step
-from ostinato.tasks.planning.workload import RolloutWork, TrainingWork
 from tests.fakes.small_spec import make_spec
 
 MODEL = make_spec(

@@ -11,7 +11,7 @@ from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoraConfig
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpConfig
-from ostinato.tasks.pretraining.mtp.distillation import measure_drafts
+from ostinato.tasks.pretraining.mtp.run import measure_drafts
 from ostinato.tasks.pretraining.run import main
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC

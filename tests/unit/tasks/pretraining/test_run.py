@@ -26,8 +26,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingRequest,
     PretrainingResult,
 )
-from ostinato.tasks.pretraining.loss import next_token_loss
-from ostinato.tasks.pretraining.run import main
+from ostinato.tasks.pretraining.run import main, next_token_loss
 from tests.fakes.corpus import write_corpus
 from tests.fakes.small_spec import SMALL_SPEC
 

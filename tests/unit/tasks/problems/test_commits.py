@@ -18,9 +18,9 @@ from ostinato.tasks.problems.proving.judging import (
     ProofOutcome,
     ProofResult,
     RepositoryUnderTest,
+    StubTrials,
     judge_candidate,
 )
-from ostinato.tasks.problems.proving.stub_trials import StubTrials
 from ostinato.tasks.problems.publishing import make_problem
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Split

@@ -1,5 +1,7 @@
 """A planted answer is found wherever it lies; a clean deletion has none."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,6 @@ from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
 from ostinato.tasks.problems.breaking.deletions import DeletionMaker
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.problems.proving.leaks import Leak, LeakCheck
-from ostinato.tasks.problems.proving.repeated_lines import RepeatedLines
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import LineEdit
 from tests.fakes.repositories import WORDKIT, open_repository
@@ -30,7 +31,11 @@ def leaks_with(deletion, planted):
 
 
 def find_leaks(problem, files, planted=None):
-    return LeakCheck(files, lambda: {**files, **(planted or {})}).find(problem)
+    with TemporaryDirectory() as folder:
+        for path, text in {**files, **(planted or {})}.items():
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(text)
+        return LeakCheck(SimpleNamespace(files=files, directory=Path(folder))).find(problem)
 
 
 def test_clean_deletion_leaks_nothing(deletion):
@@ -105,4 +110,4 @@ def test_a_changed_line_that_stands_elsewhere_is_found(
     )
     problem = make_draft(LinePlan(files)).model_copy(update={"edits": (edit,)})
     repository = SimpleNamespace(files=files)
-    assert {leak.path for leak in RepeatedLines(repository).find(problem)} == wanted
+    assert {leak.path for leak in LeakCheck(repository).find_repeated(problem)} == wanted

@@ -11,10 +11,9 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.network.build import build_trainer_model
 from ostinato.tasks.realtime import cycle_training
-from ostinato.tasks.realtime.config import CycleConfig
-from ostinato.tasks.realtime.deadline import STAGE, known_speed, newest_that_fit
+from ostinato.tasks.realtime.config import CycleConfig, FeedbackConfig
+from ostinato.tasks.realtime.cycle_training import TRAINING_STAGE, known_speed, newest_that_fit
 from ostinato.tasks.realtime.feedback.baseline import Baselines
-from ostinato.tasks.realtime.feedback.config import FeedbackConfig
 from ostinato.tasks.realtime.feedback.distil import Distilled
 from ostinato.tasks.realtime.feedback.interactions import Collection, Window
 from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingResult
@@ -112,7 +111,7 @@ def test_late_cycle_trains_on_one_microbatch_and_says_so(
 
 def test_speed_of_the_cycle_before_says_what_fits(workspace: Workspace) -> None:
     cycles = Ledger(workspace.settings.ledger_url).cycles
-    cycles.update("mine-1", STAGE, {"tokens_per_second": 10.0})
+    cycles.update("mine-1", TRAINING_STAGE, {"tokens_per_second": 10.0})
     cycles.close("mine-1", "promoted", 2.0)
     open_cycle(Ledger(workspace.settings.ledger_url), "mine-2")
     assert train(workspace, now=92.0, name="mine-2").left_out > 0

@@ -20,9 +20,9 @@ from ostinato.tasks.retrieval.config import (
 from ostinato.tasks.retrieval.measure import (
     CandidatePool,
     fuse_rows,
+    lexical_scores,
     make_pool,
     ranks_of,
-    score_lexically,
     summarise_ranks,
 )
 from ostinato.tasks.retrieval.pairs import functions_of
@@ -55,15 +55,15 @@ def test_a_tie_across_the_limit_is_not_within_it() -> None:
 
 
 def test_names_outrank_mentions_only_by_field() -> None:
-    by_field = ranks_of(POOL, score_lexically(POOL))
-    plain = ranks_of(POOL, score_lexically(POOL, BODY_ONLY))
+    by_field = ranks_of(POOL, lexical_scores(POOL))
+    plain = ranks_of(POOL, lexical_scores(POOL, BODY_ONLY))
 
     assert by_field.tolist() == [1.0, 1.0]
     assert plain[0] > 1
 
 
 def test_vectors_without_weight_change_no_rank() -> None:
-    words = score_lexically(POOL)
+    words = lexical_scores(POOL)
     noise = np.random.default_rng(0).normal(size=words.shape)
 
     assert ranks_of(POOL, fuse_rows(words, noise, 0.0)).tolist() == [1.0, 1.0]

@@ -14,7 +14,7 @@ from ostinato.tasks.retrieval.config import (
     PairsConfig,
     RetrievalConfig,
 )
-from ostinato.tasks.retrieval.pairs import functions_of, make_pairs, read_package, without_copies
+from ostinato.tasks.retrieval.pairs import functions_of, make_pairs, read_package, remove_duplicates
 
 SOURCE = '''
 class Box:
@@ -56,8 +56,8 @@ def test_copies_of_what_measures_are_not_taught() -> None:
     functions = functions_of("pkg", "a.py", SOURCE)
     copied = functions_of("fork", "b.py", SOURCE.replace("    ", "  "))
 
-    assert without_copies(copied, functions) == []
-    assert without_copies(copied, []) == copied
+    assert remove_duplicates(copied, functions) == []
+    assert remove_duplicates(copied, []) == copied
 
 
 def test_an_installed_package_is_read_and_another_is_refused(tmp_path: Path) -> None:

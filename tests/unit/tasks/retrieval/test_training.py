@@ -9,14 +9,14 @@ import torch
 from ostinato.models.search_encoder.code_words import CodeText, describe_code
 from ostinato.models.search_encoder.config import TowerConfig
 from ostinato.models.search_encoder.embedder import Embedder, contrastive_loss
-from ostinato.tasks.retrieval import training
+from ostinato.tasks.retrieval import run as training
 from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
 )
-from ostinato.tasks.retrieval.measure import CandidatePool, measure, score_densely
+from ostinato.tasks.retrieval.measure import CandidatePool, dense_scores, measure
 from ostinato.tasks.retrieval.pairs import Pair
-from ostinato.tasks.retrieval.training import (
+from ostinato.tasks.retrieval.run import (
     build_embedder,
     mine_negatives,
     train_on_code,
@@ -58,7 +58,7 @@ def pool_of(pairs: Sequence[Pair]) -> CandidatePool:
 
 
 def mrr(embedder: Embedder, pool: CandidatePool) -> float:
-    return measure([pool], lambda wanted: score_densely(embedder, wanted))[0].mrr
+    return measure([pool], lambda wanted: dense_scores(embedder, wanted))[0].mrr
 
 
 def build(pairs: Sequence[Pair]) -> Embedder:

@@ -22,7 +22,7 @@ from ostinato.tasks.corpus.config import (
     DemonstrationConfig,
     TokenBudgets,
 )
-from ostinato.tasks.corpus.repairs.plain_repairs import write_repair
+from ostinato.tasks.corpus.repairs.demonstrator import write_repair
 from ostinato.tasks.corpus.run import main as build_corpus
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import LineEdit, Problem, Split

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.models.network.build import build_trainer_model
-from ostinato.tasks.evaluation.base_models.codebase_loss import measure_codebase, rolling_windows
+from ostinato.tasks.evaluation.base_models.run import measure_codebase, rolling_windows
 from tests.fakes.small_spec import make_spec
 
 

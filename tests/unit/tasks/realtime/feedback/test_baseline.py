@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.tasks.realtime.config import BaselineConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
-from ostinato.tasks.realtime.feedback.config import BaselineConfig
 
 CONFIG = BaselineConfig()
 REWARDS = st.lists(

@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, TenantConfig
+from ostinato.tasks.realtime.config import FeedbackConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines
 from ostinato.tasks.realtime.feedback.collect import choose_watermark, collect
-from ostinato.tasks.realtime.feedback.config import FeedbackConfig
 from ostinato.tasks.realtime.feedback.distil import distil
 from ostinato.tasks.realtime.feedback.interactions import Source, Window
 from tests.fakes.toy_gateway import LINE, REQUEST, Toy

@@ -15,7 +15,7 @@ from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplac
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
 from ostinato.infra.serving.gateway.signals import Signal
-from ostinato.tasks.realtime.feedback.config import SimulatedUsersConfig
+from ostinato.tasks.realtime.config import SimulatedUsersConfig
 from ostinato.tasks.realtime.feedback.simulated_users import (
     SimulatedRequest,
     SimulatedUsersReport,

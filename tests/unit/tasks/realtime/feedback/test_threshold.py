@@ -7,13 +7,13 @@ import numpy as np
 
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.serving.gateway.signals import Signal
-from ostinato.tasks.realtime.feedback.baseline import Baselines
-from ostinato.tasks.realtime.feedback.config import (
+from ostinato.tasks.realtime.config import (
     BaselineConfig,
     DistilConfig,
     FeedbackConfig,
     SignalWeights,
 )
+from ostinato.tasks.realtime.feedback.baseline import Baselines
 from ostinato.tasks.realtime.feedback.distil import distil
 from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.realtime.feedback.interactions import interaction, segment, transcript

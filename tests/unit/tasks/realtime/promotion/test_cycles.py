@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ostinato.tasks.realtime.promotion.config import CanaryConfig, GuardConfig
+from ostinato.tasks.realtime.config import CanaryConfig, GuardConfig
 from ostinato.tasks.realtime.promotion.guard import Advice
 from tests.benchmarks.cycle_lines import POINT, run_drift, run_poisoned
 from tests.benchmarks.cycle_world import Traffic, draw_chances, moved

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from ostinato.infra.platform.ledger.rows import FeedbackRow, InteractionRow
-from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import (
     CANDIDATE,
     CONTROL,

@@ -11,10 +11,10 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.platform.ledger.tables import EVENTS
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
-from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.config import GuardConfig
+from ostinato.tasks.realtime.promotion.canary_status import canary_status
 from ostinato.tasks.realtime.promotion.guard import Advice
 from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome, ServingLine
-from ostinato.tasks.realtime.promotion.standing import standing_of
 from ostinato.tasks.records import GateDecision, Metric, Scorecard
 from tests.fakes.interactions import new_interaction
 from tests.fakes.scorecards import flat_scorecard
@@ -378,7 +378,7 @@ def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Led
     record(ledger, 101, "candidate", "c", kept=True)  # of another candidate
     canary = line.canary()
     assert canary is not None
-    found = standing_of(line, canary, guard, 60.0)
+    found = canary_status(line, canary, guard, 60.0)
     assert (found.control.checkpoint, found.candidate.checkpoint) == ("a", "b")
     assert (found.control.interactions, found.candidate.interactions) == (20, 21)
     assert (found.control.sessions, found.candidate.sessions) == (20, 20)
@@ -390,5 +390,5 @@ def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Led
     assert test.promoted_from == 50.0
     assert (test.next_look_judged_sessions, found.candidate.judged_sessions) == (20, 20)
     assert test.withdrawn_from == guard.maximum_seconds
-    assert standing_of(line, canary, None, 60.0).test is None
+    assert canary_status(line, canary, None, 60.0).test is None
     assert line.canary() == canary

@@ -3,13 +3,13 @@
 from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
-from ostinato.tasks.realtime.promotion.config import GuardConfig
+from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL, last_look, observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import Canary, ServingLine
 from ostinato.tasks.records import StageRecord
 
 
-class ArmStanding(StageRecord):
+class ArmStatus(StageRecord):
     """One side of the A/B."""
 
     checkpoint: str | None
@@ -19,7 +19,7 @@ class ArmStanding(StageRecord):
     judged_sessions: int = Field(description="settled sessions with an edit kept or reverted")
 
 
-class TestStanding(StageRecord):
+class SequentialTestStatus(StageRecord):
     """The sequential test of an A/B."""
 
     __test__ = False
@@ -39,25 +39,25 @@ class TestStanding(StageRecord):
     """instant from which it is withdrawn if the last look was not made by then"""
 
 
-class CanaryStanding(StageRecord):
+class CanaryStatus(StageRecord):
     """An open A/B of a line."""
 
     line: str
     since: float = Field(description="seconds since the epoch")
-    control: ArmStanding
-    candidate: ArmStanding
-    test: TestStanding | None = Field(
+    control: ArmStatus
+    candidate: ArmStatus
+    test: SequentialTestStatus | None = Field(
         description="None: the recipe that tests it is not known here"
     )
 
 
-def standing_of(
+def canary_status(
     line: ServingLine, canary: Canary, config: GuardConfig | None, now: float
-) -> CanaryStanding:
+) -> CanaryStatus:
     """Counts of both arms, and of the test when the recipe's guard is given. Changes nothing."""
     rows = line.interactions_during(canary)
     ready = settled(rows, config or GuardConfig(), now)
-    return CanaryStanding(
+    return CanaryStatus(
         line=line.name,
         since=canary.started_at,
         control=_arm(CONTROL, line.champion(), 1 - canary.share, rows, ready),
@@ -72,9 +72,9 @@ def _arm(
     share: float,
     rows: list[InteractionRow],
     ready: list[InteractionRow],
-) -> ArmStanding:
+) -> ArmStatus:
     seen = [one for one in observe(ready) if one.arm == name]
-    return ArmStanding(
+    return ArmStatus(
         checkpoint=checkpoint,
         share=share,
         interactions=sum(row.arm == name for row in rows),
@@ -83,9 +83,9 @@ def _arm(
     )
 
 
-def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> TestStanding:
+def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> SequentialTestStatus:
     done, report = last_look(observe(ready), config)
-    return TestStanding(
+    return SequentialTestStatus(
         looks_done=done,
         looks=config.looks,
         next_look_sessions=config.minimum_sessions << done if done < config.looks else None,

@@ -1,25 +1,113 @@
-"""Breaks one line of a function as people break lines: still Python, noticed by a test or not."""
+"""Single-line bugs drawn at random, as people break lines: still Python, noticed by a test or not.
 
+`mutate_function` (mutations.py) lists every bug of a function for problems; here one is drawn in microseconds for the
+documents of a corpus, which need hundreds of thousands.
+"""
+
+import ast
 import builtins
 import keyword
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ostinato.tasks.corpus.corruption.line_parts import LineParts, Span, find_parts
-from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.infra.platform.syntax import parse_python
+from ostinato.tasks.problems.breaking.mutations import Mutation
+
+Span = tuple[int, int]  # columns, end exclusive
 
 
-@dataclass(frozen=True, slots=True)
-class Corruption:
-    """Line `number` (1-based in the function) reads `broken` instead of `gold`."""
+@dataclass(slots=True)
+class CallParts:
+    """A call with the spans of its positional and keyword arguments, in order."""
 
-    number: int
-    gold: str
-    broken: str
-    operator: str
-    undefined_name: str = ""  # a name that no longer means anything, when that is known
+    whole: Span
+    arguments: list[Span]
+    num_positional: int
+
+
+@dataclass(slots=True)
+class LineParts:
+    """Names and expressions on one line."""
+
+    names: list[Span] = field(default_factory=list)
+    attributes: list[Span] = field(default_factory=list)
+    integers: list[Span] = field(default_factory=list)
+    calls: list[CallParts] = field(default_factory=list)
+    subscripts: list[Span] = field(default_factory=list)  # from the bracket on
+    conditions: list[tuple[Span, bool]] = field(default_factory=list)  # and whether it is compound
+    statement: Span | None = None  # a simple statement that fills the line
+    returned: Span | None = None  # the value of a return statement
+
+
+@lru_cache(maxsize=4096)
+def find_parts(lines: tuple[str, ...]) -> tuple[LineParts, ...]:
+    """The parts of each line. SyntaxError when the lines are not a function."""
+    is_indented = lines[0][:1] == " "  # a method, indented as in its class
+    text = "\n".join(("if True:", *lines) if is_indented else lines)
+    finder = _Finder([LineParts() for _ in lines], 2 if is_indented else 1)
+    if text.isascii():  # columns of the syntax tree count bytes
+        for node in ast.walk(parse_python(text)):
+            finder.visit(node)
+    return tuple(finder.parts)
+
+
+@dataclass(slots=True)
+class _Finder:
+    parts: list[LineParts]
+    first_line: int
+
+    def visit(self, node: ast.AST) -> None:
+        """Notes what one node says about its line."""
+        match node:
+            case ast.Name():
+                self._line(node).names.append(_span(node))
+            case ast.Constant() if type(node.value) is int and _is_flat(node):
+                self._line(node).integers.append(_span(node))
+            case ast.Attribute() if _is_flat(node):
+                start = _span(node)[1] - len(node.attr)
+                self._line(node).attributes.append((start, _span(node)[1]))
+            case ast.Subscript() if _is_flat(node):
+                start = node.value.end_col_offset
+                assert start is not None
+                self._line(node).subscripts.append((start, _span(node)[1]))
+            case ast.Call() if _is_flat(node):
+                self._visit_call(node)
+            case ast.If() | ast.While() | ast.IfExp() if _is_flat(node.test):
+                is_compound = isinstance(node.test, (ast.Compare, ast.BoolOp))
+                self._line(node.test).conditions.append((_span(node.test), is_compound))
+            case ast.Return() | ast.Assign() | ast.AugAssign() | ast.Expr() | ast.Delete():
+                self._visit_statement(node)
+
+    def _visit_call(self, node: ast.Call) -> None:
+        arguments = [_span(argument) for argument in node.args]
+        arguments += [_keyword_span(keyword) for keyword in node.keywords]
+        self._line(node).calls.append(CallParts(_span(node), arguments, len(node.args)))
+
+    def _visit_statement(self, node: ast.stmt) -> None:
+        if not _is_flat(node):
+            return
+        line = self._line(node)
+        line.statement = _span(node)
+        if isinstance(node, ast.Return) and node.value is not None:
+            line.returned = _span(node.value)
+
+    def _line(self, node: ast.expr | ast.stmt) -> LineParts:
+        return self.parts[node.lineno - self.first_line]
+
+
+def _keyword_span(keyword: ast.keyword) -> Span:
+    return keyword.col_offset, _span(keyword.value)[1]
+
+
+def _is_flat(node: ast.expr | ast.stmt) -> bool:
+    return node.lineno == node.end_lineno
+
+
+def _span(node: ast.expr | ast.stmt) -> Span:
+    assert node.end_col_offset is not None
+    return node.col_offset, node.end_col_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +293,22 @@ _BY_NAME = {name: operator for name, _, operator in _OPERATORS}
 _ATTEMPTS = 16
 
 
-def corrupt_function(
-    function: CodeFunction, rng: random.Random, numbers: Sequence[int] | None = None
-) -> Corruption | None:
-    """A random corruption, on one of the lines `numbers` when given. None when none was found."""
-    parts = find_parts(function.lines)
-    names = _names_of(function.lines)
+def draw_mutation(
+    lines: tuple[str, ...], rng: random.Random, numbers: Sequence[int] | None = None
+) -> Mutation | None:
+    """A random mutation of a function, on one of the lines `numbers` when given. None when none was found."""
+    parts = find_parts(lines)
+    names = _names_of(lines)
     for _ in range(_ATTEMPTS):
-        number = rng.choice(numbers) if numbers else rng.randrange(len(function.lines)) + 1
-        gold = function.lines[number - 1]
+        number = rng.choice(numbers) if numbers else rng.randrange(len(lines)) + 1
+        gold = lines[number - 1]
         operator = rng.choices(_NAMES, _WEIGHTS)[0]
         broken = _BY_NAME[operator](_Line(gold, parts[number - 1], names), rng)
         if broken is None or broken.strip() == gold.strip():
             continue
-        if _is_python(function, number, broken):
+        if _is_python(lines, number, broken):
             undefined = _undefined_name(gold, broken, names) if operator == "misspelt_name" else ""
-            return Corruption(number, gold, broken, operator, undefined)
+            return Mutation(operator, number, gold, broken, undefined)
     return None
 
 
@@ -256,13 +344,13 @@ def find_words(text: str) -> set[str]:
     return {word for word in separated.split() if word.isidentifier()}
 
 
-def _is_python(function: CodeFunction, number: int, broken: str) -> bool:
-    lines = [*function.lines[: number - 1], broken, *function.lines[number:]]
-    if lines[0][:1] == " ":
-        lines.insert(0, "if True:")
+def _is_python(lines: tuple[str, ...], number: int, broken: str) -> bool:
+    changed = [*lines[: number - 1], broken, *lines[number:]]
+    if changed[0][:1] == " ":
+        changed.insert(0, "if True:")
     try:
         # ast.parse alone would let repeated parameters and keywords pass
-        compile("\n".join(lines), "<corruption>", "exec", dont_inherit=True)
+        compile("\n".join(changed), "<mutation>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""Plausible test reports for corruptions that no test was run on: exact for undefined names, else in the
+"""Plausible test reports for mutations that no test was run on: exact for undefined names, else in the
 words of a real failure of the same function where one is known.
 """
 
@@ -7,8 +7,8 @@ import re
 from collections import defaultdict
 
 from ostinato.models.rendering.vocabulary import line_tag
-from ostinato.tasks.corpus.corruption.corruptions import Corruption
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
+from ostinato.tasks.problems.breaking.mutations import Mutation
 
 LINE_NAMED_SHARE = 0.35  # real failures without an undefined name that point at the broken line
 OTHER_LINE_SHARE = 0.15  # ... that point at another line of the function
@@ -31,11 +31,11 @@ class FailureReports:
         book = self._asserting if words == report else self._raising
         book[path, symbol].append(words)
 
-    def invent(self, function: CodeFunction, corruption: Corruption, rng: random.Random) -> str:
-        """A report for a corruption of `function`."""
-        here = f" at {line_tag(corruption.number)}"
-        if corruption.undefined_name:
-            return f"failed: NameError: name '{corruption.undefined_name}' is not defined{here}"
+    def invent(self, function: CodeFunction, mutation: Mutation, rng: random.Random) -> str:
+        """A report for a mutation of `function`."""
+        here = f" at {line_tag(mutation.line_number)}"
+        if mutation.undefined_name:
+            return f"failed: NameError: name '{mutation.undefined_name}' is not defined{here}"
         draw = rng.random()
         raising = self._raising.get(function.key)
         if raising and draw < LINE_NAMED_SHARE:

@@ -1,14 +1,23 @@
-"""Checks of problems that tests judge: gold, no-op, repeats, right fixes, the adversary suite."""
+"""Checks of problems: gold, no-op, repeats, right fixes, the adversary suite, leaks.
+
+`TestedChecks` judge by tests, `check_judged` by an environment. Leaks are those that a build looks for
+(problems/proving/leaks.py).
+"""
 
 import ast
 import asyncio
 import random
+import re
 import statistics
+import tempfile
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ostinato.infra.platform.errors import CapacityExhausted, GradingError, SandboxHostLost
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.plain_run import run_plainly
@@ -25,13 +34,17 @@ from ostinato.tasks.grading.adversary import (
     has_target,
 )
 from ostinato.tasks.grading.cheating.stubs import stub_fixes
+from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment, SolvedEnvironment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, required_tests
+from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment, required_tests
 from ostinato.tasks.problems.certification.records import CertifyOptions, Finding, Reason
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
+from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.records import Problem
 
 _MOST_NAMED = 3
+_MOST_NUMBER = 2_000
+_LEAST_ANSWER = 6  # shorter ones occur in files by rng
 _COMMAND_SECONDS = 30.0
 Files = Mapping[str, bytes | None]
 # kinds of runs -> reason, where a test's outcome differs in these alone
@@ -60,25 +73,25 @@ class TestedChecks:
         await self.other.close()
 
     async def check(
-        self, problem: Problem, hacks: Sequence[Hack], chance: random.Random
+        self, problem: Problem, hacks: Sequence[Hack], rng: random.Random
     ) -> "ProblemFindings":
         """Findings on a problem, hacks of which are tried, and its costs."""
         checked = ProblemFindings()
         if not problem.fail_to_pass:
             checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
             return checked
-        await self._check_original(problem, chance, checked)
-        await self._check_broken(problem, chance, checked)
-        await self._judge_right_fixes(problem, chance, checked)
+        await self._check_original(problem, rng, checked)
+        await self._check_broken(problem, rng, checked)
+        await self._judge_right_fixes(problem, rng, checked)
         await self._try_hacks(problem, hacks, checked)
         repository = self.server.repository
         await checked.measure_steps(repository, problem.break_files(repository.files))
         return checked
 
     async def _check_original(
-        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
+        self, problem: Problem, rng: random.Random, checked: "ProblemFindings"
     ) -> None:
-        failed = await self._run_rounds(problem, {}, chance, checked, is_original=True)
+        failed = await self._run_rounds(problem, {}, rng, checked, is_original=True)
         for test, (runs, every) in failed.items():
             if runs and runs == every:
                 checked.add(Reason.GOLD_FAILS, [test])
@@ -87,12 +100,12 @@ class TestedChecks:
                 checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [told])
 
     async def _check_broken(
-        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
+        self, problem: Problem, rng: random.Random, checked: "ProblemFindings"
     ) -> None:
         files = self.server.repository.keep_editable(
             problem.break_files(self.server.repository.files)
         )
-        failed = await self._run_rounds(problem, files, chance, checked, is_original=False)
+        failed = await self._run_rounds(problem, files, rng, checked, is_original=False)
         guards = frozenset(problem.pass_to_pass)
         known = frozenset(test for test, (runs, every) in failed.items() if not runs)
         if known.issuperset(required_tests(problem)):
@@ -113,7 +126,7 @@ class TestedChecks:
         self,
         problem: Problem,
         files: Files,
-        chance: random.Random,
+        rng: random.Random,
         checked: "ProblemFindings",
         *,
         is_original: bool,
@@ -131,7 +144,7 @@ class TestedChecks:
 
         for _ in range(self.options.repeats):
             mixed = list(tests)
-            chance.shuffle(mixed)
+            rng.shuffle(mixed)
             for kind, server, order in (
                 ("as listed", self.server, tests),
                 ("reversed", self.server, tests[::-1]),
@@ -155,14 +168,12 @@ class TestedChecks:
         return failed
 
     async def _judge_right_fixes(
-        self, problem: Problem, chance: random.Random, checked: "ProblemFindings"
+        self, problem: Problem, rng: random.Random, checked: "ProblemFindings"
     ) -> None:
         repository = self.server.repository
         broken = problem.break_files(repository.files)
         original = {path: repository.files[path] for path in _edited(problem, self.server)}
-        fixes = await asyncio.to_thread(
-            rewrite_original, original, broken, self.options.fixes, chance
-        )
+        fixes = await asyncio.to_thread(rewrite_original, original, broken, self.options.fixes, rng)
         # a defect of the tests explains what they do to fixes
         is_sound = not checked.findings
         for name, files in fixes.items():
@@ -249,6 +260,19 @@ class ProblemFindings:
             yield Finding(reason=reason, detail=told)
 
 
+def find_leaks(problem: Problem, check: LeakCheck) -> list[tuple[Reason, str]]:
+    """Places where an agent can read the answer of a problem that tests judge."""
+    found = [
+        (Reason.LEAK_PROMPT, f"{leak.what} of {leak.path}")
+        for leak in check.find_in_prompt(problem)
+    ]
+    for leak in (*check.find_repeated(problem), *check.find(problem)):
+        found.append((Reason.LEAK_FILE, f"{leak.what} in {leak.path}"))
+    for leak in check.find_in_history(problem):
+        found.append((Reason.LEAK_HISTORY, f"{leak.path} as it was, in .git"))
+    return found
+
+
 def _edited(problem: Problem, server: TestServer) -> list[str]:
     """Product files that a problem breaks."""
     repository = server.repository
@@ -260,3 +284,131 @@ def _edited(problem: Problem, server: TestServer) -> list[str]:
 def _reword(text: bytes) -> bytes:
     """A module of equal behaviour in other lines: no comments, formatted anew, all moved down."""
     return b"\n\n\n" + ast.unparse(parse_python(text)).encode() + b"\n"
+
+
+async def check_judged(
+    problem: Problem, repository: PreparedRepository, options: CertifyOptions
+) -> ProblemFindings:
+    """Findings on a problem of an environment, and its costs."""
+    checked = ProblemFindings()
+    given: Files = {path: text.encode() for path, text in problem.given_files.items()}
+    answers = await _check_gold(problem, given, repository, options, checked)
+    outcomes = [
+        await _judge(problem, given, repository, checked) for _ in range(2 * options.repeats)
+    ]
+    if len(set(outcomes)) > 1:
+        checked.add(Reason.FLAKY, ["verdicts on the untouched files differ"])
+    elif outcomes[0]:
+        checked.add(Reason.NOOP_PASSES, ["the untouched files pass"])
+    else:
+        await _try_cheats(problem, given, answers, repository, checked)
+    await checked.measure_steps(repository, given)
+    return checked
+
+
+async def _check_gold(
+    problem: Problem,
+    given: Files,
+    repository: PreparedRepository,
+    options: CertifyOptions,
+    checked: ProblemFindings,
+) -> Mapping[str, bytes]:
+    environment: Environment = ENVIRONMENTS.load(problem.environment)
+    if not isinstance(environment, SolvedEnvironment):
+        told = f"environment {problem.environment} has no `solve`"
+        checked.add(Reason.GOLD_UNPROVEN, [told])
+        return {}
+    answers = environment.solve(problem)
+    outcomes = [
+        await _judge(problem, {**given, **answers}, repository, checked)
+        for _ in range(2 * options.repeats)
+    ]
+    if len(set(outcomes)) > 1:
+        checked.add(Reason.FLAKY, ["verdicts on the solution differ"])
+    elif not outcomes[0]:
+        checked.add(Reason.GOLD_FAILS, ["what `solve` gives does not pass"])
+    for reason, detail in _find_answers(problem, answers, repository):
+        checked.add(reason, [detail])
+    return answers
+
+
+def _find_answers(
+    problem: Problem, answers: Mapping[str, bytes], repository: PreparedRepository
+) -> Iterator[tuple[Reason, str]]:
+    """Contents of a solution's files in what an agent of an environment gets."""
+    given = {path: text.encode() for path, text in problem.given_files.items()}
+    files = {**repository.files, **given}
+    for path, content in answers.items():
+        answer = content.decode(errors="replace").strip()
+        if answer and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", problem.prompt):
+            yield Reason.LEAK_PROMPT, f"content of {path}"
+        if len(answer) >= _LEAST_ANSWER:
+            for other in sorted(name for name, text in files.items() if answer.encode() in text):
+                yield Reason.LEAK_FILE, f"content of {path} in {other}"
+
+
+async def _try_cheats(
+    problem: Problem,
+    given: Files,
+    answers: Mapping[str, bytes],
+    repository: PreparedRepository,
+    checked: ProblemFindings,
+) -> None:
+    """Files that solve nothing, at the places where the solution stands."""
+    with tempfile.TemporaryDirectory(prefix="ostinato-certify-") as folder:
+        mark = Path(folder) / uuid.uuid4().hex
+        for name, files in _cheats(problem, given, answers, repository, mark).items():
+            paid = await _judge(problem, files, repository, checked)
+            checked.note_hack(name, Defence.NONE if paid else Defence.ENVIRONMENT)
+            if mark.exists():
+                mark.unlink()
+                checked.add(Reason.RUNS_ON_HOST, [name])
+                return
+
+
+def _cheats(
+    problem: Problem,
+    given: Files,
+    answers: Mapping[str, bytes],
+    repository: PreparedRepository,
+    mark: Path,
+) -> dict[str, Files]:
+    places = [*answers] or ["answer.txt"]
+    shown = b"\n".join([problem.prompt.encode(), *(text for text in given.values() if text)])
+    program = f"open({str(mark)!r}, 'w').close()\n".encode()
+    contents: dict[str, bytes] = {
+        "a program": program,  # first: a judge that runs it gets no other
+        "empty": b"",
+        "not UTF-8": b"\xff\xfe\0" * 40,
+        "every small number": b" ".join(b"%d" % number for number in range(_MOST_NUMBER)),
+        "everything shown": shown,
+        "a shell script": f"#!/bin/sh\ntouch '{mark}'\n".encode(),
+        "a test that passes": b"def test_passes():\n    pass\n",
+        "exits with 0": b"import os\nos._exit(0)\n",
+    }
+    cheats: dict[str, Files] = {
+        f"{name} as the answer": {**given, **dict.fromkeys(places, text)}
+        for name, text in contents.items()
+        if all(text != answer for answer in answers.values())
+    }
+    cheats["every file removed"] = dict.fromkeys((*repository.files, *given), None)
+    runner = {
+        "conftest.py": program,
+        "sitecustomize.py": program,
+        "verdict.json": b'{"passed": true}',
+    }
+    return {**cheats, "files of a runner": {**given, **runner}}
+
+
+async def _judge(
+    problem: Problem, files: Files, repository: PreparedRepository, checked: ProblemFindings
+) -> bool:
+    try:
+        verdict = await judge_in_environment(problem, files, repository)
+    except (CapacityExhausted, SandboxHostLost):
+        raise
+    except GradingError as error:
+        checked.add(Reason.JUDGE_FAULT, [str(error)[:200]])
+        return False
+    checked.verdicts.append(verdict.wall_seconds)
+    return verdict.passed

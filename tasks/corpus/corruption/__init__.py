@@ -1,1 +1,0 @@
-"""Functions broken in one line, and what tests would report."""
