@@ -18,12 +18,12 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.canary_status import (
     CanaryStatus,
     SequentialTestStatus,
     canary_status,
 )
-from ostinato.tasks.realtime.promotion.config import GuardConfig
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 
 _WRITE_LOCK_BYTE = 120  # of the index beside a SQLite file with a write-ahead log (walformat)
