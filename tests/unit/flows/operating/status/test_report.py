@@ -225,6 +225,9 @@ def test_findings_are_printed_below_the_table(tmp_path: Path) -> None:
 
 
 def test_the_command_loads_neither_torch_nor_prefect() -> None:
-    look = "import sys, ostinato.flows.cli; print({'torch', 'prefect'} & set(sys.modules))"
+    look = (
+        "import sys, ostinato.flows.cli, ostinato.flows.operating.status.report\n"
+        "print({'torch', 'prefect'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
