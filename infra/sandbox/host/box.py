@@ -199,7 +199,11 @@ class BoxProcess:
     def count_entries_in_memory(self) -> int:
         """Files and folders, be they empty, in the folders that the box has in memory."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            seen = [os.statvfs(f"/proc/{self.process_id}/root{path}") for path in _IN_MEMORY]
+            places = [f"/proc/{self.process_id}/root{path}" for path in _IN_MEMORY]
+            host = {os.stat(path).st_dev for path in _IN_MEMORY if os.path.exists(path)}
+            if host & {os.stat(place).st_dev for place in places}:
+                return 0  # process 1 is made and has not left the host's root yet
+            seen = [os.statvfs(place) for place in places]
             return sum(status.f_files - status.f_ffree for status in seen)
         return 0
 

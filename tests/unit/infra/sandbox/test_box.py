@@ -48,3 +48,10 @@ def test_a_box_that_cannot_start_leaves_no_descriptor_and_no_group(
         box.BoxProcess(limits, ())
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
     assert groups == []
+
+
+def test_entries_of_the_host_are_none_of_a_box_that_has_not_left_its_root():
+    held = box.BoxProcess(SandboxLimits(), ())
+    held.process_id = os.getpid()
+    assert held.count_entries_in_memory() == 0
+    held.close()
