@@ -19,9 +19,8 @@ from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.layout import Layout, guess_layout
 from ostinato.infra.sandbox.protocol import SandboxKind
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository, RepositoryLayout, guess_layout
 
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20
@@ -131,7 +130,7 @@ class Workplace:
 
     root: Path
     files: dict[str, bytes]
-    layout: Layout
+    layout: RepositoryLayout
     environment: AgentEnvironment
     place: RepositoryEnvironment
     kept: dict[str, bytes | None] = field(default_factory=dict)  # already in the repository

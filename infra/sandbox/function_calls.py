@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ostinato.infra.sandbox.host.system import build_later_clock
 from ostinato.infra.sandbox.inside.value_forms import decode
 from ostinato.infra.sandbox.protocol import ExecResult, Sandbox
+from ostinato.infra.sandbox.repository import module_of
 
 CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
@@ -38,7 +39,7 @@ _CLOCK = f"{_PLACE}/clock.so"
 _START_SECONDS = 20.0
 
 
-class FunctionCall(NamedTuple):
+class CallRequest(NamedTuple):
     """A top-level function of a file, and its arguments in the program's JSON form."""
 
     path: str
@@ -47,14 +48,14 @@ class FunctionCall(NamedTuple):
 
 
 async def make_calls(
-    sandbox: Sandbox, calls: Sequence[FunctionCall], call_seconds: float
+    sandbox: Sandbox, calls: Sequence[CallRequest], call_seconds: float
 ) -> list[str | None]:
     """One result per call, in their order. None where a call ended the process.
 
     `call_seconds`: processor time that one call may use.
     """
     entries = [
-        {"function": f"{_module_of(path)}:{symbol}", "arguments": arguments}
+        {"function": f"{module_of(path)}:{symbol}", "arguments": arguments}
         for path, symbol, arguments in calls
     ]
     results: list[str | None] = []
@@ -132,7 +133,3 @@ def _format(form: Any) -> str:
         if kind == "dict":
             return "{" + ", ".join(f"{_format(k)}: {_format(v)}" for k, v in content) + "}"
     return repr(decode(form))
-
-
-def _module_of(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

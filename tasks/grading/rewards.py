@@ -6,10 +6,14 @@ like any other. Of the built-in terms only correctness is ever positive; install
 terms through the entry point group `ostinato.rewards`, each a `Reward`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import SupportsFloat
 
+import numpy as np
+
+from ostinato.infra.agent.transcript import Segment, Transcript, TurnRecord
 from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import COMMENT_RATIO
@@ -20,8 +24,7 @@ from ostinato.tasks.grading.conduct import (
     find_message_faults,
     is_verified,
 )
-from ostinato.tasks.grading.config import REWARDS, GradingConfig, Harm
-from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
+from ostinato.tasks.grading.config import REWARDS, EffortWeights, GradingConfig, Harm
 from ostinato.tasks.records import RewardReport
 
 Reward = Callable[[JudgedAttempt], float]
@@ -128,3 +131,60 @@ def _values(
 
 def _harm_term(harm: Harm) -> str:
     return f"harm_{harm.value}"
+
+
+def length_penalty(effort: float, k: float, q: float) -> float:
+    """C_{k,q}(effort). ValueError unless effort >= 0, k > 0 and q >= 0."""
+    if effort < 0 or k <= 0 or q < 0:
+        raise ValueError(
+            f"length penalty of effort {effort} with k {k}, q {q}: "
+            "wanted effort >= 0, k > 0, q >= 0"
+        )
+    if k * effort < 1e-290:
+        return effort  # the slope at 0 is 1; below, subnormal products lose their digits
+    growth = math.log1p(k * effort)
+    exponent = (1.0 - q) * growth
+    if q > 1.0:
+        # Near its bound 1 / (k (q - 1)) a product of rounded factors would fall by an ulp as the
+        # effort grows; this form does not.
+        return -math.expm1(exponent) / (k * (q - 1.0))
+    # expm1(e)/e -> 1 as e -> 0, so near q = 1 nothing cancels.
+    return growth / k * (math.expm1(exponent) / exponent if exponent else 1.0)
+
+
+def measure_effort(transcript: Transcript) -> dict[str, float]:
+    """The six kinds of effort of one attempt, by the names of EffortWeights."""
+    effort = dict.fromkeys(EffortWeights.model_fields, 0.0)
+    for turn in transcript.turns:
+        if turn.calls:
+            thinking = turn.generated_tokens * _thinking_share(turn)
+            effort["thinking_tokens"] += thinking
+            effort["call_tokens"] += turn.generated_tokens - thinking
+        else:
+            effort["final_tokens"] += turn.generated_tokens
+        effort["tool_calls"] += len(turn.calls)
+    effort["turns"] = float(len(transcript.turns))
+    effort["output_tokens"] = float(sum(map(_read_tokens, transcript.segments)))
+    return effort
+
+
+def total_effort(effort: dict[str, float], weights: EffortWeights) -> float:
+    """x: the weighted sum, in the order of EffortWeights whatever the order of `effort`."""
+    return sum(effort[name] * weight for name, weight in weights.model_dump().items())
+
+
+def _thinking_share(turn: TurnRecord) -> float:
+    """Share of a turn's text before its first call.
+
+    Tokens are split in proportion to characters.
+    """
+    start = turn.text.find(f"<{turn.calls[0].tool}>")
+    return start / len(turn.text) if start > 0 else 0.0
+
+
+def _read_tokens(segment: Segment) -> int:
+    """Tokens after the first sampled one that the model did not sample."""
+    sampled = np.flatnonzero(segment.loss_mask_T)
+    if len(sampled) == 0:
+        return 0
+    return int(len(segment.loss_mask_T) - sampled[0] - len(sampled))

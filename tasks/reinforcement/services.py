@@ -22,7 +22,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.training_device import training_device
-from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
+from ostinato.infra.sandbox.fleet.client import RepositoryFleet
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.replica import start_replicas
 from ostinato.models.checkpoint import load_spec

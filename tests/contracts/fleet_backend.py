@@ -8,8 +8,7 @@ from ray.actor import ActorHandle
 
 from ostinato.infra.platform.cluster.actors import ask, end_actor, this_node
 from ostinato.infra.platform.errors import InvalidArgument
-from ostinato.infra.sandbox.fleet.client import FleetClient
-from ostinato.infra.sandbox.fleet.repositories import start_node
+from ostinato.infra.sandbox.fleet.client import FleetClient, start_node
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxSpec, Snapshot
 from ostinato.infra.sandbox.repository import PreparedRepository
 

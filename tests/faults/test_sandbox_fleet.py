@@ -12,9 +12,8 @@ from ray.actor import ActorHandle
 
 from ostinato.infra.platform.cluster.actors import ask, find_actor, this_node
 from ostinato.infra.platform.errors import ClusterError, SandboxLost
-from ostinato.infra.sandbox.fleet.client import FleetClient
+from ostinato.infra.sandbox.fleet.client import FleetClient, start_node
 from ostinato.infra.sandbox.fleet.node import NodeLoad
-from ostinato.infra.sandbox.fleet.repositories import start_node
 from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
 from tests.fakes.repositories import WORDKIT, open_repository
 

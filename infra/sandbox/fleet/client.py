@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from ostinato.infra.platform.cluster.actors import ask, end_actor, get_or_create_actor, live_nodes
 from ostinato.infra.platform.errors import (
     ClusterError,
     InvalidArgument,
@@ -26,12 +27,16 @@ from ostinato.infra.platform.errors import (
     SandboxLost,
 )
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.sandbox.fleet.node import NodeLoad
+from ostinato.infra.sandbox.fleet.node import BoxNode, NodeLoad
 from ostinato.infra.sandbox.host.tools import Blobs, BoxTools, Reply
-from ostinato.infra.sandbox.protocol import Snapshot, SnapshotKind
+from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits, Snapshot, SnapshotKind
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _logger = logging.getLogger(__name__)
+_START_SECONDS = 120.0
+_END_SECONDS = 30.0
+_MAX_CONCURRENCY = 10_000  # coroutines of one actor; waiting ones cost nothing
+
 
 _RENEWALS_PER_LEASE = 3
 _NUM_CANDIDATES = 8  # nodes that are asked for their load
@@ -234,3 +239,63 @@ async def _answer(reference: Any, what: str) -> Any:
         raise
     except RayError as error:
         raise ClusterError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def start_node(
+    fleet_name: str,
+    machine: str,
+    index: int,
+    repositories: Iterable[PreparedRepository],
+    limits: SandboxLimits,
+    kind: SandboxKind = SandboxKind.NAMESPACE,
+    most_boxes: int | None = None,
+) -> ActorHandle:
+    """The fleet's node on the machine of this Ray id, found or started. It starts again, empty, when its
+    process dies, and its boxes die with it.
+    """
+    return get_or_create_actor(
+        BoxNode,
+        f"{fleet_name}-machine{index}",
+        {repository.name: repository for repository in repositories},
+        limits,
+        kind,
+        most_boxes,
+        max_concurrency=_MAX_CONCURRENCY,
+        max_restarts=-1,
+        on_node=machine,
+    )
+
+
+class RepositoryFleet:
+    """A running fleet, as its owner sees it."""
+
+    def __init__(self, name: str, nodes: Iterable[ActorHandle]) -> None:
+        self.name = name
+        self._nodes = tuple(nodes)
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        repositories: Iterable[PreparedRepository],
+        limits: SandboxLimits,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
+    ) -> "RepositoryFleet":
+        """A node on every machine of the cluster, each answering."""
+        repositories = tuple(repositories)
+        nodes = [
+            start_node(name, machine, index, repositories, limits, kind)
+            for index, machine in enumerate(live_nodes())
+        ]
+        loads = [ask(node.load.remote(), f"a node of {name}", _START_SECONDS) for node in nodes]
+        await asyncio.gather(*loads)
+        return cls(name, nodes)
+
+    async def close(self) -> None:
+        """Ends the nodes and their boxes."""
+        for node in self._nodes:
+            try:
+                await ask(node.close.remote(), f"end of a node of {self.name}", _END_SECONDS)
+            except ClusterError as error:  # its boxes end with its process
+                _logger.info("node did not end %s", fields(fleet=self.name, error=repr(error)))
+            end_actor(node)

@@ -7,6 +7,7 @@ writes is read as data by the host, which alone knows the results wanted.
 
 import builtins
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.sandbox.inside.sources import read_options
-from ostinato.infra.sandbox.inside.trials.drawn_calls import draw_calls, make_drawn_calls
+from ostinato.infra.sandbox.inside.trials.drawn_calls import (
+    describe_limited,
+    draw_calls,
+    make_drawn_calls,
+    prepare,
+)
 from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
-    CallTimeout,
     NoForm,
-    decode,
-    describe,
     encode,
     expire,
-    find,
 )
 
 CALL_ROOT = "/repo"
@@ -101,22 +103,14 @@ def make_calls(request: dict, answer: str) -> None:
     signal.signal(signal.SIGVTALRM, expire)
     with Path(answer).open("w") as file:
         for entry in request["calls"]:
-            signal.setitimer(signal.ITIMER_VIRTUAL, request["call_seconds"])
-            try:
-                result = describe(lambda entry=entry: _call(entry))
-            except CallTimeout:
-                result = {"timeout": True}
-            finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            call = functools.partial(_call, {"on": None, **entry})
+            result = describe_limited(call, request["call_seconds"])
             file.write(json.dumps(result) + "\n")
             file.flush()
 
 
 def _call(entry: dict) -> Any:
-    arguments = json.loads(entry["arguments"])
-    function = find(entry["function"])
-    plain = [decode(form) for form in arguments["plain"]]
-    return function(*plain, **{name: decode(form) for name, form in arguments["named"].items()})
+    return prepare(entry)[0]()
 
 
 def observe_tests(request: dict, answer: str) -> None:

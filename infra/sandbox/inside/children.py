@@ -8,8 +8,7 @@ import select
 import signal
 import time
 
-from ostinato.infra.sandbox.inside.apart import KILLED, NOT_MADE, fork_apart
-from ostinato.infra.sandbox.inside.process import read_waited_seconds
+from ostinato.infra.sandbox.inside.apart import KILLED, NOT_MADE, fork_apart, read_waited_seconds
 from ostinato.infra.sandbox.inside.test_runner import Sender
 from ostinato.infra.sandbox.inside.wire import FrameDecoder
 

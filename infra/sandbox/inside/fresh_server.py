@@ -19,13 +19,13 @@ from collections.abc import Generator
 
 import pytest
 
+from ostinato.infra.sandbox.inside.apart import protect_server
 from ostinato.infra.sandbox.inside.children import Runs
-from ostinato.infra.sandbox.inside.integrity import Snapshot, TestCodes, take_snapshot
-from ostinato.infra.sandbox.inside.process import protect_server
+from ostinato.infra.sandbox.inside.integrity import RunnerState, TestCodes, take_snapshot
 from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
     CANARY,
-    Recorder,
+    OutcomeRecorder,
     Sender,
     Shared,
     freeze_memory,
@@ -159,8 +159,8 @@ class FreshRun:
         self._server = server
         self.asked: Asked | None = None
         self.failures: list[str] = []
-        self._snapshot: Snapshot | None = None
-        self._recorder = Recorder(ROOT)
+        self._snapshot: RunnerState | None = None
+        self._recorder = OutcomeRecorder(ROOT)
         self._canaries: list[pytest.Item] = []
         self._error: BaseException | None = None
 

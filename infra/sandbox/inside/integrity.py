@@ -42,7 +42,7 @@ _WATCHED_OPERATORS = ("eq", "ne", "lt", "le", "gt", "ge", "is_", "not_", "contai
 Entry = tuple[str, dict[str, object] | types.MappingProxyType, str, object, object]
 
 
-class Snapshot:
+class RunnerState:
     """State of the interpreter before any tested code ran."""
 
     def __init__(self, entries: list[Entry], manager: pytest.PytestPluginManager) -> None:
@@ -59,7 +59,7 @@ class Snapshot:
                 self.hooks[name] = now
 
 
-def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:
+def take_snapshot(manager: pytest.PytestPluginManager) -> RunnerState:
     """Every function of the watched modules and of their classes with its code. Every hook."""
     entries: list[Entry] = []
     for name in _WATCHED:
@@ -82,10 +82,10 @@ def take_snapshot(manager: pytest.PytestPluginManager) -> Snapshot:
     ):
         for key in keys:
             entries.append((label, vars(module), key, vars(module)[key], None))
-    return Snapshot(entries, manager)
+    return RunnerState(entries, manager)
 
 
-def find_changes(snapshot: Snapshot) -> list[str]:
+def find_changes(snapshot: RunnerState) -> list[str]:
     """Names of what is no longer as it was."""
     changed = [
         f"{label}.{key}"

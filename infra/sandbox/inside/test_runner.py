@@ -19,7 +19,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ostinato.infra.sandbox.inside import integrity
-from ostinato.infra.sandbox.inside.process import read_waited_seconds
+from ostinato.infra.sandbox.inside.apart import read_waited_seconds
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
 CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
@@ -37,7 +37,7 @@ class TestTimeout(BaseException):
 
 
 @dataclass(eq=False)  # pluggy keeps plugins in sets
-class Recorder:
+class OutcomeRecorder:
     """Collects, through pytest's hooks, what happened to the test that runs now."""
 
     root: str
@@ -127,8 +127,8 @@ class Shared:
 
     items: dict[str, pytest.Item]
     canaries: list[pytest.Item]
-    snapshot: integrity.Snapshot
-    recorder: Recorder
+    snapshot: integrity.RunnerState
+    recorder: OutcomeRecorder
     limits: dict
 
 
@@ -182,7 +182,7 @@ def run_child(shared: Shared, request: dict, send: Sender) -> None:
 
 
 def report_import_failure(
-    send: Sender, tests: list[str], error: BaseException, recorder: Recorder
+    send: Sender, tests: list[str], error: BaseException, recorder: OutcomeRecorder
 ) -> None:
     """Tell that each test ended in the same error before it began."""
     failure = {
@@ -204,7 +204,9 @@ def report_import_failure(
 class _TestLoop:
     """Runs tests one after another, each under a CPU clock: first an exception, then the kernel."""
 
-    def __init__(self, recorder: Recorder, send: Sender, limits: dict, profile: bool) -> None:
+    def __init__(
+        self, recorder: OutcomeRecorder, send: Sender, limits: dict, profile: bool
+    ) -> None:
         self._recorder = recorder
         self._send = send
         self._seconds = limits["test_cpu_seconds"]
@@ -286,7 +288,7 @@ class _Stopwatch:
         return time.process_time() + read_waited_seconds(os.getpid())
 
 
-def _run_canaries(canaries: list[pytest.Item], recorder: Recorder) -> list[str]:
+def _run_canaries(canaries: list[pytest.Item], recorder: OutcomeRecorder) -> list[str]:
     """Names of canaries that failed where they must pass, or passed where they must fail. One that does not come to
     run, for want of time or memory, says nothing.
     """

@@ -65,7 +65,7 @@ class Image:
     key: str
     kernel: Path
     initial: Path
-    tick_rate: Path  # a program for the host, see ticks.py
+    tick_rate: Path  # a program for the host, see templates.py
     disk: Path | None
 
 

@@ -6,11 +6,14 @@ One per image, memory size and repository. Its memory is a file that all its cop
 import asyncio
 import contextlib
 import fcntl
+import io
 import os
 import shutil
+import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -18,7 +21,7 @@ import psutil
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError, SandboxLost
 from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
-from ostinato.infra.sandbox.microvm.image import ImageKind, build_image
+from ostinato.infra.sandbox.microvm.image import Image, ImageKind, build_image
 from ostinato.infra.sandbox.microvm.machine import (
     Accelerator,
     Machine,
@@ -26,8 +29,23 @@ from ostinato.infra.sandbox.microvm.machine import (
     MachineState,
     hash_program,
 )
-from ostinato.infra.sandbox.microvm.repository import Repository, read_repository
-from ostinato.infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
+from ostinato.infra.sandbox.snapshots.layers import (
+    Entries,
+    EntryKind,
+    identify_entries,
+    read_entries,
+)
+from ostinato.infra.sandbox.snapshots.store import files_of, is_hidden
+
+_TYPES = {
+    EntryKind.FILE: tarfile.REGTYPE,
+    EntryKind.FOLDER: tarfile.DIRTYPE,
+    EntryKind.LINK: tarfile.SYMTYPE,
+}
+
+# repeated measurements differ by far less; 10 kHz of 2 GHz are 0.02 s per hour
+_ROUNDED_KHZ = 10
+_MEASURE_SECONDS = 60.0
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ostinato-microvm-"
@@ -36,6 +54,37 @@ _MEBIBYTE = 1 << 20
 _FILL_SECONDS = 300.0
 _WATCH_SECONDS = 0.05
 _DEMAND_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRepository:
+    """Files, folders and links, without caches and history."""
+
+    key: str = ""  # hash of the content; empty: of no repository
+    entries: Entries = field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Regular files by path."""
+        return files_of(self.entries)
+
+    def pack(self) -> bytes:
+        """A tar archive of it."""
+        target = io.BytesIO()
+        with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for path, entry in sorted(self.entries.items()):
+                member = tarfile.TarInfo(path)
+                member.type = _TYPES[entry.kind]
+                member.mtime = entry.modified_ns // 1_000_000_000
+                is_folder = entry.kind is EntryKind.FOLDER
+                member.mode = entry.mode | (0o700 if is_folder else 0)  # it must be filled
+                if entry.kind is EntryKind.LINK:
+                    member.linkname = os.fsdecode(entry.content)
+                    archive.addfile(member)
+                else:
+                    member.size = len(entry.content)
+                    archive.addfile(member, io.BytesIO(entry.content))
+        return target.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +108,7 @@ class Template:
 
     shape: MachineShape
     state: MachineState
-    repository: Repository
+    repository: GuestRepository
 
 
 class TemplateStore:
@@ -83,7 +132,7 @@ class TemplateStore:
         _remove_leftovers(memory)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory))
         self._making: dict[tuple[ImageKind, int, str], asyncio.Task[Template]] = {}
-        self._repositories: dict[Path, Repository] = {}
+        self._repositories: dict[Path, GuestRepository] = {}
 
     @property
     def accelerator(self) -> Accelerator | None:
@@ -169,7 +218,7 @@ class TemplateStore:
         state = self._state_for(shape)
         _copy_sparse(source / "memory", state.memory_file)
         _copy_sparse(source / "devices", state.devices_file)
-        return Template(shape, state, Repository())
+        return Template(shape, state, GuestRepository())
 
     def _kept_folder(self, shape: MachineShape) -> Path:
         """A state belongs to one QEMU. Under KVM also to one boot of the host."""
@@ -202,9 +251,9 @@ class TemplateStore:
             raise
         finally:
             await channel.close()
-        return Template(shape, state, Repository())
+        return Template(shape, state, GuestRepository())
 
-    async def _fill(self, key: tuple[ImageKind, int, str], repository: Repository) -> Template:
+    async def _fill(self, key: tuple[ImageKind, int, str], repository: GuestRepository) -> Template:
         """A template with a repository: a copy of the empty one, filled and frozen."""
         base = await self.get(key[0], key[1], None)
         name = f"{base.state.memory_file.stem}-{key[2]}"
@@ -224,9 +273,9 @@ class TemplateStore:
             await channel.close()
         return Template(base.shape, MachineState(memory_file, devices_file), repository)
 
-    async def _read(self, folder: Path | None) -> Repository:
+    async def _read(self, folder: Path | None) -> GuestRepository:
         if folder is None:
-            return Repository()
+            return GuestRepository()
         if folder not in self._repositories:
             if not folder.is_dir():
                 raise InvalidArgument(f"repository {folder} is no folder of this host")
@@ -295,3 +344,38 @@ def _remove_leftovers(folder: Path) -> None:
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def read_boot_id() -> str:
+    """The kernel's id of this boot of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def measure_ticks_khz(image: Image, folder: Path) -> int:
+    """Rate of the counter in kHz. Kept in `folder` until the host restarts."""
+    kept = folder / f"ticks-khz-{read_boot_id()}"
+    if not kept.is_file():
+        partial = kept.with_name(f"{kept.name}.partial.{os.getpid()}")
+        partial.write_text(str(_measure(image.tick_rate)))
+        partial.replace(kept)
+    return int(kept.read_text())
+
+
+def _measure(program: Path) -> int:
+    answer = subprocess.run([program], capture_output=True, timeout=_MEASURE_SECONDS, text=True)
+    if answer.returncode or not answer.stdout.strip().isdecimal() or not int(answer.stdout):
+        raise SandboxError(
+            f"{program} ended with {answer.returncode} and {answer.stdout!r}, wanted 0 and a "
+            "number of kilohertz"
+        )
+    return round(int(answer.stdout) / _ROUNDED_KHZ) * _ROUNDED_KHZ
+
+
+def read_repository(folder: Path) -> GuestRepository:
+    """A folder of the host."""
+    entries = {
+        path: entry
+        for path, entry in read_entries(folder).items()
+        if not any(map(is_hidden, path.split("/")))
+    }
+    return GuestRepository(identify_entries(entries), entries)

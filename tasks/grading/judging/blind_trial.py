@@ -27,9 +27,9 @@ from ostinato.tasks.grading.judging.drawn_calls import (
     add_time,
     compare_calls,
     draw_original_calls,
+    is_same,
 )
 from ostinato.tasks.grading.judging.drawn_tests import MOST_INSTANCES, DrawnTests, draw_tests
-from ostinato.tasks.grading.judging.forms import is_same
 from ostinato.tasks.grading.judging.other_code import OtherCode, name_some
 from ostinato.tasks.records import Problem
 

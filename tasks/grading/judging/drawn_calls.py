@@ -3,6 +3,7 @@
 The original makes them in a box of its own, a change in the box of its trial; the results are compared here.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,11 @@ from typing import Any
 
 from ostinato.infra.sandbox.function_calls import format_call, run_call_program
 from ostinato.infra.sandbox.protocol import Sandbox
+from ostinato.infra.sandbox.repository import module_of
 from ostinato.tasks.grading.config import Harm
 from ostinato.tasks.grading.judging.drawn_tests import DrawnTests
-from ostinato.tasks.grading.judging.forms import is_same
+
+_TOLERANCE = 1e-9
 
 _SECONDS = 10.0
 _APART_SECONDS = 1_000_000  # clocks of the original's two runs: what a clock decides differs
@@ -62,7 +65,7 @@ async def draw_original_calls(
 ) -> DrawnCalls:
     """Calls near the known ones of the problem's function and of other modules' functions, made by the original."""
     path, symbol = drawn.function or ("", "")
-    name = f"{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}:{symbol}"
+    name = f"{module_of(path)}:{symbol}"
     given = [{"function": name, "on": None, "arguments": text} for text in known]
     request = {"root": drawn.root, "order": drawn.order, "known": given, "modules": modules}
     calls, _ = await _run(sandbox, "draw", request, drawn, 0)
@@ -166,3 +169,30 @@ async def _run(
         hash_seed=drawn.hash_seeds[run],
         shift_seconds=drawn.shift_seconds + run * _APART_SECONDS,
     )
+
+
+def is_same(one: object, two: object) -> bool:
+    """Equality of two forms: exact types, floats within a relative or absolute 1e-9."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, dict) and isinstance(two, dict):
+        if one.keys() != two.keys():
+            return False
+        if one.keys() == {"float"}:
+            return _is_close(one["float"], two["float"])
+        return all(is_same(one[key], two[key]) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(is_same, one, two))
+    return one == two
+
+
+def _is_close(one: object, two: object) -> bool:
+    if not isinstance(one, str) or not isinstance(two, str):
+        return False
+    if one == two:
+        return True
+    try:
+        first, second = float.fromhex(one), float.fromhex(two)
+    except (ValueError, OverflowError):
+        return False
+    return math.isclose(first, second, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)

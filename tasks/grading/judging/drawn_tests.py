@@ -2,19 +2,23 @@
 
 import functools
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.grading.judging.blind_helpers import find_helpers, find_own_assertions
 from ostinato.tasks.grading.judging.blind_tests import (
     find_inherited,
     judges_comparisons,
     take_expectations_out,
 )
 from ostinato.tasks.records import Problem
+
+_WORD = re.compile(rb"\w+")
+_ASSERTION = re.compile(rb"\bdef (assert\w*)")
 
 _VARIED_SHARES = (0.0, 0.5, 1.0)  # of what tests hand on, by copy with changed literals
 _CHANGED_COPIES = len(_VARIED_SHARES)
@@ -142,3 +146,44 @@ def _blind_bases(
 def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
     functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
     return chance.sample(functions, min(most, len(functions)))
+
+
+def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[str]:
+    """Files of tests from which the given ones may have code."""
+    waiting = set(tests)
+    above = {str(folder) for path in waiting for folder in PurePosixPath(path).parents}
+    left = {
+        path: _module_of(path)
+        for path in repository.files
+        if path.endswith(".py") and repository.is_test(path) and path not in waiting
+    }
+    # the runner and the import system read these without being asked
+    found = {
+        path
+        for path, module in left.items()
+        if module == "conftest" or (path.endswith("__init__.py") and _folder_of(path) in above)
+    }
+    waiting |= found
+    while waiting:
+        words = {
+            word.decode(errors="replace") for word in _WORD.findall(repository.files[waiting.pop()])
+        }
+        named = {path for path, module in left.items() if module in words} - found
+        found |= named
+        waiting |= named
+    return found
+
+
+def find_own_assertions(repository: PreparedRepository, paths: Iterable[str]) -> frozenset[str]:
+    """Names of functions and methods that assert, defined in some files."""
+    sources = [repository.files[path] for path in paths]
+    return frozenset(name.decode() for source in sources for name in _ASSERTION.findall(source))
+
+
+def _module_of(path: str) -> str:
+    pure = PurePosixPath(path)
+    return pure.parent.name if pure.name == "__init__.py" else pure.stem
+
+
+def _folder_of(path: str) -> str:
+    return str(PurePosixPath(path).parent)

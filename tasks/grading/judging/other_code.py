@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostinato.infra.platform.syntax import Defined, parse_once, walk_definitions
 from ostinato.infra.sandbox.protocol import TestOutcome
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository, module_of
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
@@ -37,7 +37,7 @@ class OtherCode:
             asked |= {problem.symbol} if path == problem.path else set()
             if after is not None and _without(before, asked) == _without(after, asked):
                 continue
-            modules.append((_module_of(path), tuple(sorted(asked))))
+            modules.append((module_of(path), tuple(sorted(asked))))
             emptied += [f"{path}:{name}" for name in _emptied(before, after or b"") - asked]
         return cls(tuple(modules), tuple(sorted(emptied)))
 
@@ -143,7 +143,3 @@ def _is_empty(node: Defined) -> bool:
         and isinstance(first.value, ast.Constant | type(None))
     )
     return is_nothing and not others
-
-
-def _module_of(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -9,11 +9,14 @@ has no room raises (SandboxHostLost, CapacityExhausted) and is never a verdict.
 import time
 from collections.abc import Mapping
 
+from pydantic import Field
+
 from ostinato.infra.agent.tools.testing import describe_report
 from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.infra.sandbox.environment import open_box
+from ostinato.infra.sandbox.function_calls import CallRequest, format_call, make_calls
 from ostinato.infra.sandbox.plain_run import run_plainly
-from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome, TestReport
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.change import AttemptChange
@@ -21,9 +24,10 @@ from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.config import Charge, Harm, HarmConfig, Pattern
 from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
-from ostinato.tasks.grading.judging.oracle import judge_by_oracle
 from ostinato.tasks.grading.judging.other_code import OtherCode, find_suite_failures, name_some
-from ostinato.tasks.records import Problem, Verdict
+from ostinato.tasks.records import FunctionOracle, Problem, StageRecord, Verdict
+
+CALL_SECONDS = 0.5
 
 BOX_LIMITS = SandboxLimits(memory_bytes=2 << 30)
 
@@ -197,3 +201,32 @@ def _agree(first: TestReport, second: TestReport) -> TestReport:
         for test, outcome in first.outcomes.items()
     }
     return first.model_copy(update={"outcomes": outcomes, "tampering": why})
+
+
+class OracleVerdict(StageRecord):
+    """Agreement of a change with the original on held-out arguments."""
+
+    num_calls: int
+    num_agreeing: int
+    first_difference: str = Field(default="", description="a call, its result, the one wanted")
+
+    @property
+    def passed(self) -> bool:
+        """Whether it agrees everywhere."""
+        return self.num_calls > 0 and self.num_agreeing == self.num_calls
+
+
+async def judge_by_oracle(sandbox: Sandbox, oracle: FunctionOracle) -> OracleVerdict:
+    """Compare what the sandbox holds with the original on the held-out calls."""
+    calls = [CallRequest(oracle.path, oracle.symbol, call.arguments) for call in oracle.held_out]
+    results = await make_calls(sandbox, calls, CALL_SECONDS)
+    difference, num_agreeing = "", 0
+    for call, result in zip(oracle.held_out, results, strict=True):
+        if result == call.result:
+            num_agreeing += 1
+        elif not difference:
+            shown = format_call(oracle.symbol, call.arguments)
+            difference = f"{shown} gives {result}, wanted {call.result}"
+    return OracleVerdict(
+        num_calls=len(calls), num_agreeing=num_agreeing, first_difference=difference
+    )

@@ -13,7 +13,7 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import (
     CALL_ROOT,
-    FunctionCall,
+    CallRequest,
     make_calls,
     run_call_program,
 )
@@ -96,12 +96,12 @@ async def build_oracles(
     A derived call stays when the original returns twice the same and raises nothing: what it does
     with arguments it refuses is not specified.
     """
-    plan: list[FunctionCall] = []
+    plan: list[CallRequest] = []
     first: list[str | None] = []
     second: list[str | None] = []
     for (path, symbol), calls in sorted(recorded.items()):
         derived = derive_arguments(calls, config.max_calls_derived, f"{seed} {path} {symbol}")
-        own = [FunctionCall(path, symbol, arguments) for arguments in (*calls, *derived)]
+        own = [CallRequest(path, symbol, arguments) for arguments in (*calls, *derived)]
         plan += own
         # by themselves, as a verdict makes them: another function may leave something behind
         first += await make_calls(sandbox, own, config.call_seconds)

@@ -47,8 +47,8 @@ PLAIN_EMULATE = (
 ATTACKS: dict[str, tuple[str, bool]] = {
     "settles every test as passed": (
         f"import sys\nm = sys.modules['{SERVER}.test_runner']\n"
-        "m.Recorder.finish = lambda self, reports: setattr(self, 'outcome', 'passed')\n"
-        "m.Recorder._note = lambda *a: None\n",
+        "m.OutcomeRecorder.finish = lambda self, reports: setattr(self, 'outcome', 'passed')\n"
+        "m.OutcomeRecorder._note = lambda *a: None\n",
         True,
     ),
     "replaces a registered hook": (

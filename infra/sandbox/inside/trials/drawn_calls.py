@@ -192,12 +192,12 @@ def _read(arguments: str) -> tuple[list[Any], dict[str, Any]]:
 
 def _returns(call: Call) -> bool:
     try:
-        return not {"raises", "timeout"} & _limited(_prepare(call)[0]).keys()
+        return not {"raises", "timeout"} & describe_limited(prepare(call)[0]).keys()
     except BaseException:  # noqa: BLE001 - code under test raises anything, SystemExit too
         return False
 
 
-def _prepare(call: Call) -> tuple[Callable[[], Any], list[Any], dict[str, Any]]:
+def prepare(call: Call) -> tuple[Callable[[], Any], list[Any], dict[str, Any]]:
     """A call with arguments of its own."""
     plain, named = _read(call["arguments"])
     if call["on"] is not None:
@@ -209,9 +209,9 @@ def _prepare(call: Call) -> tuple[Callable[[], Any], list[Any], dict[str, Any]]:
     return lambda: function(*plain, **named), plain, named
 
 
-def _limited(call: Callable[[], Any]) -> dict[str, Any]:
+def describe_limited(call: Callable[[], Any], seconds: float = _CALL_SECONDS) -> dict[str, Any]:
     """The result as a form, within processor time."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, _CALL_SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         return describe(call)
     except CallTimeout:
@@ -240,10 +240,10 @@ def _try(entry: Call) -> dict[str, Any]:
     if "name" in entry:
         return {"takes": _takes(entry)}
     try:
-        call, plain, named = _prepare(entry)
+        call, plain, named = prepare(entry)
         effects = Effects(tuple(plain), named)
         started = time.perf_counter()
-        result = _limited(call)
+        result = describe_limited(call)
         seconds = time.perf_counter() - started
         return {"result": result, "facts": sorted(effects.find()), "seconds": seconds}
     except BaseException as error:  # noqa: BLE001 - code under test raises anything, SystemExit too
@@ -275,14 +275,14 @@ def _wear(entry: Call, repeats: int) -> dict[str, Any]:
         for _ in range(repeats):
             if time.monotonic() > ends:
                 break
-            _limited(_prepare(entry)[0])
+            describe_limited(prepare(entry)[0])
     num_traced = 0
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     ends = time.monotonic() + _WORN_SECONDS
     with contextlib.suppress(BaseException):
         while num_traced < _TRACED and time.monotonic() < ends:
-            _limited(_prepare(entry)[0])
+            describe_limited(prepare(entry)[0])
             num_traced += 1
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()

@@ -20,9 +20,8 @@ from pathlib import Path
 from ostinato.infra.platform.errors import CapacityExhausted, StorageError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.layout import guess_layout
 from ostinato.infra.sandbox.protocol import SandboxKind
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository, guess_layout
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.uploads.archive import unpack_repository
 from ostinato.infra.serving.gateway.uploads.expiry import HOUR_SECONDS, MANIFEST, expired, last_used

@@ -22,8 +22,7 @@ from ostinato.flows.chat.workplace import (
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.layout import guess_layout
-from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.repository import PreparedRepository, guess_layout
 from tests.fakes.memory_sandbox import MemorySandbox
 
 FILES = {

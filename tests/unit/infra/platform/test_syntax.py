@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.platform.syntax import evaluate_literal, parse_python
-from ostinato.tasks.grading.cheating.literals import is_distinctive
+from ostinato.tasks.grading.cheating.monitors import is_distinctive
 
 NUM_THREADS = 4
 NUM_PARSES = 100

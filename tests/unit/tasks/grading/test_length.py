@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.transcript import TurnRecord
 from ostinato.tasks.grading.config import EffortWeights
-from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
+from ostinato.tasks.grading.rewards import length_penalty, measure_effort, total_effort
 from tests.fakes.transcripts import make_call, masked_segment, transcript_of
 
 EFFORT = st.floats(0, 1e6)

@@ -21,8 +21,13 @@ from ostinato.infra.platform.plugins import installed_entries
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
 from ostinato.tasks.grading.grade import grade, make_grader, void
-from ostinato.tasks.grading.length import length_penalty, measure_effort, total_effort
-from ostinato.tasks.grading.rewards import compute_reward, term_weights
+from ostinato.tasks.grading.rewards import (
+    compute_reward,
+    length_penalty,
+    measure_effort,
+    term_weights,
+    total_effort,
+)
 from ostinato.tasks.records import RewardReport, Verdict
 from tests.unit.tasks.grading.conftest import PATH
 

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import format_call
-from ostinato.tasks.grading.judging.oracle import judge_by_oracle
+from ostinato.tasks.grading.judging.verdicts import judge_by_oracle
 from ostinato.tasks.problems.breaking.definitions import find_definitions
 from ostinato.tasks.problems.config import OracleConfig
 from ostinato.tasks.problems.proving.oracle import build_oracles, derive_arguments, record_calls

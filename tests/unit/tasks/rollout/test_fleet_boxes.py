@@ -11,9 +11,8 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.platform.cluster.actors import ask, find_actor
 from ostinato.infra.platform.cluster.stage_status import BoxUse
-from ostinato.infra.sandbox.fleet.client import FleetClient
+from ostinato.infra.sandbox.fleet.client import FleetClient, RepositoryFleet
 from ostinato.infra.sandbox.fleet.node import NodeLoad
-from ostinato.infra.sandbox.fleet.repositories import RepositoryFleet
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import SandboxError
-from ostinato.infra.sandbox.microvm.memory import (
+from ostinato.infra.sandbox.microvm.machine import (
     PAGE_BYTES,
     read_dirty_pages,
     write_pages,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import OutputLimit
-from ostinato.infra.sandbox.microvm.repository import read_repository
+from ostinato.infra.sandbox.microvm.templates import read_repository
 from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, compare_files
 
 FILES = st.dictionaries(st.sampled_from(["a", "b", "c/d", "c/e"]), st.binary(max_size=3))

@@ -7,8 +7,7 @@ import pytest
 from ostinato.infra.sandbox.microvm import templates
 from ostinato.infra.sandbox.microvm.image import Image, ImageKind
 from ostinato.infra.sandbox.microvm.machine import Accelerator, MachineShape, MachineState
-from ostinato.infra.sandbox.microvm.repository import Repository
-from ostinato.infra.sandbox.microvm.templates import Template, TemplateStore
+from ostinato.infra.sandbox.microvm.templates import GuestRepository, Template, TemplateStore
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_a_kept_machine_is_found_and_no_part_of_one_stays(stores, tmp_path):
     memory, devices = tmp_path / "memory", tmp_path / "devices"
     memory.write_bytes(b"memory")
     devices.write_bytes(b"devices")
-    template = Template(shape, MachineState(memory, devices), Repository())
+    template = Template(shape, MachineState(memory, devices), GuestRepository())
     booted = tmp_path / "images" / "booted"
     (booted / "python-1.partial.killed").mkdir(parents=True)
     devices.rename(tmp_path / "away")  # a copy fails half way

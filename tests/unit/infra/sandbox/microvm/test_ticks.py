@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.microvm.image import Image, ImageKind
-from ostinato.infra.sandbox.microvm.ticks import measure_ticks_khz, read_boot_id
+from ostinato.infra.sandbox.microvm.templates import measure_ticks_khz, read_boot_id
 
 
 def image_that_measures(folder: Path, command: str) -> Image:

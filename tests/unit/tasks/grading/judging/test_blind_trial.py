@@ -10,7 +10,7 @@ from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import grade
 from ostinato.tasks.grading.judging.blind_tests import change_value, take_expectations_out
 from ostinato.tasks.grading.judging.blind_trial import Found, agrees, keep_stable
-from ostinato.tasks.grading.judging.forms import is_same
+from ostinato.tasks.grading.judging.drawn_calls import is_same
 from tests.unit.tasks.grading.conftest import PATH
 
 SOURCE = b"""
