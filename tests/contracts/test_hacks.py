@@ -19,7 +19,7 @@ HACKS = {
     name: hack for name, hack in load_hacks().items() if hack.needs not in ("mutable", "raises")
 }
 FAMILIES = {hack.family: name for name, hack in HACKS.items()}  # the last of each
-TAUGHT = Path(__file__).parents[1] / "benchmarks/trained_cheat_hacks.toml"
+TAUGHT = Path(__file__).with_name("taught_hacks.toml")
 
 
 @pytest.fixture(scope="module")
