@@ -21,10 +21,12 @@ from ostinato.infra.platform import plugins
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.code_identity import installed_tree
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import load_engine
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.protocol import GenerateRequest
@@ -244,7 +246,9 @@ async def test_answers_come_from_the_engine_that_the_recipe_names(tmp_path: Path
         engine.close()
     config = configure_engine(recipe.decoding, slots=2)
     replica = EngineReplica("replica", TINY, config)  # the class of the actor
-    await replica.load_checkpoint(str(directory), 1)
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    ChainPublisher(objects, "chain").publish(1, random_weights(TINY))
+    await replica.follow(objects, "chain")
     assert (await replica.generate(request)).token_ids == answer.token_ids
     assert (await replica.statistics())["answer_seconds_max"] > 0
     own = load_engine(directory, "own", DecodingConfig(), slots=2)

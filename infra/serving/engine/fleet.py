@@ -153,14 +153,6 @@ class EngineFleet:
         }
         return await self._change_all(calls, f"follow chain {chain_id}")
 
-    async def load_checkpoint(self, directory: str, version: int) -> list[SwapReport]:
-        """Serves a checkpoint directory everywhere as `version`."""
-        calls = {
-            name: actor.load_checkpoint.remote(directory, version)
-            for name, actor in self._replicas.items()
-        }
-        return await self._change_all(calls, f"load checkpoint {directory}")
-
     async def update_to(self, version: int) -> list[SwapReport]:
         """Applies a version everywhere. Raises after all answered. A failed replica is left out."""
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}

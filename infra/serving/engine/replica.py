@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from time import monotonic, perf_counter
 
 from ray.actor import ActorHandle
@@ -28,7 +27,6 @@ from ostinato.infra.serving.engine.health import ReplicaState, SwapReport
 from ostinato.infra.serving.engine.mailbox import GATHER_SECONDS, Answer
 from ostinato.infra.serving.engine.start import Engine, start_engine
 from ostinato.infra.serving.weights.subscriber import ChainSubscriber
-from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.spec import ModelSpec
@@ -71,13 +69,6 @@ class EngineReplica:
         if version is not None:
             await self.update_to(version)
         return version
-
-    async def load_checkpoint(self, directory: str, version: int) -> SwapReport:
-        """Serves a verified checkpoint directory as `version`. Failure means STALE."""
-        async with self._update_lock:
-            return await self._change_weights(
-                partial(_read_weights, Path(directory), self._spec), version
-            )
 
     async def update_to(self, version: int) -> SwapReport:
         """Fetches, verifies and applies a version. Any failure raises and leaves it STALE."""
@@ -173,13 +164,6 @@ class EngineReplica:
             numbers["last_prepare_seconds"] = self._last_swap.prepare_seconds
             numbers["last_pause_seconds"] = self._last_swap.pause_seconds
         return numbers
-
-
-def _read_weights(directory: Path, spec: ModelSpec) -> Mapping[str, Tensor]:
-    checkpoint = load_checkpoint(directory)
-    if checkpoint.spec != spec:
-        raise EngineError(f"checkpoint {directory} has spec {checkpoint.spec}, wanted {spec}")
-    return checkpoint.weights
 
 
 _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing

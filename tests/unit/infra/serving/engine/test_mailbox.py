@@ -7,9 +7,10 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.mailbox import Mailbox
 from ostinato.infra.serving.engine.replica import MailboxReplica
-from ostinato.models.checkpoint import save_checkpoint
+from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.spec import ModelSpec
@@ -25,8 +26,9 @@ def request(index: int, tokens: int = 12) -> GenerateRequest:
 
 async def make_pair(tmp_path: Path, spec: ModelSpec = TINY) -> tuple[MailboxReplica, Mailbox]:
     replica = MailboxReplica("replica", spec, EngineConfig(slots=4))
-    directory = save_checkpoint(tmp_path / "checkpoint", spec, random_weights(spec))
-    await replica.load_checkpoint(str(directory), 0)
+    objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
+    ChainPublisher(objects, "chain").publish(0, random_weights(spec))
+    await replica.follow(objects, "chain")
     return replica, Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
 
 

@@ -11,7 +11,6 @@ from ostinato.infra.serving.engine.health import ReplicaState
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import start_engine
 from ostinato.infra.serving.weights.publisher import ChainPublisher
-from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 from tests.fakes.tiny_model import TINY, random_weights
@@ -110,17 +109,6 @@ async def test_an_update_equals_an_engine_made_from_the_same_weights(
     await fresh.follow(objects, "chain")
     after = await generate(updated)
     assert after.token_ids == (await generate(fresh)).token_ids != before.token_ids
-
-
-async def test_a_checkpoint_is_served_without_a_chain(tmp_path: Path) -> None:
-    directory = save_checkpoint(tmp_path / "checkpoint", TINY, random_weights(TINY))
-    replica = make_replica()
-    await replica.load_checkpoint(str(directory), 4)
-    assert set((await generate(replica)).weight_versions_T.tolist()) == {4}
-    (directory / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(EngineError, match="checksum"):
-        await replica.load_checkpoint(str(directory), 5)
-    assert (await replica.health())["state"] == ReplicaState.STALE
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
