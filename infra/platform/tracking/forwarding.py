@@ -130,7 +130,7 @@ class TrackerProcess:
             code = self._process.wait(timeout_seconds)
             problem = f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
-            problem = f"not done {timeout_seconds:g} s after the stage"
+            problem = f"not done within {timeout_seconds:g} s"
         kill_session(self._mark, grace_seconds=0.0)  # helpers of the libraries too
         self._process.wait()
         if problem:
