@@ -28,8 +28,7 @@ from ostinato.tasks.corpus.source_code.sources import pin_sources
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import MtpConfig
-from ostinato.tasks.problems.commits import pin_commits
-from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
+from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult, pin_commits
 from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 

@@ -7,18 +7,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below
-from ostinato.infra.platform.git import read_tree, resolve_commit, run_git
+from ostinato.infra.platform.git import read_tree, run_git
 from ostinato.infra.sandbox.inside.sources import RULES_FILE, is_test_name
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
-from ostinato.tasks.problems.config import GitSource, Kind, ProblemsConfig
+from ostinato.tasks.problems.config import GitSource, Kind
 from ostinato.tasks.problems.discovery.layout import find_layout
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, prepare_repository, strip_prefix
 from ostinato.tasks.records import BlockEdit
@@ -51,19 +50,6 @@ class MinedCommit:
 
     repository: PreparedRepository
     candidate: Candidate
-
-
-def pin_commits(config: ProblemsConfig) -> ProblemsConfig:
-    """The configuration with each revision as the commit that it names now, so that a branch which moved is another
-    set. A source that cannot be read stays as it is: the build says why it is left out.
-    """
-    pinned: list[GitSource] = []
-    for source in config.git:
-        commit = source.revision
-        with suppress(ProblemError):
-            commit = resolve_commit(Path(source.path), source.revision)
-        pinned.append(source.model_copy(update={"revision": commit}))
-    return config.model_copy(update={"git": tuple(pinned)})
 
 
 @dataclass

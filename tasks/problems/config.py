@@ -1,12 +1,15 @@
 """Settings of the problem stage: sources, kinds and quotas, rules of proof, wording and splits."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.git import resolve_commit
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
@@ -292,3 +295,16 @@ class EnvironmentsResult(Record):
 
     directory: str
     added: dict[str, int] = Field(description="environment -> problems")
+
+
+def pin_commits(config: ProblemsConfig) -> ProblemsConfig:
+    """The configuration with each revision as the commit that it names now, so that a branch which moved is another
+    set. A source that cannot be read stays as it is: the build says why it is left out.
+    """
+    pinned: list[GitSource] = []
+    for source in config.git:
+        commit = source.revision
+        with suppress(ProblemError):
+            commit = resolve_commit(Path(source.path), source.revision)
+        pinned.append(source.model_copy(update={"revision": commit}))
+    return config.model_copy(update={"git": tuple(pinned)})

@@ -10,8 +10,14 @@ import pytest
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.building import BuiltPart, Part
-from ostinato.tasks.problems.commits import clean_message, mine_commits, pin_commits
-from ostinato.tasks.problems.config import GitSource, ProblemsConfig, PromptLevel, ValidityRules
+from ostinato.tasks.problems.commits import clean_message, mine_commits
+from ostinato.tasks.problems.config import (
+    GitSource,
+    ProblemsConfig,
+    PromptLevel,
+    ValidityRules,
+    pin_commits,
+)
 from ostinato.tasks.problems.prompts import write_prompt
 from ostinato.tasks.problems.proving.baseline import measure_baseline
 from ostinato.tasks.problems.proving.judging import (
