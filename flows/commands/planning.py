@@ -148,7 +148,7 @@ class RecipePlan(Record):
     @property
     def complaint(self) -> str:
         """Why a dry run does not bear the plan out. Empty when it does, or there was none."""
-        return complain(() if self.dry_run is None else self.dry_run.stages)
+        return find_mismatch(() if self.dry_run is None else self.dry_run.stages)
 
 
 def plan_recipe(
@@ -255,7 +255,7 @@ def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
         return run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))
 
 
-def complain(stages: Sequence[WalkedStage]) -> str:
+def find_mismatch(stages: Sequence[WalkedStage]) -> str:
     """Names a stage whose built parameters are not the planned ones. Empty when all are."""
     for stage in stages:
         if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:

@@ -106,7 +106,7 @@ def _matrices(update: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
     return (update.view(-1, update.shape[-2], columns),)
 
 
-class HeldState(NamedTuple):
+class ShardState(NamedTuple):
     """A tensor of an optimiser's state that this rank holds."""
 
     kind: str
@@ -136,13 +136,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in self.parts.values():
             part.zero_grad(set_to_none)
 
-    def states(self) -> Iterator[HeldState]:
+    def states(self) -> Iterator[ShardState]:
         """What this rank holds. A tensor of elements is cut as its parameter is."""
         for name, part in self.parts.items():
             for parameter, values in part.state.items():
                 for kind, value in values.items():
                     key = f"optimizer.{name}.{kind}"
-                    yield HeldState(key, parameter, value, isinstance(part, ShardedAdamW))
+                    yield ShardState(key, parameter, value, isinstance(part, ShardedAdamW))
 
 
 def sharded_state(
@@ -152,7 +152,7 @@ def sharded_state(
     names = {id(weight): name for name, weight in model.moving_tensors().items()}
     earlier = _names_of_earlier_stages(list(names.values()))
     parts = []
-    held = [HeldState("model", weight, weight, False) for weight in weights.values()]
+    held = [ShardState("model", weight, weight, False) for weight in weights.values()]
     for one in held + list(optimizer.states()):
         name = names[id(one.parameter)]
         copy = sum(name in stage for stage in earlier)

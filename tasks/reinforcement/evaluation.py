@@ -25,8 +25,8 @@ from ostinato.tasks.evaluation.statistics import scorecard_from
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Outcome, Problem, Scorecard, Trajectory
 from ostinato.tasks.reinforcement.records import (
-    EvaluationBesideConfig,
     EvaluationPoint,
+    OnlineEvaluationConfig,
     ReinforcementRequest,
 )
 from ostinato.tasks.reinforcement.services import EvaluationServices, chain_id_of
@@ -41,21 +41,21 @@ DIRECTORY = "evaluation"  # of the run's workspace
 PinFunction = Callable[[int], Awaitable[object]]
 
 
-class Begun(Record):
+class EvaluationStart(Record):
     """An evaluation that has begun."""
 
     step: int
     weight_version: int
 
 
-class EvaluationBeside:
+class OnlineEvaluation:
     """Evaluations of one run. One that falls due while another goes on is noted as not measured,
     except the last, which is made when the run is over.
     """
 
     def __init__(
         self,
-        config: EvaluationBesideConfig,
+        config: OnlineEvaluationConfig,
         problems: Sequence[Problem],
         *,
         attempt: AttemptFunction,
@@ -97,7 +97,7 @@ class EvaluationBeside:
 
     def resume(self, steps_done: int) -> None:
         """Goes on with the evaluation that was under way when an earlier process ended, if any."""
-        begun = read_record(self._directory / BEGUN_FILE, Begun)
+        begun = read_record(self._directory / BEGUN_FILE, EvaluationStart)
         if begun is None or begun.step > steps_done:  # taken again, that step has other weights
             return
         known = self._points.get(begun.step)
@@ -135,7 +135,7 @@ class EvaluationBeside:
         return {}
 
     def _begin(self, step: int, version: int) -> asyncio.Task[None]:
-        begun = Begun(step=step, weight_version=version)
+        begun = EvaluationStart(step=step, weight_version=version)
         self._directory.mkdir(parents=True, exist_ok=True)
         replace_text(self._directory / BEGUN_FILE, begun.model_dump_json())
         self._running_step, self._skipped = step, None
@@ -211,7 +211,7 @@ async def open_evaluation(
     run_directory: Path,
     services: EvaluationServices | None,
     objects: ObjectStore,
-) -> AsyncIterator[EvaluationBeside | None]:
+) -> AsyncIterator[OnlineEvaluation | None]:
     """Evaluation beside a run, where its recipe asks for one."""
     if services is None:
         yield None
@@ -225,7 +225,7 @@ async def open_evaluation(
         )
     await services.workers.open()
     chain_id = chain_id_of(request)
-    evaluation = EvaluationBeside(
+    evaluation = OnlineEvaluation(
         config,
         problems,
         attempt=services.workers.attempt,

@@ -16,7 +16,7 @@ WEIGHTS = "weights"  # as a metric: the bits of all of them
 STEPS_FOLDER = "steps"  # of a run's workspace: its step checkpoints
 
 
-class EvaluationBesideConfig(EvaluationConfig):
+class OnlineEvaluationConfig(EvaluationConfig):
     """Evaluation of the policy while it trains, on an engine replica of its own."""
 
     every_steps: int | None = Field(
@@ -25,7 +25,7 @@ class EvaluationBesideConfig(EvaluationConfig):
         description="the start, and the weights after every so many steps, are evaluated; what falls due during an "
         "evaluation is not measured, but for the last, at the end of the run; None: never",
     )
-    split: Split = Field(default=Split.HELD_OUT, description="where the problems come from")
+    split: Split = Field(default=Split.HELD_OUT, description="split that the problems come from")
 
 
 class ReinforcementConfig(Record):
@@ -42,7 +42,7 @@ class ReinforcementConfig(Record):
         default=64, ge=1, description="requests that one engine decodes together"
     )
     rollout_workers: int = Field(default=1, ge=1, description="processes that drive the harness")
-    evaluation: EvaluationBesideConfig = EvaluationBesideConfig()
+    evaluation: OnlineEvaluationConfig = OnlineEvaluationConfig()
 
 
 class ReinforcementRequest(ReinforcementConfig):

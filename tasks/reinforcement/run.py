@@ -31,7 +31,7 @@ from ostinato.infra.platform.telemetry import configure_logging, fields, read_me
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Sample
-from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, open_evaluation
+from ostinato.tasks.reinforcement.evaluation import OnlineEvaluation, open_evaluation
 from ostinato.tasks.reinforcement.learning.actor import Publication
 from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
@@ -103,7 +103,7 @@ class TrainingLoop:
     services: RunServices
     journal: RolloutJournal
     reporter: RunReporter
-    evaluation: EvaluationBeside | None
+    evaluation: OnlineEvaluation | None
     _orchestrator: Orchestrator = field(init=False)
     _samples: StepSamples = field(init=False)
     _wanted_version: int = -1

@@ -45,7 +45,7 @@ class AttemptPool:
         return len(self._running)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether a slot would stay empty."""
         return len(self._running) + len(self._pending) < self._config.concurrent_trajectories
 

@@ -16,7 +16,7 @@ RESTARTED = "the orchestrator restarted before the group was complete"
 
 
 @dataclass(frozen=True, slots=True)
-class OwedGroup:
+class UntrainedGroup:
     """A committed group that no kept step has trained."""
 
     group: Group
@@ -89,7 +89,7 @@ class RolloutJournal:
         """
         self._rows.mark_trained(group_ids, step)
 
-    def restore(self, checkpoint_step: int) -> list[OwedGroup]:
+    def restore(self, checkpoint_step: int) -> list[UntrainedGroup]:
         """Groups owed after a restart from a step's checkpoint. Open attempts are forgotten."""
         self._rows.release_reserved(self._run_id)
         self._rows.reopen_after(self._run_id, checkpoint_step)
@@ -104,7 +104,7 @@ class RolloutJournal:
             if row.object_key is not None:
                 keys[row.group_id] = row.object_key
         return [
-            OwedGroup(group_from_bytes(self._objects.get_bytes(key)), births[group_id])
+            UntrainedGroup(group_from_bytes(self._objects.get_bytes(key)), births[group_id])
             for group_id, key in keys.items()
         ]
 

@@ -163,7 +163,7 @@ class Orchestrator:
             return
         self._failed_groups_in_row = 0
         group = slot.group
-        self._consumption.saw_group(asyncio.get_running_loop().time() - slot.started_at)
+        self._consumption.record_duration(asyncio.get_running_loop().time() - slot.started_at)
         self._journal.commit(group)
         solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
         result = GroupResult(
@@ -192,7 +192,7 @@ class Orchestrator:
     def _admit(self, now: float) -> None:
         """Starts groups while slots would stay empty and the staleness bound allows it."""
         running = self.attempts.num_running
-        while self.attempts.has_room:
+        while self.attempts.has_capacity:
             if self.curriculum.is_exhausted:
                 self.progress.note("rollouts", "nothing", "every problem had its group", now)
                 return

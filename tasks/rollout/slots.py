@@ -216,7 +216,7 @@ class GroupTable:
         chosen = filling[:wanted]
         left_behind = Counter(slot.birth_version for slot in filling[wanted:])
         left_behind.update({birth: len(slots) for birth, slots in self._running.items()})
-        tight = self.policy.tight_birth(left_behind, trainer_version)
+        tight = self.policy.latest_birth_version(left_behind, trainer_version)
         if pace and tight is not None:
             late_births = [
                 birth

@@ -27,7 +27,7 @@ class ConsumptionEstimate:
     group_seconds: float | None = None
     step_seconds: float | None = None
 
-    def saw_group(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         self.group_seconds = _smoothed(self.group_seconds, seconds)
 
     def saw_step(self, seconds: float) -> None:
@@ -80,7 +80,7 @@ class StalenessPolicy:
         """Whether the group can no longer be trained."""
         return trainer_version - birth_version > self.max_staleness_versions
 
-    def tight_birth(
+    def latest_birth_version(
         self, left_behind: Sequence[int] | Mapping[int, int], trainer_version: int
     ) -> int | None:
         """Birth version of the first groups that a step at trainer_version would leave too little

@@ -32,7 +32,7 @@ from ostinato.infra.platform.cluster.services import Service, ServiceGroup, find
 from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
     DecodingActivity,
-    ReplicaStanding,
+    ReplicaStatus,
     StageStatus,
 )
 from ostinato.infra.platform.cluster.workspace import (
@@ -311,7 +311,7 @@ def dead_replica(scene: Scene) -> Iterator[None]:
     scene.since = time.time() - 20
     reason = "statistics: ActorDiedError"
     lost = observe(ReplicaHealth(), HealthEvent.LOST, at=scene.since, reason=reason)
-    standing = ReplicaStanding(state=lost.state.value, since=lost.since, reason=lost.reason)
+    standing = ReplicaStatus(state=lost.state.value, since=lost.since, reason=lost.reason)
     status = StageStatus(phase="running", at=time.time(), replicas={"run.engine0": standing})
     with scene.sleeping_stage(status):
         yield
@@ -323,7 +323,7 @@ def starved_engine(scene: Scene) -> Iterator[None]:
     status = StageStatus(
         phase="running",
         at=time.time(),
-        replicas={"run.engine0": ReplicaStanding(state="serving", since=1.0, version=3)},
+        replicas={"run.engine0": ReplicaStatus(state="serving", since=1.0, version=3)},
         generation=DecodingActivity(computed_tokens=9.0, since=scene.since, attempts_in_flight=4),
         boxes=BoxUse(leased=4, waiting=0),
     )

@@ -21,7 +21,7 @@ from ostinato.infra.platform.cluster.stage_status import (
     BoxUse,
     DecodingActivity,
     PartWait,
-    ReplicaStanding,
+    ReplicaStatus,
     StageStatus,
 )
 from ostinato.infra.platform.ledger import open_ledger
@@ -159,7 +159,7 @@ def test_healthy_home_has_no_finding(scene: Scene) -> None:
         phase="running",
         at=time.time(),
         waits={"trainer": PartWait(what="ready groups", detail="has 1, wants 4", since=5.0)},
-        replicas={"run.engine0": ReplicaStanding(state="serving", since=7.0, version=3)},
+        replicas={"run.engine0": ReplicaStatus(state="serving", since=7.0, version=3)},
         generation=DecodingActivity(
             computed_tokens=9.0, since=time.time() - 5, attempts_in_flight=4
         ),

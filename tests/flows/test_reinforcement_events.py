@@ -17,7 +17,7 @@ from ostinato.tasks.reinforcement.learning.config import (
     RouterReplayConfig,
 )
 from ostinato.tasks.reinforcement.records import (
-    EvaluationBesideConfig,
+    OnlineEvaluationConfig,
     ReinforcementRequest,
     ReinforcementResult,
 )
@@ -55,7 +55,7 @@ def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: P
         harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
         max_steps=STEPS,
         engine_slots=4,
-        evaluation=EvaluationBesideConfig(
+        evaluation=OnlineEvaluationConfig(
             every_steps=1, problems=2, attempts_per_problem=1, split=Split.TRAIN
         ),
     )

@@ -14,7 +14,7 @@ from ostinato.flows.operating.resuming import MAX_ATTEMPTS, count_attempts, stat
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.status.services import WORKER, UpProcess
-from ostinato.infra.platform.cluster.processes import told_processes
+from ostinato.infra.platform.cluster.processes import marked_processes
 
 _AFTER_CRASH = ("Crashed", "AwaitingRetry")
 _RECENT = timedelta(days=1)
@@ -46,7 +46,7 @@ class PrefectRows:
         }
         self._under_way = self._runs(_UNDER_WAY)
         # after the runs: one that begins meanwhile is in neither; stages inherit the variable
-        self._engines = told_processes("PREFECT__FLOW_RUN_ID", "prefect.engine")
+        self._engines = marked_processes("PREFECT__FLOW_RUN_ID", "prefect.engine")
 
     def rows(self) -> Iterator[StatusRow]:
         """Workers, then runs that are under way, died before they began or are late, then leases that nobody holds."""

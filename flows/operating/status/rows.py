@@ -46,7 +46,7 @@ class Thresholds(Record):
     late: float = Field(default=60.0, description="delay of a run that is due")
     pending: float = Field(default=120.0, description="time that a run's process may take to begin")
     lease: float = Field(default=60.0, description="age of a slot that nobody holds")
-    beat: float = Field(
+    heartbeat: float = Field(
         default=30.0, description="pause between heartbeats, which are due every five seconds"
     )
     progress: float = Field(

@@ -11,7 +11,7 @@ from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.stage_status import (
     DecodingActivity,
-    ReplicaStanding,
+    ReplicaStatus,
     StageStatus,
 )
 from ostinato.infra.platform.cluster.workspace import (
@@ -200,7 +200,7 @@ class StageRows:
         if stopped:
             return _stalled(row, stage.last_sign_at, Fault.STOPPED_PROCESS, say_stopped(stopped))
         silent = self._seconds_since(stage.heartbeat_at)
-        if silent > self._thresholds.beat:
+        if silent > self._thresholds.heartbeat:
             cause = f"no heartbeat for {silent:.0f} s: blocked in one call, or out of memory"
             return _stalled(row, stage.heartbeat_at, Fault.SILENT_STAGE, cause)
         status = stage.status
@@ -267,7 +267,7 @@ def _part_rows(
         yield row
 
 
-def _replica_row(part: str, replica: ReplicaStanding) -> StatusRow:
+def _replica_row(part: str, replica: ReplicaStatus) -> StatusRow:
     version = "" if replica.version is None else f"version {replica.version}"
     row = StatusRow(part=part, state=replica.state, since=replica.since, progress=version)
     if replica.state == _SERVING or replica.state in _BEGINNING:

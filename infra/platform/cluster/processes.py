@@ -87,7 +87,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
     return len(members)
 
 
-def told_processes(variable: str, word: str) -> dict[str, list[int]]:
+def marked_processes(variable: str, word: str) -> dict[str, list[int]]:
     """Ids of live processes whose command has the word, by the value of an environment variable without dashes."""
     found: dict[str, list[int]] = {}
     for pid, value, command in _live_processes(variable):

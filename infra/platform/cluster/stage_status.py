@@ -18,7 +18,7 @@ class PartWait(Record):
     since: float = Field(description="seconds since the epoch, as all times here")
 
 
-class ReplicaStanding(Record):
+class ReplicaStatus(Record):
     """State of an engine replica, as its fleet knows it."""
 
     state: str
@@ -56,7 +56,7 @@ class StageStatus(Record):
     waits: dict[str, PartWait] = Field(
         default={}, description="waits by part: trainer, engines, orchestrator"
     )
-    replicas: dict[str, ReplicaStanding] = Field(
+    replicas: dict[str, ReplicaStatus] = Field(
         default={}, description="states of engine replicas by their names"
     )
     generation: DecodingActivity | None = None

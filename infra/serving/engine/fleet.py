@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from ostinato.infra.platform.cluster.stage_status import ReplicaStanding
+from ostinato.infra.platform.cluster.stage_status import ReplicaStatus
 from ostinato.infra.platform.errors import EngineError, OstinatoError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.telemetry import fields
@@ -190,10 +190,10 @@ class EngineFleet:
         """Last known state of every replica."""
         return self._router.states()
 
-    def replica_status(self) -> dict[str, ReplicaStanding]:
+    def replica_status(self) -> dict[str, ReplicaStatus]:
         """Last known health of every replica. Asks nobody."""
         return {
-            name: ReplicaStanding(
+            name: ReplicaStatus(
                 state=health.state.value,
                 since=health.since,
                 version=health.version,

@@ -237,7 +237,7 @@ class LearningConfig(Record):
     layout: LearningLayout = LearningLayout()
     recompute: bool = Field(default=False, description=RECOMPUTE)
     precision: TrainingPrecision = "fp32"
-    """as in pretraining. fp32 keeps the trainer's log-probabilities nearest to those of an engine in fp32"""
+    """number format, as in pretraining; fp32 keeps the trainer's log-probabilities nearest to those of an engine in fp32"""
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     lora: LoraConfig | None = Field(
         default=None,

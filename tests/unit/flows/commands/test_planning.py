@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ostinato.flows.cli import app
 from ostinato.flows.commands.planning import (
     RecipePlan,
-    complain,
+    find_mismatch,
     learning_work,
     make_plan,
     parse_degrees,
@@ -187,8 +187,8 @@ def test_a_dry_run_builds_what_was_planned_and_tells_what_a_rank_sends(
 
 
 def test_built_parameters_that_were_not_planned_are_named() -> None:
-    assert complain([WalkedStage(stage=0, planned=1000, built=1004)]) == ""
-    complaint = complain([WalkedStage(stage=1, planned=1000, built=1006)])
+    assert find_mismatch([WalkedStage(stage=0, planned=1000, built=1004)]) == ""
+    complaint = find_mismatch([WalkedStage(stage=1, planned=1000, built=1006)])
     assert "stage 1 holds 1,006 parameters as built and 1,000 as" in complaint
 
 

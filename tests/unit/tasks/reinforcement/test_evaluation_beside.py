@@ -7,12 +7,12 @@ import pytest
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.tasks.records import Outcome, Trajectory
-from ostinato.tasks.reinforcement.evaluation import EvaluationBeside, read_points
-from ostinato.tasks.reinforcement.records import EvaluationBesideConfig
+from ostinato.tasks.reinforcement.evaluation import OnlineEvaluation, read_points
+from ostinato.tasks.reinforcement.records import OnlineEvaluationConfig
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
-CONFIG = EvaluationBesideConfig(every_steps=2, problems=4, attempts_per_problem=2)
+CONFIG = OnlineEvaluationConfig(every_steps=2, problems=4, attempts_per_problem=2)
 PROBLEMS = [make_problem(f"p{index}") for index in range(4)]
 
 
@@ -47,8 +47,8 @@ class Replica:
         return make_trajectory(request, versions=versions, solved=is_solved)
 
 
-def beside(replica: Replica, directory: Path) -> EvaluationBeside:
-    return EvaluationBeside(
+def beside(replica: Replica, directory: Path) -> OnlineEvaluation:
+    return OnlineEvaluation(
         CONFIG,
         PROBLEMS,
         attempt=replica.attempt,

@@ -30,13 +30,13 @@ def test_synchronous_policy_starts_exactly_one_step() -> None:
 
 def test_tight_birth_of_a_schedulable_remainder_is_none() -> None:
     policy = StalenessPolicy(max_staleness_versions=2, groups_per_step=2)
-    assert policy.tight_birth([0, 0, 1, 1], trainer_version=0) is None
+    assert policy.latest_birth_version([0, 0, 1, 1], trainer_version=0) is None
 
 
 def test_tight_birth_names_the_first_group_without_room() -> None:
     policy = StalenessPolicy(max_staleness_versions=2, groups_per_step=2)
-    assert policy.tight_birth([0, 1, 1, 0], trainer_version=1) is None
-    assert policy.tight_birth([0, 0, 0, 2], trainer_version=1) == 0
+    assert policy.latest_birth_version([0, 1, 1, 0], trainer_version=1) is None
+    assert policy.latest_birth_version([0, 0, 0, 2], trainer_version=1) == 0
 
 
 @given(
@@ -56,4 +56,4 @@ def test_tight_birth_agrees_with_training_oldest_first(
         lost = lost or policy.is_stale(waiting[0], at)
         waiting, at = waiting[size:], at + 1
         lost = lost or any(policy.is_stale(birth, at) for birth in waiting[:1])
-    assert (policy.tight_birth(births, version) is None) == (not lost)
+    assert (policy.latest_birth_version(births, version) is None) == (not lost)

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.sandbox.environment import open_box
-from ostinato.infra.sandbox.function_calls import FunctionCall, make_calls
+from ostinato.infra.sandbox.function_calls import CallRequest, make_calls
 from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.judging.verdicts import judge
 from ostinato.tasks.records import FunctionOracle, OracleCall
@@ -151,7 +151,7 @@ def problem_with_oracle(runner, problem, repository):
     """What the original answers to calls that no test makes."""
     texts = ("one three fifteen", "zz " * 40, "")
     calls = [
-        FunctionCall(PATH, "count_words", json.dumps({"plain": [text, least], "named": {}}))
+        CallRequest(PATH, "count_words", json.dumps({"plain": [text, least], "named": {}}))
         for text in texts
         for least in (1, 4)
     ]
