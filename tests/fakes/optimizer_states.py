@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from torch import Tensor
 
@@ -16,6 +17,7 @@ State = dict[str, Tensor]
 def save_state(folder: Path, model: TrainerModel, optimizer: CombinedOptimizer) -> State:
     """Every rank's parts in a folder, and what they are together."""
     write_parts(folder, main_parts(sharded_state(model, optimizer, {})), {}, writing_group())
+    dist.barrier()  # the first rank has given the folder its name
     return read_state(folder)
 
 
