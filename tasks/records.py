@@ -324,6 +324,9 @@ class AttemptMeans(StageRecord):
     changed_lines: float | None = Field(
         description="lines of product files, from the state given to the state left; a line that was replaced counts once"
     )
+    reference_lines: float | None = Field(
+        description="lines that the reference solution changes, counted as `changed_lines`"
+    )
 
 
 class Scorecard(StageRecord):

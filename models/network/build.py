@@ -128,13 +128,6 @@ class TrainerModel(torch.nn.Module):
         dense = self.spec.num_dense_layers
         return RankRouters([one.mlp.router for one in self.layers if one.layer_number > dense])
 
-    def recompute_layers(self, is_recomputed: bool) -> None:
-        """From now on layers keep only their input for the backward pass and compute the rest again
-        (False: they keep all activations).
-        """
-        for layer in self.layers:
-            layer.is_recomputed = is_recomputed
-
     def forward_hidden(
         self,
         tokens_BT: Tensor,
@@ -260,7 +253,7 @@ class TrainerModel(torch.nn.Module):
         """
         places = {name: place for place, name in enumerate(weight_shapes(self.spec))}
         mine = {
-            name: functools.partial(self._whole_tensor, name, tensor)
+            name: functools.partial(_whole_tensor, self.adapters, name, tensor)
             for name, tensor in self.canonical_tensors().items()
         }
         in_order = gather_stages(mine, lambda name: places[name.replace("qkv_proj", "q_proj")])
@@ -270,10 +263,6 @@ class TrainerModel(torch.nn.Module):
                     yield name.replace("qkv_proj", f"{part}_proj"), rows
             else:
                 yield name, whole.float()
-
-    def _whole_tensor(self, name: str, tensor: Tensor) -> Tensor:
-        whole = gather_whole(tensor.detach(), find_cuts(tensor))
-        return merge_update(self.adapters, name, whole)
 
     def export_weights(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """Clones of the weights of these names (None: all), contiguous, fp32, on the CPU. All ranks call it together,
@@ -309,12 +298,26 @@ class TrainerModel(torch.nn.Module):
         for adapter in self.adapters.values():
             adapter.up_OR.zero_()  # type: ignore[operator]  # torch types modules' fields loosely
 
-    @torch.no_grad()
-    def copy_weights(self, other: "TrainerModel") -> None:
-        """Takes the weights of a model of the same layout, its adapters merged."""
-        theirs = other.canonical_tensors()
-        for name, tensor in self.canonical_tensors().items():
-            tensor.copy_(merge_update(other.adapters, name, theirs[name]))
+
+def _whole_tensor(adapters: torch.nn.ModuleDict, name: str, tensor: Tensor) -> Tensor:
+    """A rank's tensor and all others' parts of it, with its adapter merged."""
+    return merge_update(adapters, name, gather_whole(tensor.detach(), find_cuts(tensor)))
+
+
+def recompute_layers(model: TrainerModel, is_recomputed: bool) -> None:
+    """From now on layers keep only their input for the backward pass and compute the rest again
+    (False: they keep all activations).
+    """
+    for layer in model.layers:
+        layer.is_recomputed = is_recomputed
+
+
+@torch.no_grad()
+def copy_weights(source: TrainerModel, target: TrainerModel) -> None:
+    """Gives the weights of a model, its adapters merged, to one of the same layout."""
+    weights = source.canonical_tensors()
+    for name, tensor in target.canonical_tensors().items():
+        tensor.copy_(merge_update(source.adapters, name, weights[name]))
 
 
 def build_trainer_model(

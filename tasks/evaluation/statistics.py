@@ -12,7 +12,6 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import scipy  # its parts load when first used: scipy.stats takes a second
 from pydantic import Field
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
@@ -149,6 +148,8 @@ def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metri
     mean = float(values.mean())
     if len(values) == 1:
         return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
+    import scipy  # noqa: PLC0415 - commands that compute nothing import this file for its records
+
     error = float(values.std(ddof=1)) / sqrt(len(values))
     half = error * float(scipy.special.stdtrit(len(values) - 1, 0.5 + confidence / 2))
     return Metric(
@@ -239,6 +240,8 @@ def paired_difference(
         low, high = mean, mean
         p_value = 1.0 if mean == 0 else float(2.0 ** (1 - len(shared)))
     else:
+        import scipy  # noqa: PLC0415 - as above
+
         draws = np.random.default_rng(seed)
         interval = scipy.stats.bootstrap(
             (differences,),

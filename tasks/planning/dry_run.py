@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import TrainingError, boundary
-from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model, recompute_layers
 from ostinato.models.network.experts import ExpertMlp
 from ostinato.models.process_groups import close_process_groups, open_process_groups
 from ostinato.models.spec import ModelSpec
@@ -198,7 +198,7 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
     open_process_groups(first_rank, layout.world_size, layout=layout, kind="meta")
     model = build_trainer_model(request.spec, world_size=layout.world_size)
     model.draft.requires_grad_(False)  # as in pretraining
-    model.recompute_layers(request.work.recompute)
+    recompute_layers(model, request.work.recompute)
     gradients = LayoutGradients(model)
     optimizer = build_optimizer(model, request.optimizer)
     with _even_exchange():

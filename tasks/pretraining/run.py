@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -18,7 +17,8 @@ from ostinato.infra.platform.training_device import train_on_ranks
 from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoint
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
-from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model, recompute_layers
+from ostinato.models.network.parallel.context import context_rank, data_and_context_group
 from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.rendering import load_renderer
 from ostinato.models.spec import ModelSpec
@@ -110,7 +110,7 @@ def open_model(request: PretrainingRequest) -> TrainerModel:
     if request.checkpoint_directory is not None:
         model.import_weights(load_checkpoint(Path(request.checkpoint_directory)).weights)
     model.draft.requires_grad_(request.draft_weight is not None)
-    model.recompute_layers(config.recompute)
+    recompute_layers(model, config.recompute)
     if config.lora is not None:
         attach_adapters(model, config.lora.rank, config.lora.alpha, config.seed)
     return model
@@ -135,10 +135,10 @@ def measure_perplexity(
         sums[index, :2] = run_microbatches(
             model, batches, next_token_loss(model), has_backward=False
         )
-        if parallel_state.get_context_parallel_rank() == 0:  # each has whole rows
+        if context_rank() == 0:  # each has whole rows
             targets = (batch.tokens_BT[batch.loss_mask_BT] for batch in batches)
             sums[index, 2] = sum(int(lengths_V[ids_N].sum()) for ids_N in targets)
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    dist.all_reduce(sums, group=data_and_context_group())
     found = dict(zip(names, sums.tolist(), strict=True))
     nats, tokens, num_bytes = (
         sum(found[name][part] for name in config.codebase_sources) for part in range(3)

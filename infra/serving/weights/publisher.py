@@ -76,11 +76,6 @@ class ChainPublisher(Publisher):
         """Newest committed version this publisher knows of. None before the first."""
         return self._last_version
 
-    @property
-    def last_manifest(self) -> ChainManifest | None:
-        """Commit record of last_version. None when there is none or it cannot be read."""
-        return self._last_manifest
-
     def resume(self) -> ChainManifest | None:
         """Claims the chain and takes up its newest version. None when the chain is new.
 

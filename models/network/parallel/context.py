@@ -11,6 +11,7 @@ Shapes: T tokens of a row.
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -26,9 +27,20 @@ def context_ranks() -> int:
     return parallel_state.get_context_parallel_world_size()
 
 
+def context_rank() -> int:
+    """This rank's place among those that share a row."""
+    return parallel_state.get_context_parallel_rank()
+
+
+def data_and_context_group() -> dist.ProcessGroup:
+    """Ranks of other rows, and those that share a row."""
+    group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return group
+
+
 def local_chunks() -> tuple[int, int]:
     """Of 2 x `context_ranks` chunks, those of this rank."""
-    rank = parallel_state.get_context_parallel_rank()
+    rank = context_rank()
     return rank, 2 * context_ranks() - 1 - rank
 
 

@@ -24,7 +24,12 @@ from ostinato.infra.serving.weights.manifest import ChainManifest
 from ostinato.models.checkpoint import OpenCheckpoint, open_checkpoint
 from ostinato.models.checkpoint.resume import load_parts
 from ostinato.models.network.adapters import attach_adapters, trained_adapter
-from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import (
+    TrainerModel,
+    build_trainer_model,
+    copy_weights,
+    recompute_layers,
+)
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.training.optimizer import (
     allocate_state,
@@ -67,7 +72,7 @@ class RLTrainer:
                 "wanted mtp.depth of 1 or more"
             )
         self._model = self._build_model(start)
-        self._model.recompute_layers(config.recompute)
+        recompute_layers(self._model, config.recompute)
         if config.lora is not None:  # equal on all ranks: the seed draws them
             attach_adapters(self._model, config.lora.rank, config.lora.alpha, seed=0)
         self._optimizer = build_optimizer(self._model, config.optimizer)
@@ -170,7 +175,7 @@ class RLTrainer:
         """The current policy becomes the KL reference when that is due."""
         reference, every = self._learner.reference, self.config.objective.kl_refresh_steps
         if reference is not None and every is not None and self.steps_taken % every == 0:
-            reference.copy_weights(self._model)
+            copy_weights(self._model, reference)
             self._reference_step = self.steps_taken
 
     def _restore(self) -> None:

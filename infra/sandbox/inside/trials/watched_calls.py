@@ -258,7 +258,7 @@ def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__, int(isinstance(found, classmethod))
     if type(found) is property or isinstance(found, functools.cached_property):
-        return (found.fget if type(found) is property else found.func), 1
+        return getattr(found, "fget", None) or getattr(found, "func", None), 1
     return found, int(isinstance(owner, type) and hasattr(type(found), "__get__"))
 
 
@@ -282,7 +282,8 @@ def _replace(found: Any, made: Any, holders: list[Any], nesting: int = 0) -> Non
         elif isinstance(holder, (staticmethod, classmethod)):
             holder.__init__(made)
         elif isinstance(holder, functools.partial):
-            holder.__setstate__((made, *holder.__reduce__()[2][1:]))
+            state: Any = holder.__reduce__()
+            holder.__setstate__((made, *state[2][1:]))  # pyright: ignore[reportAttributeAccessIssue]
         elif type(holder) is tuple and nesting < _MAX_NESTING:
             other = tuple(made if item is found else item for item in holder)
             _replace(holder, other, gc.get_referrers(holder), nesting + 1)

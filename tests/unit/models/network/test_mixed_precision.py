@@ -10,7 +10,7 @@ from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
 from ostinato.models.network.adapters import attach_adapters
 from ostinato.models.network.attention import core
-from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model, recompute_layers
 from ostinato.models.network.head import score_tokens
 from ostinato.models.network.mixed import ColumnLinear, is_mixed
 from ostinato.models.process_groups import close_process_groups, open_process_groups
@@ -57,7 +57,7 @@ def test_a_mixed_model_learns_nearly_what_it_learns_in_fp32(name: str, recompute
     spec = FAMILIES[name].model_copy(update={"mtp_depth": 2, "mtp_hidden_size": 24})
     tokens_BT = torch.randint(0, spec.vocab_size, (3, 24))
     model = build_trainer_model(spec, seed=2)
-    model.recompute_layers(recomputed)
+    recompute_layers(model, recomputed)
     loss, plain = learn(model, tokens_BT, None)
 
     model.is_mixed = True

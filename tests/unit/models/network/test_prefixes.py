@@ -15,7 +15,7 @@ from ostinato.models.network.attention.prefixes import (
     find_prefixes,
     number_nodes,
 )
-from ostinato.models.network.build import TrainerModel, build_trainer_model
+from ostinato.models.network.build import TrainerModel, build_trainer_model, recompute_layers
 from ostinato.models.spec import LatentAttention, ModelSpec
 from tests.fakes.small_spec import make_spec
 
@@ -111,7 +111,7 @@ def test_a_tree_gives_the_log_probabilities_and_gradients_of_its_rows(
     spec: ModelSpec, recomputes: bool, longest: int
 ) -> None:
     model = build_trainer_model(spec, seed=3)
-    model.recompute_layers(recomputes)
+    recompute_layers(model, recomputes)
     tokens_BT, padding_BT, tree, _ = lay_out(grow(7, 9, longest), fillers=5)
     mask_BT = ~padding_BT
     routes_BTLK = _routes(spec, tree)
