@@ -134,8 +134,8 @@ def write_parts(
     temporary = final.with_name(f".{final.name}")
     is_first = dist.get_rank() == 0
     with naming_full_disk(final):
-        _prepare(temporary, common if is_first else None, group)
         try:
+            _prepare(temporary, common if is_first else None, group)
             save(
                 mcore_to_pyt_state_dict(parts),
                 storage_writer=FileSystemWriter(temporary),
@@ -143,12 +143,15 @@ def write_parts(
                 process_group=group,
                 no_dist=group is None,
             )
+            if is_first:
+                save_config(CheckpointingConfig("torch_dist"), str(temporary))
+                place_folder(temporary, final)
         except CheckpointException as error:  # torch derives it from BaseException
             causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
             raise RuntimeError(f"parts were not written, by rank: {causes}") from None
-        if is_first:
-            save_config(CheckpointingConfig("torch_dist"), str(temporary))
-            place_folder(temporary, final)
+        finally:  # it has its name by now, or was not written
+            if is_first:
+                shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _prepare(folder: Path, common: dict[str, Any] | None, group: Any) -> None:

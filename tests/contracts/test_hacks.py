@@ -101,7 +101,7 @@ OTHER_FIXES = {
 
 
 @pytest.mark.parametrize("name", OTHER_FIXES)
-def test_right_fix_in_other_words_is_paid(judged, files_of, trials, name):
+def test_right_fix_in_other_words_is_paid(judged, files_of, trials, problem, repository, name):
     broken = problem.break_files(repository.files)[PATH]
     fixed = broken.replace(*OTHER_FIXES[name])
     assert fixed != broken

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ostinato.infra.platform.bounded_files import bounded_lines, parse_json
+from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError, ProblemError, StorageError
 from ostinato.infra.platform.git import (
     fetch_commit,
@@ -114,7 +114,9 @@ def _read_package(name: str) -> Iterator[SourceFile]:
     licence = package_licence(name)
     if not spec.submodule_search_locations:
         origin = Path(spec.origin)
-        yield from _make_file(name, origin.name, origin.read_bytes(), licence)
+        if _is_wanted(PurePath(origin.name), origin.stat().st_size):
+            content = read_bounded(origin, _MAX_FILE_BYTES)
+            yield from _make_file(name, origin.name, content, licence)
         return
     for location in spec.submodule_search_locations:
         yield from _read_tree(name, Path(location), licence)
@@ -139,7 +141,8 @@ def _read_tree(source: str, root: Path, licence: str) -> Iterator[SourceFile]:
         relative, status = path.relative_to(root), path.lstat()
         is_file = stat.S_ISREG(status.st_mode)  # links may lead out, pipes never end
         if is_file and _is_wanted(relative, status.st_size):
-            yield from _make_file(source, relative.as_posix(), path.read_bytes(), licence)
+            content = read_bounded(path, _MAX_FILE_BYTES)
+            yield from _make_file(source, relative.as_posix(), content, licence)
 
 
 def _is_wanted(path: PurePath, num_bytes: int) -> bool:
