@@ -133,25 +133,30 @@ def write_parts(
     """Writes each rank's parts, and once what they share, into a folder that appears whole. All ranks call it together."""
     temporary = final.with_name(f".{final.name}")
     is_first = dist.get_rank() == 0
-    with naming_full_disk(final):
-        try:
+    try:
+        with naming_full_disk(final):  # before what was written is gone
             _prepare(temporary, common if is_first else None, group)
-            save(
-                mcore_to_pyt_state_dict(parts),
-                storage_writer=FileSystemWriter(temporary),
-                planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-                process_group=group,
-                no_dist=group is None,
-            )
+            _write_shards(temporary, parts, group)
             if is_first:
                 save_config(CheckpointingConfig("torch_dist"), str(temporary))
                 place_folder(temporary, final)
-        except CheckpointException as error:  # torch derives it from BaseException
-            causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
-            raise RuntimeError(f"parts were not written, by rank: {causes}") from None
-        finally:  # it has its name by now, or was not written
-            if is_first:
-                shutil.rmtree(temporary, ignore_errors=True)
+    finally:
+        if is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_shards(folder: Path, parts: dict[str, list[Any]], group: Any) -> None:
+    try:
+        save(
+            mcore_to_pyt_state_dict(parts),
+            storage_writer=FileSystemWriter(folder),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+            process_group=group,
+            no_dist=group is None,
+        )
+    except CheckpointException as error:  # torch derives it from BaseException
+        causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
+        raise RuntimeError(f"parts were not written, by rank: {causes}") from None
 
 
 def _prepare(folder: Path, common: dict[str, Any] | None, group: Any) -> None:
