@@ -2,14 +2,16 @@
 artifacts, so that what decides about them runs without a model.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.declared import EVALUATION
+from ostinato.flows.stages.declared import EVALUATION, PROBLEMS
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
+from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 
 NUM_PROBLEMS = 40
@@ -29,6 +31,16 @@ def open_context(directory: Path, name: str, text: str = "") -> StageContext:
 def add_problems(context: StageContext, name: str) -> ArtifactRef:
     """A problem set that nobody opens."""
     return _publish(context, "problems", {"set": name}, ())
+
+
+def add_own_problems(
+    context: StageContext, build: Callable[[Path], tuple[Path, dict]]
+) -> ArtifactRef:
+    """The problem set that the recipe asks for, in place of what its stage would make."""
+    request = PROBLEMS.request_of(context.recipe, {"archives_directory": ""})
+    shipped = shipped_checksum(context.recipe.problems)
+    identity = PROBLEMS.identity_of(request) | ({} if shipped is None else {"shipped": shipped})
+    return context.ensure("problems", identity, (), build)
 
 
 def add_checkpoint(context: StageContext, problems: ArtifactRef, name: str) -> ArtifactRef:

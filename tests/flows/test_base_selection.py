@@ -13,7 +13,7 @@ from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.evaluation.base_models.config import BaseMeasures
 from ostinato.tasks.records import Split
-from tests.fakes.finished_stages import open_context
+from tests.fakes.finished_stages import add_own_problems, open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.published_model import write_published_model
 from tests.flows.test_checkpoint_evaluation import problems_result
@@ -36,7 +36,7 @@ def test_models_are_measured_once(prefect_server: None, home: Path, tmp_path: Pa
         directory = make_problem_set(folder / "published", Split.HELD_OUT)
         return directory, {"summary": problems_result()}
 
-    context.ensure("problems", context.recipe.problems, (), publish)
+    add_own_problems(context, publish)
     own = context.ensure("reinforcement", {}, (), lambda it: (make_checkpoint(it / "made"), {}))
     write_published_model(tmp_path / "theirs", max_position_embeddings=1024)
     names = [str(own), str(import_model(load_settings(), str(tmp_path / "theirs"), "theirs"))]

@@ -17,7 +17,12 @@ from ostinato.flows.stages.run_options import RunOptions, Suite
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.errors import ConfigError
-from tests.fakes.finished_stages import add_checkpoint, add_scorecard, open_context
+from tests.fakes.finished_stages import (
+    add_checkpoint,
+    add_own_problems,
+    add_scorecard,
+    open_context,
+)
 from tests.fakes.prefect_here import wait_until
 
 SUITE = Suite.MUTATIONS.value
@@ -28,11 +33,8 @@ SHIPPED = "problems"
 def prepare(directory: Path, *solve_rates: float, text: str = "") -> tuple[str, list[str]]:
     """Path of a recipe and the names of checkpoints that were scored before."""
     context = open_context(directory, "mine", f"[cycle.gate]\nmargin = 0.1\nfloor = 0.2\n{text}")
-    problems = context.ensure(
-        "problems",
-        context.recipe.problems,
-        (),
-        lambda folder: (_file(folder), {"summary": problems_result()}),
+    problems = add_own_problems(
+        context, lambda folder: (_file(folder), {"summary": problems_result()})
     )
     names = []
     for number, rate in enumerate(solve_rates):

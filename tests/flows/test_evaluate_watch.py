@@ -12,7 +12,7 @@ import pytest
 from ostinato.flows.reporting.evaluations import EvaluationReport
 from ostinato.flows.stages.console import WatchLines
 from ostinato.tasks.records import Split
-from tests.fakes.finished_stages import open_context
+from tests.fakes.finished_stages import add_own_problems, open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.faults.test_interrupt import COMMAND
 from tests.flows.test_checkpoint_evaluation import SUITE, problems_result
@@ -41,10 +41,8 @@ def test_watched_evaluation_tells_its_progress_where_there_is_no_terminal(
     home: Path, tmp_path: Path
 ) -> None:
     context = open_context(tmp_path, "mine")
-    problems = context.ensure(
-        "problems",
-        context.recipe.problems,
-        (),
+    problems = add_own_problems(
+        context,
         lambda folder: (
             make_problem_set(folder / "set", Split.HELD_OUT),
             {"summary": problems_result()},

@@ -45,8 +45,7 @@ with get_client(sync_client=True) as client:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
     told = {
         "PREFECT_CLIENT_MAX_RETRIES": "3",  # patience of 14 s in place of a quarter of an hour
-        # a schedule that the API changes is planned by this loop, which else looks once a minute
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",  # plans changed schedules; 60 by default
     }
     with prefect_here(tmp_path_factory.mktemp("home"), **told) as here:
         yield here

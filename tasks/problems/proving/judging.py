@@ -24,8 +24,8 @@ from ostinato.tasks.records import Problem
 class StubTrials:
     """Stubs of one repository's functions, and the tests that each is known to fail.
 
-    A stub takes the place of whatever is broken in its function, so one run mostly answers for all
-    problems of the function. What passes is always run on the problem itself.
+    A stub replaces the whole body of the function, so that the tests which it fails are the same for every problem in
+    that function: those results are kept. A stub is run for a problem only where no kept result answers.
     """
 
     def __init__(self, server: TestServer, time_limit_seconds: float) -> None:
@@ -34,7 +34,7 @@ class StubTrials:
         self._failed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     async def is_passed(self, problem: Problem) -> bool:
-        """Whether some stub passes all tests of a problem."""
+        """Whether any stub passes all tests of a problem, which then proves nothing."""
         tests = (*problem.fail_to_pass, *problem.pass_to_pass)
         for name, files in stub_fixes(problem, self._server.repository).items():
             failed = self._failed[_place_of(problem), name]

@@ -113,7 +113,7 @@ async def test_a_silent_replica_holds_up_no_request_for_another(chain) -> None:
     fleet, actors = make_fleet(chain, probe_seconds=30.0)
     await fleet.follow(*chain)
     actors["a"].is_frozen = True
-    fleet._note("a", HealthEvent.LOST)
+    fleet._observe("a", HealthEvent.LOST)
     answers = await asyncio.gather(*(fleet.generate(request(index)) for index in range(6)))
     assert len(answers) == 6  # while the question to `a` is still open
     assert fleet.states()["a"] is ReplicaState.DEAD
@@ -127,7 +127,7 @@ async def test_a_failed_question_is_told_to_one_caller_and_asked_again(chain, mo
 
     fleet, actors = make_fleet(chain)
     await fleet.follow(*chain)
-    fleet._note("a", HealthEvent.LOST)
+    fleet._observe("a", HealthEvent.LOST)
     numbers = iter(range(10_000))
 
     async def ask_on() -> None:
