@@ -223,7 +223,7 @@ class PolicyLearner:
         for rank in self._layout.leaders():
             for number, k1_nats in every[rank].items():
                 indices = batches[number].sample_indices_B if number < len(batches) else ()
-                for index, k1 in zip(indices, k1_nats, strict=False):  # behind them stands padding
+                for index, k1 in zip(indices, k1_nats, strict=False):  # the rest is padding
                     sums[chosen[index]] = k1
         return sums
 

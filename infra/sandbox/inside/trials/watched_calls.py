@@ -53,7 +53,7 @@ class WatchedCalls:
         self._rng = random.Random()
         self._share = 0.0
         self._depth = self._num_calls = 0
-        # what was found, kept alive, and what stands for it
+        # by id: an object that callers hold, kept alive, and the watched object in its place
         self._watched: dict[int, tuple[Any, Any]] = {}
         self.facts: set[str] = set()
         self.seconds: list[float] = []
@@ -108,7 +108,7 @@ class WatchedCalls:
                 setattr(owner, name, made)
 
     def _watch(self, found: Any, owner: Any, name: str, places: Places) -> Any:
-        """What stands for an attribute of a module or class from now on, often itself."""
+        """The watched object for an attribute of a module or class. Often the attribute itself."""
         inner, num_kept = _function_of(found, owner)
         if type(inner) is FunctionType and name in vars(owner):
             self._watch_in_place(inner, num_kept, places)
