@@ -86,7 +86,7 @@ def test_engine_trainer_and_export_of_an_imported_model_agree_over_steps(
     )
     with torch.no_grad():
         wanted = theirs(input_ids=tokens_BT).logits
-        seen = forward_logits(trainer._own.model, tokens_BT)
+        seen = forward_logits(trainer._model, tokens_BT)
     torch.testing.assert_close(seen, wanted, atol=1e-4, rtol=1e-4)
     assert load_spec(saved) == trainer.spec
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
