@@ -26,14 +26,19 @@ _MARK_OF_A_TEST = b"def test"
 
 class Learnt:
     """Work of one run on the pristine files that no later one does again: names of modules of the standard library, which
-    a box imports before it forks, and compiled code of files, for runs that have the same text.
+    a box imports before it forks; compiled code of files, for runs that have the same text; and where in its
+    file's code a test is: qualified name, first line.
     """
 
     def __init__(
-        self, modules: Sequence[str] = (), codes: Mapping[str, bytes] | None = None
+        self,
+        modules: Sequence[str] = (),
+        codes: Mapping[str, bytes] | None = None,
+        test_places: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
         self.modules = modules
         self.codes = codes or {}
+        self.test_places = test_places or {}
 
 
 class FreshRuns:
@@ -79,6 +84,7 @@ class FreshRuns:
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
         pristine, codes = self.repository.files, self.learnt.codes
         compiled = [path for path in sources if path in codes and sources[path] == pristine[path]]
+        places = self.learnt.test_places
         blobs = (*sources.values(), *(codes[path] for path in compiled))
         async with self._turns:
             for attempt in (1, 2):
@@ -94,6 +100,7 @@ class FreshRuns:
                         paths=list(sources),
                         compiled=compiled,
                         modules=list(self.learnt.modules),
+                        test_places={test: places[test] for test in test_ids if test in places},
                         **fields,
                     )
                     is_spent = False

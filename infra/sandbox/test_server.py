@@ -112,7 +112,8 @@ class TestServer:
             )
         self.tests, self.collection_errors = tuple(said["tests"]), tuple(said["errors"])
         codes = {path: bytes.fromhex(code) for path, code in said["codes"].items()}
-        self._fresh.learnt = self._visible.learnt = Learnt(said["modules"], codes)
+        learnt = Learnt(said["modules"], codes, said["test_places"])
+        self._fresh.learnt = self._visible.learnt = learnt
 
     async def run(
         self,

@@ -15,13 +15,20 @@ import os
 import socket
 import struct
 import sys
+import types
 from collections.abc import Generator
 
 import pytest
 
 from ostinato.infra.sandbox.inside.apart import protect_server
 from ostinato.infra.sandbox.inside.children import Runs
-from ostinato.infra.sandbox.inside.integrity import RunnerState, TestCodes, take_snapshot
+from ostinato.infra.sandbox.inside.integrity import (
+    RunnerState,
+    TestCodes,
+    find_codes,
+    place_tests,
+    take_snapshot,
+)
 from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
     CANARY,
@@ -140,9 +147,23 @@ class Asked:
         files = dict(zip(request["paths"], blobs, strict=False))
         codes = dict(zip(request["compiled"], blobs[len(files) :], strict=True))
         self.finder = MemoryFinder(ROOT, files, codes)
+        self.test_codes = TestCodes(ROOT, self._pristine_codes(codes))
         self.modules = frozenset(sys.modules)
         sys.meta_path.insert(0, self.finder)
         sys.path.insert(0, ROOT)
+
+    def _pristine_codes(self, codes: dict[str, bytes]) -> dict[str, types.CodeType]:
+        """Code of the requested tests, read before any code of the repository runs."""
+        found: dict[str, dict[tuple[str, int], types.CodeType]] = {}
+        pristine: dict[str, types.CodeType] = {}
+        for test, (name, line) in self.request["test_places"].items():
+            path = test.partition("::")[0]
+            if path in codes:
+                if path not in found:
+                    found[path] = find_codes(marshal.loads(codes[path]))
+                if (name, line) in found[path]:
+                    pristine[test] = found[path][name, line]
+        return pristine
 
     def places(self) -> list[str]:
         """The files of tests to collect."""
@@ -221,10 +242,11 @@ class FreshRun:
         self._snapshot.renew_hooks()
         canaries, items = split_canaries(session)
         if "collect" in self.asked.request:
-            self._tell_collected(list(items))
+            self._tell_collected(items)
             os._exit(0)
         if self._error is None:
-            self._recorder.test_codes = TestCodes(ROOT, items)
+            self._recorder.test_codes = self.asked.test_codes
+            self._recorder.test_codes.add(items)
             shared = Shared(
                 items=items,
                 canaries=canaries or self._canaries,
@@ -240,20 +262,21 @@ class FreshRun:
         """Tell that no test came to run, and why."""
         assert self.asked is not None
         if "collect" in self.asked.request:
-            self._tell_collected([])
+            self._tell_collected({})
             return
         error = self._error or ImportError("pytest found none of the tests")
         tests = self.asked.request["tests"]
         report_import_failure(self.asked.send, tests, error, self._recorder)
         self._send_end({})
 
-    def _tell_collected(self, tests: list[str]) -> None:
+    def _tell_collected(self, tests: dict[str, pytest.Item]) -> None:
         """Tests, files that cannot be imported, and what of it all need not be done again by later runs."""
         assert self.asked is not None
         new = [name for name in sys.modules if name not in self.asked.modules]
         modules = [name for name in new if _is_standard(name)]
         codes = {path: marshal.dumps(code).hex() for path, code in self.asked.finder.codes.items()}
-        told = {"tests": tests, "errors": self.failures, "modules": modules, "codes": codes}
+        told = {"tests": list(tests), "errors": self.failures, "modules": modules, "codes": codes}
+        told["test_places"] = place_tests(ROOT, tests)
         self._send_end({"collected": told})
 
     def _send_end(self, told: dict) -> None:

@@ -10,6 +10,7 @@ import builtins
 import operator
 import sys
 import types
+from collections.abc import Mapping
 
 import pytest
 
@@ -102,7 +103,7 @@ def find_changes(snapshot: RunnerState) -> list[str]:
 
 
 class TestCodes:
-    """The code that each collected test has by its pristine file.
+    """The code that each test has by its pristine file.
 
     Tests that are functions of another file (made by a decorator, inherited) are not held to it:
     product code may rightly change those.
@@ -110,17 +111,49 @@ class TestCodes:
 
     __test__ = False
 
-    def __init__(self, root: str, items: dict[str, pytest.Item]) -> None:
-        self._codes: dict[str, types.CodeType] = {}
+    def __init__(self, root: str, pristine: Mapping[str, types.CodeType]) -> None:
+        """`pristine`: code by test, made before any code of the repository ran."""
+        self._root = root
+        self._codes = dict(pristine)
+
+    def add(self, items: Mapping[str, pytest.Item]) -> None:
+        """Adds the code of collected tests of which no pristine code is known."""
         for test, item in items.items():
-            code = _test_code(item)
-            if code is not None and code.co_filename == f"{root}/{test.partition('::')[0]}":
+            if test not in self._codes and (code := _own_code(self._root, item)) is not None:
                 self._codes[test] = code
 
     def holds(self, item: pytest.Item) -> bool:
-        """Whether an item's code equals what was collected. A cold run compiles again."""
+        """Whether an item's code equals its pristine code, or else what was collected."""
         wanted = self._codes.get(item.nodeid)
         return wanted is None or _test_code(item) == wanted
+
+
+def place_tests(root: str, items: Mapping[str, pytest.Item]) -> dict[str, tuple[str, int]]:
+    """Qualified name and first line of each test that is an unwrapped function of its own file."""
+    codes = {test: _own_code(root, item) for test, item in items.items()}
+    return {
+        test: (code.co_qualname, code.co_firstlineno)
+        for test, code in codes.items()
+        if code is not None and not hasattr(getattr(items[test], "obj", None), "__wrapped__")
+    }
+
+
+def find_codes(code: types.CodeType) -> dict[tuple[str, int], types.CodeType]:
+    """Code of each function and class in a module's code, by qualified name and first line."""
+    found: dict[tuple[str, int], types.CodeType] = {}
+    rest = [code]
+    while rest:
+        inner = [value for value in rest.pop().co_consts if isinstance(value, types.CodeType)]
+        found |= {(value.co_qualname, value.co_firstlineno): value for value in inner}
+        rest += inner
+    return found
+
+
+def _own_code(root: str, item: pytest.Item) -> types.CodeType | None:
+    """Code of a test that is a function of its own file."""
+    code = _test_code(item)
+    path = f"{root}/{item.nodeid.partition('::')[0]}"
+    return code if code is not None and code.co_filename == path else None
 
 
 def _test_code(item: pytest.Item) -> types.CodeType | None:

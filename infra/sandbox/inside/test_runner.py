@@ -49,8 +49,7 @@ class OutcomeRecorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         """Notes a test whose code is no longer what was collected, right before it runs."""
-        if self.test_codes is not None and not self.test_codes.holds(item):
-            self.replaced_tests.append(f"replaced test {item.nodeid}")
+        self._compare_code(item)
 
     @pytest.hookimpl
     def pytest_runtest_makereport(
@@ -58,6 +57,8 @@ class OutcomeRecorder:
     ) -> pytest.TestReport:
         """A report without the costly text of the traceback. The frames are noted here."""
         outcome = "passed"
+        if call.when == "call":  # a thread may have replaced the code after the last look
+            self._compare_code(item)
         if call.excinfo is not None:
             is_skip = isinstance(call.excinfo.value, pytest.skip.Exception)
             outcome = "skipped" if is_skip else "failed"
@@ -85,6 +86,10 @@ class OutcomeRecorder:
             not ran or any(_is_not_a_pass(report) for report in reports)
         ):
             self.outcome = "skipped"
+
+    def _compare_code(self, item: pytest.Item) -> None:
+        if self.test_codes is not None and not self.test_codes.holds(item):
+            self.replaced_tests.append(f"replaced test {item.nodeid}")
 
     def _note(self, when: str, outcome: str, excinfo: pytest.ExceptionInfo) -> None:
         if self.outcome not in ("passed", "skipped"):
