@@ -24,7 +24,7 @@ def open_console() -> Console:
 
 
 def print_error(error: BaseException) -> None:
-    """Prints a known error in one line, in red."""
+    """Prints a known error in red."""
     text = f"{type(error).__name__}: {error}"
     Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
 

@@ -43,7 +43,7 @@ class HarnessConfig(Record):
     """Limits and tool set. Training, evaluation and users share one."""
 
     tools: tuple[str, ...] = TOOL_NAMES
-    """tools the model may call; installed packages add some to the full dialect"""
+    """tools the model may call, the whole list; by default all built-in tools of the dialect"""
     max_turns: PositiveInt = Field(
         default=8, description="answers of the model per attempt, at most"
     )

@@ -183,7 +183,7 @@ def build_optimizer(
     model: TrainerModel, config: OptimizerConfig, *, muon: float = 0.02, adam: float = 4e-3
 ) -> CombinedOptimizer:
     """Builds the optimiser over all parameters of `model` that require a gradient. `muon` and `adam`
-    are the rates until `set_learning_rates`.
+    are the rates until `set_learning_rates`, which both training loops call before every step.
     """
     maps: list[Tensor] = []
     others: list[Tensor] = []

@@ -155,7 +155,7 @@ def take_step(
             # before it is published: a step that is taken again would find the samples' version
             # replaced on the chain, and could not compare them
             trainer.save()
-            trainer.publish()
+            trainer.start_publish()
         elif kept.exists():
             metrics = json.loads(kept.read_text())
         else:

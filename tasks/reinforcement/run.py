@@ -188,16 +188,14 @@ class TrainingLoop:
             self._orchestrator.engine_applied(version)
 
     async def finish(self) -> ReinforcementResult:
-        """Copies the newest step checkpoint, without its optimiser state, to where it stays."""
+        """Copies the model of the newest step checkpoint to where it stays."""
         self.reporter.end()
         self.journal.release()
         progress = self._orchestrator.progress
         saved = await asyncio.to_thread(self.services.trainer.save)
         final = self.workspace.directory / "checkpoint"
         shutil.rmtree(final, ignore_errors=True)
-        shutil.copytree(
-            Path(saved.checkpoint_directory), final, ignore=shutil.ignore_patterns("optimizer.pt")
-        )
+        shutil.copytree(Path(saved.checkpoint_directory), final)
         rates = [
             float(row["solve_rate"]) for row in read_metrics(self.workspace.directory / METRICS)
         ]
@@ -242,7 +240,7 @@ class TrainingLoop:
         """The step checkpoint is written while the version travels to the object store."""
         trainer = self.services.trainer
         report = trainer.step(samples)
-        trainer.publish()
+        trainer.start_publish()
         return report, trainer.save().publication
 
 

@@ -127,7 +127,7 @@ def check_goes_on(request: TrainerRequest, room: PlacementGroup, version: int) -
     try:
         assert trainer.status().step == 1
         trainer.step(batches[0])
-        assert trainer.publish() > version
+        assert trainer.start_publish() > version
         saved = load_checkpoint(Path(trainer.save().checkpoint_directory)).weights
         newest = list_versions(store, CHAIN)[-1]
         assert same_bits(ChainSubscriber(store, CHAIN).fetch(newest), saved)
@@ -153,7 +153,7 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     marks = marked_ranks(Path(request.work_directory))
     assert sorted(mark.pid for mark in marks.values()) == sorted(pids)
     trainer.step(batches[0])
-    trainer.publish()
+    trainer.start_publish()
     trainer.save()
     with pytest.raises(ClusterError, match="the trainer of run, 2 ranks"):
         trainer._ranks.call(step_after_signal, batches[1], ending, limit_seconds=600.0)
@@ -174,7 +174,7 @@ def test_rank_killed_during_a_publish_leaves_no_half_version(
     plain = open_store(request)
     trainer = TrainerGroup(request, plain, room)
     trainer.step(batches[0])
-    trainer.publish()
+    trainer.start_publish()
     trainer.save()
     trainer.step(batches[1])
     with pytest.raises(ClusterError, match="rank 1 was lost"):

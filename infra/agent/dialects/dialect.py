@@ -22,7 +22,7 @@ class Dialect:
     whole_call: str = "(?!)"
     """Pattern of a whole call, of any tool: marks of thoughts in its arguments are not the answer's."""
     tools: Mapping[str, Tool] | None = None
-    """A closed set of tools; None: every tool of the group ostinato.tools."""
+    """A closed set of tools; None: the tools that the settings name, of the group ostinato.tools."""
 
     @property
     def is_explained(self) -> bool:

@@ -1,4 +1,4 @@
-"""The trainer of an RL run as its driver sees it: `step`, `publish` and `save`, which all ranks take at once.
+"""The trainer of an RL run as its driver sees it: `step`, `start_publish` and `save`, which all ranks take at once.
 
 A lost rank is a ClusterError now and at every later call: the run starts again from the newest checkpoint. The journal
 is the caller's: it marks groups as trained at step `status().step + 1` before `step`, so that after a kill
@@ -86,12 +86,12 @@ class TrainerGroup:
         """Takes one optimiser step from the samples."""
         return self._ranks.call(_step, samples, limit_seconds=STEP_SECONDS)
 
-    def publish(self) -> int:
+    def start_publish(self) -> int:
         """Begins to publish the current weights, beside what comes next. Returns their version."""
-        return self._ranks.call(_publish, limit_seconds=STEP_SECONDS)
+        return self._ranks.call(_start_publish, limit_seconds=STEP_SECONDS)
 
     def save(self) -> SavedStep:
-        """Writes a step checkpoint, then waits for the version that `publish` began."""
+        """Writes a step checkpoint, then waits for the version that `start_publish` began."""
         return self._ranks.call(_save, limit_seconds=STEP_SECONDS)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def _step(trainer: "RLTrainer", samples: Sequence[Sample]) -> StepReport:
     return trainer.step(samples)
 
 
-def _publish(trainer: "RLTrainer") -> int:
+def _start_publish(trainer: "RLTrainer") -> int:
     return trainer.start_publish()
 
 

@@ -1,7 +1,7 @@
-"""The loss of one microbatch: policy gradient, divergence from the KL reference and of the draft layers.
+"""The loss of one microbatch: policy gradient, KL to the reference, and KL of the draft layers to the model.
 
 The policy gradient: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
-constant.
+constant. `step.py` adds the loss of the draft layers and the one of hints (`hints.py`).
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """
@@ -36,8 +36,8 @@ class PolicyLoss:
 
 
 def entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -> float:
-    """Weight of the entropy bonus, 0 above the floor. Surprise of sampled tokens estimates entropy before any forward
-    pass.
+    """Weight of the entropy bonus: 0 unless the mean surprise of the sampled tokens is below the entropy floor. The
+    surprise estimates the entropy before any forward pass.
     """
     if objective.entropy_floor_nats is None:
         return 0.0

@@ -86,7 +86,9 @@ class StepReport(StageRecord):
     sampled_tokens: int = Field(description="tokens that carry loss")
     sample_reward_mean: float = Field(description="over samples that are trained")
     advantage_absolute_mean: float = Field(description="over samples")
-    loss: float
+    loss: float = Field(
+        description="policy loss and KL to the reference, without the losses of drafts and hints"
+    )
     gradient_norm: float = Field(description="before clipping")
     entropy_nats: float = Field(description="mean over sampled tokens")
     parity: Parity

@@ -8,13 +8,13 @@ that breaks the grammar becomes a result the model can read.
 import re
 from collections.abc import Collection
 
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import Dialect
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
-WHOLE_CALL = rf"<(?P<tool>{'|'.join(TOOLS)})>.*?</(?P=tool)>"
+WHOLE_CALL = rf"<(?P<tool>{'|'.join(COMPACT_TOOLS)})>.*?</(?P=tool)>"
 _OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
 
 
@@ -28,7 +28,7 @@ def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
         closing = f"</{name}>"
         end = text.find(closing, opening.end())
         if end < 0:
-            if name not in TOOLS:  # a lone <word> is prose
+            if name not in COMPACT_TOOLS:  # a lone <word> is prose
                 prose.append(text[position : opening.end()])
                 position = opening.end()
                 continue
@@ -44,7 +44,7 @@ def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
     prose.append(text[position:])
     outside = "".join(prose).strip()
     if not calls:
-        stray = next((tool for tool in TOOLS if f"</{tool}>" in outside), None)
+        stray = next((tool for tool in COMPACT_TOOLS if f"</{tool}>" in outside), None)
         if stray is not None:
             error = f"<{stray}> is missing"
             calls.append(ParsedCall(stray, status=CallStatus.MALFORMED, error=error))
@@ -55,7 +55,7 @@ def _parse_call(name: str, body: str, enabled_tools: Collection[str]) -> ParsedC
     if name not in enabled_tools:
         error = f"no tool {name}, wanted one of {' '.join(enabled_tools)}"
         return ParsedCall(name, {"body": body}, CallStatus.UNKNOWN_TOOL, error)
-    tool = TOOLS[name]
+    tool = COMPACT_TOOLS[name]
     arguments: dict[str, str] = {}
     rest = body
     while opening := _OPENING.match(rest.lstrip()):
@@ -98,4 +98,4 @@ def _check(tool: Tool, arguments: dict[str, str]) -> str:
     return tool.rule(arguments) if tool.rule is not None else ""
 
 
-DIALECT = Dialect(parse=parse_answer, whole_call=WHOLE_CALL, tools=TOOLS)
+DIALECT = Dialect(parse=parse_answer, whole_call=WHOLE_CALL, tools=COMPACT_TOOLS)

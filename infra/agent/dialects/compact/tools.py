@@ -255,7 +255,7 @@ async def ask_user(environment: AgentEnvironment, arguments: Values, config: Har
     return await environment.ask_user(arguments["text"])
 
 
-TOOLS: dict[str, Tool] = {
+COMPACT_TOOLS: dict[str, Tool] = {
     tool.name: tool
     for tool in (
         read_file,
