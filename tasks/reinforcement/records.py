@@ -88,6 +88,9 @@ class ReinforcementResult(Record):
     steps: int
     weight_version: int
     used_seconds: float
+    ended_by: str = Field(
+        default="", description="limit that ended the run: max_steps or budget_seconds"
+    )
     trajectories: dict[str, int] = Field(description="journal rows by state")
     outcomes: dict[str, int] = Field(
         description="dispatched trajectories of the last process by outcome"

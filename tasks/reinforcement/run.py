@@ -206,6 +206,9 @@ class TrainingLoop:
             steps=progress.steps_done,
             weight_version=progress.trainer_version,
             used_seconds=self.reporter.finish(self._orchestrator),
+            ended_by="max_steps"
+            if progress.steps_done >= self.request.max_steps
+            else "budget_seconds",
             trajectories=self.journal.counts(),
             outcomes=dict(self._orchestrator.table.outcomes),
             solve_rate_first=mean(rates[:ENDS_STEPS]),

@@ -108,7 +108,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     result = start()
     after = ledger.journal.rows("killed")
     trained = groups_by_step(after)
-    assert result.steps == STEPS
+    assert (result.steps, result.ended_by) == (STEPS, "max_steps")
     assert sorted(trained) == list(range(1, STEPS + 1))
     assert all(len(groups) == GROUPS_PER_STEP for groups in trained.values())
     assert sum(len(groups) for groups in trained.values()) == len(set().union(*trained.values()))
