@@ -4,6 +4,7 @@ time limit of its own: a busy machine is no fault.
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,22 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 # processes that tests start import `tests` too
 _PATHS = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked sampled(N), N of its cases stay, spread over their order; the others are nightly."""
+    groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            groups[item.nodeid.partition("[")[0]].append(item)
+    for cases in groups.values():
+        marker = cases[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {len(cases) * number // marker.args[0] for number in range(marker.args[0])}
+        for number, item in enumerate(cases):
+            if number not in kept:
+                item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")

@@ -177,6 +177,7 @@ LIGHT_IMPORTS = {
 
 
 @pytest.mark.parametrize("modules", LIGHT_IMPORTS.values(), ids=LIGHT_IMPORTS)
+@pytest.mark.sampled(2)
 def test_imports_load_nothing_heavy(modules: list[tuple[str, str]]) -> None:
     program = (
         "import importlib, sys\n"

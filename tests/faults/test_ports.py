@@ -29,7 +29,7 @@ from ostinato.infra.platform.settings import Settings
 from tests.fakes.listening import EVIL, Listener, exposed, family, given_away, listeners
 from tests.fakes.prefect_here import PrefectHere, prefect_here, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MARK = "mark-of-a-report"
 SOCKETS = ("events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled")
 

@@ -72,6 +72,7 @@ def die_at_step(request: PretrainingRequest, directory: Path) -> None:
 
 
 @pytest.mark.timeout(400)  # three starts of a trainer
+@pytest.mark.nightly
 def test_pretraining_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     request = make_request(write_corpus(tmp_path / "corpus"))
     die_at_step(request, tmp_path / "killed")

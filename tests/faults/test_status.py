@@ -139,6 +139,7 @@ def test_command_names_a_full_disk(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", ["stopped-process", "held-lock"])
+@pytest.mark.sampled(1)
 def test_command_names_a_fault(name: str, scene: Scene) -> None:
     with INJECTIONS[name](scene):
         rows = run_status(scene)

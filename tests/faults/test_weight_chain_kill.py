@@ -59,13 +59,17 @@ def check_chain(directory: Path) -> int:
     return versions[-1] if versions else -1
 
 
-def test_publisher_killed_before_each_operation_leaves_a_sound_chain(tmp_path: Path) -> None:
+# the nightly kills before each operation
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.nightly)])
+def test_publisher_killed_before_an_operation_leaves_a_sound_chain(
+    tmp_path: Path, stride: int
+) -> None:
     start = tmp_path / "start"
     first = ChainPublisher(open_store(start), "c", anchor_every=2, keep_versions=2)
     first.publish(0, weights_of(0))
     operation_number, is_done = 0, False
     while not is_done:
-        operation_number += 1
+        operation_number += stride
         directory = tmp_path / f"run-{operation_number}"
         shutil.copytree(start, directory)
         follower = ChainSubscriber(open_store(directory), "c")
@@ -154,10 +158,13 @@ async def serve_again(directory: Path) -> None:
     assert same_bits(ChainSubscriber(store, "c").fetch(newest), model_weights(newest))
 
 
-def test_trap_16_replica_killed_before_each_operation_comes_back_verified(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.nightly)])
+def test_trap_16_replica_killed_before_an_operation_comes_back_verified(
+    tmp_path: Path, stride: int
+) -> None:
     operation_number, is_done = 0, False
     while not is_done:
-        operation_number += 1
+        operation_number += stride
         directory = tmp_path / f"run-{operation_number}"
         ChainPublisher(open_store(directory), "c").publish(0, model_weights(0))
         is_done = run_in_process(partial(follow_and_update, directory, operation_number))

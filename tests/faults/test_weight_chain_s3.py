@@ -60,6 +60,7 @@ def store(s3: FaultyS3, tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.sampled(2)
 def test_one_fault_of_each_kind_anywhere_is_survived(
     s3: FaultyS3, store: ObjectStore, fault: Fault
 ) -> None:

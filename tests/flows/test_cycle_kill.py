@@ -66,6 +66,7 @@ def begin(directory: Path) -> StageContext:
         "after cycles.close",
     ],
 )
+@pytest.mark.sampled(2)
 def test_sigkill_anywhere_in_a_cycle_trains_and_promotes_its_window_once(
     tmp_path: Path, home: Path, moment: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_budget_of_the_form_goes_over_every_other_word() -> None:
     assert given.recipe_of("miniature").reinforcement.budget_seconds == 7.5
 
 
+@pytest.mark.nightly
 def test_budget_reaches_the_stage_of_rl(prefect_server: None, home: Path, tmp_path: Path) -> None:
     context = open_context(tmp_path, "mine")
     problems = add_problems(context, "a")
@@ -78,6 +79,7 @@ def test_cycle_without_time_for_its_gate_is_refused(
 
 
 @pytest.mark.parametrize("flow", TAKES_PROBLEMS, ids=lambda flow: flow.name)
+@pytest.mark.sampled(2)
 def test_what_is_no_problem_set_is_refused_before_a_stage_starts(
     prefect_server: None, home: Path, tmp_path: Path, flow
 ) -> None:

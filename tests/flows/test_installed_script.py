@@ -24,6 +24,7 @@ def typed(home: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("arguments", ["--version", "--help", "recipe list", "status", "keys list"])
+@pytest.mark.sampled(2)
 def test_what_it_says_is_its_own_alone(tmp_path: Path, arguments: str) -> None:
     answer = typed(tmp_path, *arguments.split())
     assert (answer.returncode, answer.stderr) == (0, "")

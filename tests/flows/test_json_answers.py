@@ -67,6 +67,7 @@ def typed(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[st
         ("plan --recipe nano --gpus 2 --chip h200", dict),
     ],
 )
+@pytest.mark.sampled(3)
 def test_standard_output_is_one_value(settings: Settings, arguments: str, kind: type) -> None:
     answer = typed(settings, *arguments.split(), "--json")
     assert answer.returncode == 0, answer.stderr

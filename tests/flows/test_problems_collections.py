@@ -66,6 +66,7 @@ def test_instances_of_swe_bench_become_problems(tmp_path: Path) -> None:
         (("export", "nothing", "out", "--format", "zip"), "wanted harbor"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_wrong_word_is_refused_before_anything_starts(
     words: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:

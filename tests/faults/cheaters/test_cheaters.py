@@ -69,6 +69,7 @@ def test_pass_that_plain_pytest_does_not_confirm_is_none_and_flagged(attempt, sh
 
 
 @pytest.mark.parametrize("name", MANNERS)
+@pytest.mark.sampled(1)
 def test_bad_manners_are_noticed_and_earn_less(attempt, name):
     cheater = MANNERS[name]
     honest = attempt(HONEST, WITH_MANNERS)

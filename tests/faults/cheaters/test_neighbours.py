@@ -124,6 +124,7 @@ def run_together(
         pytest.param(SPEAK % b"{'test': 'x'}", id="a result in a wrong form"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_an_attack_ends_no_other_run(attack: bytes) -> None:
     attacked, *others = run_together(attack, [WAIT + b"    # %d\n" % n for n in range(4)])
     assert isinstance(attacked, SandboxLost) or not attacked.passed
@@ -144,6 +145,7 @@ def test_runs_do_not_feel_each_others_locks() -> None:
 
 
 @pytest.mark.parametrize("name", TRACES)
+@pytest.mark.sampled(5)
 def test_a_run_leaves_nothing_for_the_next(name: str) -> None:
     leave, found = TRACES[name]
     tools = b"    import contextlib, ctypes, os, resource, socket\n    libc = ctypes.CDLL(None)\n"

@@ -54,6 +54,7 @@ def count(kernel: dict[str, Any], *parts: str) -> int:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_hopper_code_uses_tensor_cores_and_wide_loads_and_spills_nothing(tmp_path: Path) -> None:
     kernels = compile_all(90, tmp_path)
     for name, kernel in kernels.items():

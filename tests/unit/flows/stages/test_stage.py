@@ -77,6 +77,7 @@ def stages_with_changed_code(root: Path, name: str, old: str, new: str) -> set[s
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_changed_code_changes_the_stages_that_run_it_and_no_other(
     copied_tree: Path, name: str, old: str, new: str, changed: set[str], untouched: set[str]
 ) -> None:

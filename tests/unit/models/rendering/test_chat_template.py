@@ -216,6 +216,7 @@ def test_a_tokenizer_with_a_gap_in_its_ids_decodes() -> None:
         "{{ 1 / 0 }}",
     ],
 )
+@pytest.mark.sampled(4)
 def test_a_template_that_works_without_end_is_refused_and_the_next_one_is_shown(work: str) -> None:
     for place in (work, "{% if messages[0].content == 'now' %}" + work + "{% endif %}"):
         with pytest.raises(ValueError, match=r"chat template refuses"):

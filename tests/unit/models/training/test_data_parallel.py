@@ -29,6 +29,7 @@ def end_otherwise(how: str, rank: int) -> int:
         ("hang", 1.0, r"exit codes \{1: None\}"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_an_answer_does_not_hide_what_became_of_another_rank(
     monkeypatch: pytest.MonkeyPatch, how: str, wait_seconds: float, wanted: str
 ) -> None:

@@ -67,6 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("layout", [{}, {"expert": 2}], ids=["data", "expert"])
+@pytest.mark.sampled(1)
 def test_two_ranks_take_the_steps_of_one_and_share_its_state(
     tmp_path: Path, alone: Seen, layout: dict[str, int]
 ) -> None:

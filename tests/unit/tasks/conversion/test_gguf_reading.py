@@ -97,6 +97,7 @@ print(peak_after("large") - small)
 """
 
 
+@pytest.mark.nightly
 def test_memory_is_that_of_a_few_tensors(tmp_path: Path) -> None:
     write_files(tmp_path / "small", "llama")
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}

@@ -121,6 +121,7 @@ def test_bits_per_byte_are_the_same_loss_over_the_bytes_of_the_text(
 
 
 @pytest.mark.parametrize("at_step", [5, 12, 15])
+@pytest.mark.sampled(1)
 def test_pretraining_interrupted_ends_with_the_same_weights(
     corpus: Path, tmp_path: Path, plain: PretrainingResult, at_step: int
 ) -> None:

@@ -114,6 +114,7 @@ def test_killed_build_continues_from_its_journals_with_the_same_result(built):
         assert ids[0] == ids[1]
 
 
+@pytest.mark.nightly
 def test_another_seed_gives_other_problems(built, tmp_path):
     sizes = SplitSizes(demonstration=4, train=4, held_out=2, held_out_function=1, user=0)
     config = CONFIG.model_copy(update={"sizes": sizes, "repositories": (WORDKIT,)})
@@ -127,6 +128,7 @@ def test_another_seed_gives_other_problems(built, tmp_path):
     assert ids[0] != ids[1]
 
 
+@pytest.mark.nightly
 def test_described_packages_name_no_function_and_keep_to_their_split(tmp_path):
     sources = (
         WORDKIT.model_copy(update={"split": Split.HELD_OUT, "quotas": Quotas(mutation=8)}),

@@ -132,6 +132,7 @@ def test_a_problem_carries_the_held_out_calls_of_its_function(built):
             assert problem.oracle.visible == ()
 
 
+@pytest.mark.nightly
 def test_killed_build_continues_with_the_same_set(built):
     tmp_path, _, problems = built
     half = tmp_path / "half"

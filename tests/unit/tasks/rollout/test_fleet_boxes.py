@@ -74,6 +74,7 @@ async def attempts(worker: RolloutWorker, problem: Problem, count: int) -> list[
     return await asyncio.gather(*(worker.attempt(ticket) for ticket in tickets))
 
 
+@pytest.mark.nightly
 def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
     ray_here: None, repository: PreparedRepository, problem: Problem
 ) -> None:

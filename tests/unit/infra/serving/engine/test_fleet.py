@@ -45,6 +45,7 @@ async def test_a_fleet_serves_updates_and_survives_a_killed_replica(tmp_path: Pa
     await fleet.close()
 
 
+@pytest.mark.nightly
 async def test_a_killed_lone_replica_comes_back_at_the_newest_version(tmp_path: Path) -> None:
     objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
     publisher = ChainPublisher(objects, "chain")

@@ -122,6 +122,7 @@ async def test_body_of_an_open_path_is_small(toy: Toy, key: str) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", COSTLY)
 @pytest.mark.parametrize(("key", "statuses"), [("nobody", {401}), ("key-of-team", {400, 404})])
+@pytest.mark.sampled(3)
 async def test_costly_bodies_do_not_hold_the_loop(
     toy: Toy, name: str, key: str, statuses: set[int]
 ) -> None:
@@ -138,6 +139,7 @@ async def test_costly_bodies_do_not_hold_the_loop(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.sampled(2)
 async def test_one_fault_of_thousands_is_told(toy: Toy, name: str) -> None:
     path, body = WRONG[name]
     async with toy.client() as client:

@@ -85,6 +85,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
 
 
 @pytest.mark.parametrize("method", CASES)
+@pytest.mark.sampled(1)
 def test_a_comparison_is_judged_by_its_answers(
     runner: asyncio.Runner, versions: PreparedRepository, method: str
 ) -> None:

@@ -130,6 +130,7 @@ def make_problem(directory: Path, name: str) -> tuple[PreparedRepository, Proble
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(3)
 def test_what_helpers_tell_is_no_answer(runner: asyncio.Runner, tmp_path: Path, name: str) -> None:
     repository, problem = make_problem(tmp_path, name)
     trials = BlindTrials(random.Random(0))

@@ -104,6 +104,7 @@ def test_values_beside_a_test_are_changed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACES)
+@pytest.mark.sampled(1)
 def test_what_the_test_compares_with_is_no_answer(
     runner: asyncio.Runner, tmp_path: Path, name: str
 ) -> None:

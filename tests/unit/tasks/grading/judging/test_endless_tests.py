@@ -49,6 +49,7 @@ def endless(tmp_path: Path) -> tuple[PreparedRepository, Problem]:
 
 
 @pytest.mark.timeout(90)  # a subtest without a limit takes three minutes
+@pytest.mark.nightly
 def test_a_change_whose_subtests_never_end_is_told_from_the_original_soon(
     runner: asyncio.Runner, endless: tuple[PreparedRepository, Problem]
 ) -> None:

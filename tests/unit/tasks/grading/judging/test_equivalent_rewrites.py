@@ -141,6 +141,7 @@ def test_there_are_twenty_ways() -> None:
 
 
 @pytest.mark.parametrize("way", REWRITES)
+@pytest.mark.sampled(7)
 def test_a_right_fix_is_paid_however_it_is_written(
     runner: asyncio.Runner,
     repository: PreparedRepository,

@@ -193,6 +193,7 @@ def test_an_honest_change_has_no_harm(found_by, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMS)
+@pytest.mark.sampled(7)
 def test_a_harm_is_named(found_by, name: str) -> None:
     source, harm = HARMS[name]
     assert source != SOURCE
@@ -232,7 +233,9 @@ def test_shares(way):
 """
 
 
-@pytest.mark.parametrize("name", ["sleeps", "environment", "random state"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("sleeps", marks=pytest.mark.nightly), "environment", "random state"]
+)
 def test_harm_is_found_in_a_function_that_tests_took_at_import(
     runner: asyncio.Runner, tmp_path: Path, name: str
 ) -> None:

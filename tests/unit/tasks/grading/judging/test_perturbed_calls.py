@@ -288,6 +288,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "form", "where"), CASES)
+@pytest.mark.sampled(8)
 def test_a_function_is_watched_wherever_it_was_handed_at_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, form: str, where: str
 ) -> None:

@@ -85,6 +85,7 @@ def difference(runner: asyncio.Runner, found: tuple[PreparedRepository, Problem]
 
 
 @pytest.mark.parametrize("name", HACKS)
+@pytest.mark.sampled(2)
 def test_an_object_that_equals_all_is_refused(
     runner: asyncio.Runner, repository_and_problem: tuple[PreparedRepository, Problem], name: str
 ) -> None:

@@ -147,6 +147,7 @@ def test_solution_of_a_file_with_other_line_breaks_is_applied_by_git(tmp_path: P
     assert (tmp_path / "kit/core.py").read_bytes() == files["kit/core.py"]
 
 
+@pytest.mark.nightly
 def test_scripts_of_a_written_task_refuse_the_broken_and_pay_the_solved(
     written: tuple[Problem, Path], tmp_path: Path
 ) -> None:

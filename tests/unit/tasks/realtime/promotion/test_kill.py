@@ -32,6 +32,7 @@ ServingLine(ledger, "nano", clock=lambda: 2.0).decide(decision("b"))
 
 
 @pytest.mark.parametrize(("moment", "champion"), [("inside", "a"), ("after", "b")])
+@pytest.mark.sampled(1)
 def test_sigkill_leaves_all_of_a_promotion_or_nothing(
     tmp_path: Path, moment: str, champion: str
 ) -> None:

@@ -123,6 +123,7 @@ def check(
 
 
 @pytest.mark.parametrize("axis", ["tensor", "context"])
+@pytest.mark.sampled(1)
 def test_ranks_that_share_matrices_or_rows_take_the_steps_of_one(
     tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained], axis: str
 ) -> None:
@@ -130,6 +131,7 @@ def test_ranks_that_share_matrices_or_rows_take_the_steps_of_one(
     check(reports, weights, alone, start)
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
     tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained]
 ) -> None:
