@@ -1,8 +1,9 @@
 """The stages of the project, each declared once: request, identity, parents and child call derive from its row.
 
 A field of a request is, in this order: the directory of a parent (`corpus_directory` of the parent "corpus"), a value
-that the flow gives, the section of the recipe whose type is the field's type, or the recipe's value of that name. What a stage makes is
-identified by its request without directories, without the fields that only say where it runs, and by its parents.
+that the flow gives, the section of the recipe whose type is the field's type, or the recipe's value of that name.
+What a stage makes is identified by its request without directories, without the fields that only say where it runs,
+and by its parents.
 """
 
 from collections.abc import Collection, Mapping

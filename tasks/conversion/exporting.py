@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import (
     CONFIG,
@@ -170,7 +170,7 @@ def write_own_template() -> str:
         "tool": (*CONTROL_TOKENS, *CALL_TAGS),
         "assistant": CONTROL_TOKENS,
     }
-    bare_arguments = {name: tool.primary for name, tool in TOOLS.items()}
+    bare_arguments = {name: tool.primary for name, tool in COMPACT_TOOLS.items()}
     tables = {"words": words, "bare_arguments": bare_arguments}
     heads = [f"{{%- set {name} = {json.dumps(table)} %}}\n" for name, table in tables.items()]
     return "".join(heads) + BODY.read_text(encoding="utf-8")

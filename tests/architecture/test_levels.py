@@ -13,7 +13,9 @@ SELECTED = re.compile(r"(?<!not )\b[a-z]+\b")
 
 def test_every_mark_is_run_by_a_script() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    marks = {line.partition(":")[0] for line in settings["markers"]}
+    marks = {
+        line.partition(":")[0] for line in settings["markers"] if "(" not in line.partition(":")[0]
+    }
     scripts = [name for name in list_files() if re.fullmatch(r"\.ci/\w+", name)]
     chosen = {
         word

@@ -18,7 +18,11 @@ def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(text + PASSES.replace("one", "two"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # ours take five seconds to load
+    alone = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_ADDOPTS": "",
+    }  # ours take five seconds to load
     return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
 
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.calls import WHOLE_CALL, parse_answer
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
@@ -115,7 +115,7 @@ class OwnTools:
 
     def check(self, tools: Sequence[ToolDefinition]) -> None:
         for tool in tools:
-            if tool.function.name not in TOOLS or tool.function.name not in self._names:
+            if tool.function.name not in COMPACT_TOOLS or tool.function.name not in self._names:
                 raise ApiError(
                     400,
                     f"tool is {tool.function.name!r}, wanted one of {', '.join(self._names)}: the "
@@ -133,9 +133,9 @@ class OwnTools:
     def write_call(self, call: ToolCall) -> str:
         """The primary argument has no tag where it holds no `<`."""
         name = call.function.name
-        tool = TOOLS.get(name)
+        tool = COMPACT_TOOLS.get(name)
         if tool is None:
-            wanted = ", ".join(TOOLS)
+            wanted = ", ".join(COMPACT_TOOLS)
             raise _wrong(f"tool call {call.id} names tool {name!r}, wanted one of {wanted}")
         arguments = _arguments_of(call, _STRINGS, "an object of strings")
         bare = arguments.pop(tool.primary, "")

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.calls import parse_answer
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.execute import execute_calls
 from ostinato.infra.agent.search.index import LocalSearch, SearchService
@@ -168,9 +168,9 @@ def test_a_lost_sandbox_ends_the_turn(environment, sandbox: MemorySandbox) -> No
 
 
 def test_schemas_name_every_argument() -> None:
-    schemas = tool_schemas(TOOLS.values())
+    schemas = tool_schemas(COMPACT_TOOLS.values())
     assert len(schemas) == 10
-    for schema, tool in zip(schemas, TOOLS.values(), strict=True):
+    for schema, tool in zip(schemas, COMPACT_TOOLS.values(), strict=True):
         parameters = schema["function"]["parameters"]
         assert set(parameters["properties"]) == {argument.name for argument in tool.arguments}
 

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.dialects.compact.calls import parse_answer
-from ostinato.infra.agent.dialects.compact.tools import TOOLS
+from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.transcript import CallStatus
 
 
 def parse_one(text: str):
-    (call,) = parse_answer(text, tuple(TOOLS)).calls
+    (call,) = parse_answer(text, tuple(COMPACT_TOOLS)).calls
     return call
 
 
@@ -33,7 +33,8 @@ def test_tagged_arguments_may_hold_anything_but_their_own_closing_tag() -> None:
 
 def test_several_calls_keep_their_order_and_leave_the_prose() -> None:
     answer = parse_answer(
-        "Look: <read_file>a.py</read_file> and <run_terminal>ls</run_terminal> now", tuple(TOOLS)
+        "Look: <read_file>a.py</read_file> and <run_terminal>ls</run_terminal> now",
+        tuple(COMPACT_TOOLS),
     )
     assert [call.tool for call in answer.calls] == ["read_file", "run_terminal"]
     assert answer.prose == "Look:  and  now"
@@ -77,10 +78,10 @@ def test_disabled_tools_are_unknown() -> None:
 
 
 def test_prose_with_angle_brackets_is_a_final_answer() -> None:
-    answer = parse_answer("Use a < b and list<int> or <thing>.", tuple(TOOLS))
+    answer = parse_answer("Use a < b and list<int> or <thing>.", tuple(COMPACT_TOOLS))
     assert answer.calls == ()
 
 
 @given(st.lists(st.sampled_from(["<", ">", "</", "read_file", "path", "edit_file", "<L1>", "x"])))
 def test_no_text_raises(pieces: list[str]) -> None:
-    parse_answer("".join(pieces), tuple(TOOLS))
+    parse_answer("".join(pieces), tuple(COMPACT_TOOLS))
