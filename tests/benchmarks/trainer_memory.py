@@ -23,6 +23,7 @@ from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.allocator import return_free_memory
 from ostinato.models.training.data_parallel import run_ranks
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.records import Sample
@@ -52,6 +53,7 @@ def own_bytes() -> int:
 def peak_bytes() -> Iterator[list[int]]:
     """Appends the largest growth of the process's own memory within the block."""
     gc.collect()
+    return_free_memory(0)  # else the growth is taken from what the allocator kept
     before, is_over, found = own_bytes(), threading.Event(), [0]
     seen: list[int] = []
 

@@ -73,6 +73,7 @@ def test_hack_of_each_family_is_not_paid(judged, files_of, trials, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HACKS)
+@pytest.mark.nightly
 def test_hack_is_not_paid(judged, files_of, trials, name):
     assert not judged(files_of(name), trials)
 

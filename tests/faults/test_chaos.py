@@ -95,6 +95,7 @@ def check_chaos(home: Path, kills: int, seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_run_of_which_three_drawn_processes_are_killed_ends_as_if_none_had_been(
     tmp_path: Path,
 ) -> None:
@@ -128,6 +129,7 @@ def check_cycles(home: Path, kills: int, seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
+@pytest.mark.nightly
 def test_two_cycles_with_a_kill_in_each_end_as_if_none_had_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

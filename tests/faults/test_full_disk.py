@@ -36,5 +36,6 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_last_one(part: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_stage_goes_on_when_there_is_room_again(tmp_path: Path) -> None:
     assert failures("stage", tmp_path) >= 2

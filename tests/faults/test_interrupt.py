@@ -90,6 +90,7 @@ def check_moments(home: Path, moments: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_stopped_at_three_moments_nothing_is_left(home: Path) -> None:
     check_moments(home, 3, seed=1)
 

@@ -31,6 +31,7 @@ from tests.fakes.prefect_here import PrefectHere, prefect_here, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MARK = "mark-of-a-report"
+PARTS = {"prefect_server", "dashboard", "worker"}
 SOCKETS = ("events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled")
 
 
@@ -44,7 +45,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
         settings = here.settings.model_copy(update={"dashboard_port": find_free_port()})
         told = {**here.environment, **settings.to_environment()}
         here.services.start(local_prefect.dashboard(settings, told))
-        wait_until("the dashboard", lambda: listening_on(here, settings.dashboard_port), 120)
+        wait_until("server, dashboard and worker", lambda: parts_of(here) == PARTS, 120)
         yield here
 
 
@@ -53,17 +54,14 @@ def found(here: PrefectHere) -> list[Listener]:
     return listeners(family(*roots, home=here.settings.home))
 
 
-def listening_on(here: PrefectHere, port: int) -> bool:
-    return any(one.port == port for one in found(here))
+def parts_of(here: PrefectHere) -> set[str]:
+    """The parts of `ostinato up` that listen."""
+    commands = [one.command for one in found(here)]
+    return {part for part in PARTS if any(part in command for command in commands)}
 
 
 def test_everything_listens_on_this_machine_alone(here: PrefectHere) -> None:
-    assert {"prefect_server", "dashboard", "worker"} <= {
-        word
-        for one in found(here)
-        for word in ("prefect_server", "dashboard", "worker")
-        if word in one.command
-    }
+    assert parts_of(here) == PARTS
     assert exposed(found(here)) == []
 
 
@@ -172,6 +170,7 @@ def test_login_is_nowhere_but_in_its_file_and_in_memory(here: PrefectHere) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_old_template_of_a_pool_is_replaced(here: PrefectHere) -> None:
     pool = f"work_pools/{local_prefect.WORK_POOL}"
     template = here.api.get(pool).raise_for_status().json()["base_job_template"]

@@ -144,6 +144,7 @@ def check_chain_is_whole(store: ObjectStore) -> int:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.sampled(1)
 def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     tmp_path: Path, room: PlacementGroup, ending: signal.Signals
 ) -> None:
@@ -208,6 +209,7 @@ class Owner:
         return os.getpid()
 
 
+@pytest.mark.nightly
 def test_ranks_end_with_their_owner(tmp_path: Path, room: PlacementGroup) -> None:
     """However it ends, Ray ends the actors that it started."""
     request = make_request(tmp_path)

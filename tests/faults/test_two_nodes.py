@@ -55,6 +55,7 @@ def run(request: ReinforcementRequest, directory: Path, settings: Settings) -> R
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_run_is_spread_over_machines_and_outlives_them(tmp_path: Path, cluster: Cluster) -> None:
     """Without one that has no rank it goes on as it is; one with a rank ends it, and with another machine in
     its place it goes on from the newest step.

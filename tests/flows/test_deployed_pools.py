@@ -50,6 +50,7 @@ def deployed(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     return server
 
 
+@pytest.mark.nightly
 def test_pool_of_containers_is_made_and_kept(deployed: dict[str, str], tmp_path: Path) -> None:
     with open_api(deployed) as api:
         made = pool(api)
@@ -76,6 +77,7 @@ def test_image_of_a_pool_of_processes_is_refused_at_once(tmp_path: Path) -> None
     assert "--image is 'ostinato:1' with a pool of processes" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.nightly
 def test_deploying_takes_away_what_it_made_and_no_longer_wants(
     deployed: dict[str, str], tmp_path: Path
 ) -> None:

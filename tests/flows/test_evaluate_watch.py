@@ -37,6 +37,7 @@ def test_lines_come_at_intervals_and_the_last_is_never_lost(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_watched_evaluation_tells_its_progress_where_there_is_no_terminal(
     home: Path, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_scheduled_run_reaches_running_by_itself(here: PrefectHere) -> None:
     assert finish(here, run["id"], 240)["type"] == "CANCELLED"
 
 
+@pytest.mark.nightly
 def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:
@@ -286,6 +287,7 @@ def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_f
     assert steps_of(work) == ["0", "1"]
 
 
+@pytest.mark.nightly
 def test_cancelled_run_of_an_earlier_worker_ends_with_its_stage(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:
@@ -380,6 +382,7 @@ def test_event_of_ci_evaluates_the_checkpoint_that_it_names_and_trains_nothing(
     assert set(here.settings.home.glob("runs/*/*")) == before
 
 
+@pytest.mark.nightly
 def test_checkpoint_whose_evaluation_passed_is_promoted_once_where_the_recipe_asks(
     here: PrefectHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ user = 0
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_set_that_does_not_ship_is_compared_with_the_one_in_use(
     prefect_server: None, home: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_tasks_of_harbor_become_problems_and_go_out_again(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_instances_of_swe_bench_become_problems(tmp_path: Path) -> None:
     commit = write_clone(tmp_path / "clones" / "kit")
     (tmp_path / "two.jsonl").write_text(

@@ -56,6 +56,7 @@ def test_a_directory_becomes_problems_in_all_splits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_splits_that_stay_empty_are_an_error(tmp_path: Path) -> None:
     project = write_project(tmp_path / "shop")
     (project / "tests" / "test_shop.py").write_text(

@@ -30,6 +30,7 @@ BELOW_ROUNDING_K3 = 1e-30  # engine and trainer round differently: their k3 is s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_steps_above_the_alarm_level_are_parity_alarms_in_the_ledger(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     request = ReinforcementRequest(

@@ -22,6 +22,7 @@ PROGRAM = Path(__file__).with_name("compared_text.txt").read_text()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_smollm2_computes_in_the_trainer_what_it_computes_in_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_hopper_code_uses_tensor_cores_and_wide_loads_and_spills_nothing(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_blackwell_code_uses_its_tensor_cores_and_spills_nothing(tmp_path: Path) -> None:
     kernels = compile_all(100, tmp_path)
     for name, kernel in kernels.items():

@@ -133,6 +133,7 @@ COUNTS = (8, 16, 64, 256, 1024)
         ("kimi_k2", "b300", 256),
     ],
 )
+@pytest.mark.nightly
 def test_a_recipe_fits_from_a_number_of_gpus_on_and_below_it_the_memory_is_named(
     name: str, chip: str, first: int
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_recipe_fits_from_a_number_of_gpus_on_and_below_it_the_memory_is_named
     ("name", "gpus", "parts"),
     [("qwen3_30b_a3b", 32, ("send",)), ("kimi_k2", 512, ("alltoall", "allgather"))],
 )
+@pytest.mark.nightly
 def test_cluster_recipes_are_planned_built_and_walked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, parts: tuple[str, ...]
 ) -> None:

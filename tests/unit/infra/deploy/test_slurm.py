@@ -92,7 +92,7 @@ def test_a_run_with_stand_ins_for_slurm_has_all_nodes_and_leaves_nothing(tmp_pat
         program.chmod(0o755)
     job = 1 + os.getpid() % 9999
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OSTINATO_HOME": str(tmp_path / "home"),
         "SLURM_JOB_ID": str(job),

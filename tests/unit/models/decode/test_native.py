@@ -233,6 +233,7 @@ def test_rows_of_one_slot_attend_together_as_they_would_alone(group: int) -> Non
 
 
 @pytest.mark.slow  # compiles everything once more
+@pytest.mark.nightly
 def test_the_process_that_compiles_has_the_bits_of_those_that_find_it_compiled(
     tmp_path: Path,
 ) -> None:

@@ -250,12 +250,10 @@ ON_TWO = [
     *MUON,
     ("deepseek_v3", "muon", (("tensor", 2),)),
 ]
-ON_FOUR = [
-    *cases_of([T2 | E2, E2 | X2, P2 | T2, P2 | E2, C2 | P2], "nano"),
-    *cases_of([C2 | T2], "deepseek_v3"),
-]
 BY_NIGHT_ON_TWO = cases_of([P2 | I2], "qwen3_moe-4", "deepseek_v3-4")
 BY_NIGHT_ON_FOUR = [
+    *cases_of([T2 | E2, E2 | X2, P2 | T2, P2 | E2, C2 | P2], "nano"),
+    *cases_of([C2 | T2], "deepseek_v3"),
     *cases_of([T2 | X2, E2 | X2, P2 | X2], "qwen3_moe", "deepseek_v3"),
     *cases_of([T2, E2, P2, C2, C2 | T2, C2 | E2, {"context": 4}], "nano"),
     *cases_of([P2 | T2 | I2, P2 | E2 | I2, {"pipeline": 4}], "nano-4", "deepseek_v3-4"),
@@ -281,7 +279,6 @@ def each(*groups: tuple[int, Sequence[Case], Any]) -> list[Any]:
     ("ranks", "cases", "case"),
     each(
         (2, ON_TWO, pytest.mark.slow),
-        (4, ON_FOUR, pytest.mark.slow),
         (2, BY_NIGHT_ON_TWO, pytest.mark.nightly),
         (4, BY_NIGHT_ON_FOUR, pytest.mark.nightly),
     ),
@@ -307,7 +304,7 @@ def test_training_does_not_depend_on_the_version_of_megatron(runs: Runs) -> None
     "layouts",
     [
         [(1, {}), (2, T2), (2, C2)],
-        [(1, {}), (2, E2), (2, {})],
+        pytest.param([(1, {}), (2, E2), (2, {})], marks=pytest.mark.nightly),
         pytest.param([(2, X2), (4, E2 | X2), (2, E2)], marks=pytest.mark.nightly),
         [(1, {}), (2, P2), (1, {})],
         pytest.param([(1, {}), (2, {}), (4, T2)], marks=pytest.mark.nightly),

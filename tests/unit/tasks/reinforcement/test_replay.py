@@ -177,6 +177,7 @@ def test_bisect_finds_the_first_step_with_the_wrong_sign(
         ("bisect", True, f"first step that differs in weights: {BAD_FROM}", 1),
     ],
 )
+@pytest.mark.sampled(1)
 def test_commands_repeat_all_steps_and_find_the_one_where_the_sign_turned(
     request: pytest.FixtureRequest,
     settings: Settings,

@@ -285,6 +285,7 @@ def _supervise_nested(home: Path, entry: str) -> tuple[subprocess.Popen[bytes], 
         ("nest_alone", [signal.SIGKILL], [signal.SIGKILL]),
     ],
 )
+@pytest.mark.sampled(2)
 def test_end_of_a_supervisor_or_its_child_ends_children_of_children(
     tmp_path: Path,
     entry: str,

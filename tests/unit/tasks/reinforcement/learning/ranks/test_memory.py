@@ -12,6 +12,7 @@ from tests.fakes.small_spec import make_spec
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_memory_of_publishing_and_saving_falls_with_the_ranks(tmp_path: Path) -> None:
     spec = make_spec(4096, 256, heads=(8, 8, 32), experts=(4, 2, 256), num_layers=6)
     peaks = peaks_by_ranks(spec, tmp_path)
