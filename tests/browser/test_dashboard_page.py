@@ -111,7 +111,7 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
         NUM_STEPS, 2 * NUM_STEPS, "step 12 <b>now</b>", solve_rate=0.77
     )
     expect(page.locator("#stages")).to_contain_text(
-        "50 % step 12 <b>now</b>", timeout=SLOW_MILLISECONDS
+        "50 % 12/24 step 12 <b>now</b>", timeout=SLOW_MILLISECONDS
     )
     expect(page.locator("#curves")).to_contain_text("solve_rate 0.77")
     assert page.locator("#stages b").count() == 0

@@ -50,8 +50,8 @@ def kill_after_step(run: Path, step: int) -> None:
 
 
 def kill_trainer_rank_after_step(run: Path, step: int) -> None:
-    """Kills the trainer's second rank alone."""
-    [rank] = [p for p in processes_after_step(run, step) if "RankActor" in command_line(p)]
+    """Kills one of the trainer's two ranks alone."""
+    _, rank = [p for p in processes_after_step(run, step) if "RankActor" in command_line(p)]
     rank.kill()
 
 
