@@ -14,7 +14,10 @@ from tests.fakes.finished_stages import open_context
 OUTSIDE = Endpoint(url="https://host/v1", model="m", key_env="KEY")
 
 
-def test_it_is_scored_in_the_full_dialect_and_never_promoted(tmp_path: Path) -> None:
+def test_it_is_scored_in_the_full_dialect_and_never_promoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
     context = open_context(tmp_path, "baseline")
     stands_for = chain.endpoint_artifact(context, OUTSIDE)
     assert chain.endpoint_artifact(context, OUTSIDE) == stands_for
