@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, GeneratorType, ModuleType, NoneType
+from types import CellType, CodeType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
@@ -145,10 +145,11 @@ class WatchedCalls:
                     names[name] = copy
         called = self._wrap(copy, num_kept)
         vars(function).setdefault("__wrapped__", copy)  # where inspect finds the signature
-        passing, named = _pass_on.__code__, function.__code__
+        named = function.__code__
+        passing = _passing_code(len(named.co_freevars))
         function.__code__ = passing.replace(
             co_consts=tuple(called if one == "called" else one for one in passing.co_consts),
-            co_freevars=named.co_freevars,  # as many as the function's closure has
+            co_freevars=named.co_freevars,
             co_name=named.co_name,
             co_qualname=named.co_qualname,
         )
@@ -262,10 +263,19 @@ def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
     return found, int(isinstance(owner, type) and hasattr(type(found), "__get__"))
 
 
-def _pass_on(*plain: Any, **named: Any) -> Any:
-    """Its code is that of every watched function, with another constant."""
-    called: Any = "called"
-    return called(*plain, **named)
+@functools.cache
+def _passing_code(num_cells: int) -> CodeType:
+    """Code of every watched function, with another constant. It takes over as many cells of its closure as the
+    function has: who reads the variables of a frame without them ends the process.
+    """
+    cells = "".join(f"cell{number}, " for number in range(num_cells))
+    made: dict[str, Any] = {}
+    text = (
+        f"def close({cells}):\n def pass_on(*plain, **named):\n  if False: ({cells})\n"
+        "  called = 'called'\n  return called(*plain, **named)\n return pass_on\n"
+    )
+    exec(text, made)  # this module's own text
+    return made["close"](*[None] * num_cells).__code__
 
 
 def _replace(found: Any, made: Any, holders: list[Any], nesting: int = 0) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import random
 import re
+import subprocess
 import sys
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -310,3 +311,33 @@ def test_a_function_is_watched_wherever_it_was_handed_at_import(
     assert sum(item != 14 for item in found) > 8
     assert call(module) == 14
     assert watched.facts == {"returns builtins:int"}
+
+
+READS_CALLERS = """
+import importlib, sys
+from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
+sys.path.insert(0, {folder!r})
+watched = WatchedCalls({path!r}, "made")
+home = importlib.import_module("closed_home")
+watched.install(watched.find_places())
+assert home.made(3) == sum(range({cells})) + 3, home.made(3)
+assert all(home.seen), home.seen
+"""
+
+
+@pytest.mark.parametrize("cells", range(4))
+def test_variables_of_the_frame_of_a_watched_function_can_be_read(
+    tmp_path: Path, cells: int
+) -> None:
+    """By a process of its own, which ended with a segmentation fault where the function was a closure."""
+    names = [f"held{number}" for number in range(cells)]
+    home = tmp_path / "closed_home.py"
+    home.write_text(
+        "import sys\nseen = []\n\ndef read():\n    frame = sys._getframe(1)\n    while frame:\n"
+        "        seen.append(frame.f_locals is not None)\n        frame = frame.f_back\n\n"
+        f"def make({', '.join(names)}):\n    def inner(number):\n        read()\n"
+        f"        return sum([{', '.join(names)}]) + number\n    return inner\n\nmade = make(*range({cells}))\n"
+    )
+    program = READS_CALLERS.format(folder=str(tmp_path), path=str(home), cells=cells)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr)
