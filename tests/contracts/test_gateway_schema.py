@@ -17,7 +17,7 @@ from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
 SERVED = GatewayConfig.model_fields["model_name"].default
 KEY = {"Authorization": "Bearer key-of-team"}
 SETTINGS = settings(
-    max_examples=12,
+    max_examples=25,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

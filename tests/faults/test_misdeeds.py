@@ -126,7 +126,7 @@ async def soak(folder: Path, groups: int) -> tuple[Orchestrator, list[Trajectory
 
 
 @pytest.mark.parametrize(
-    "attempts", [32, pytest.param(500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])]
+    "attempts", [62, pytest.param(500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])]
 )
 def test_a_run_of_attempts_that_do_their_worst_ends_as_planned(
     tmp_path: Path, attempts: int

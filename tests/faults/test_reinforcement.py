@@ -97,7 +97,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
             settings=settings,
         )
 
-    killer = threading.Thread(target=kill, args=(run, 1), daemon=True)
+    killer = threading.Thread(target=kill, args=(run, 2), daemon=True)
     killer.start()
     with pytest.raises(ClusterError):
         start()

@@ -32,7 +32,7 @@ from tests.faults.injections import INJECTIONS, Scene, open_cycle
 from tests.faults.prefect_injections import PREFECT_INJECTIONS, PrefectServer, prefect_server
 from tests.faults.weight_chain_programs import weights_of
 
-LIMIT_SECONDS = 20.0  # 10.1 were seen beside the rest of CI
+LIMIT_SECONDS = 10.0
 SINCE_SECONDS = 6.0  # a heartbeat, from which some of the times are known, comes every five
 BY_NAME = {fault.name: fault for fault in FAULTS}
 BY_COMMAND = ("full-disk",)

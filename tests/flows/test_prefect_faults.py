@@ -485,11 +485,7 @@ def check_outage(here: PrefectHere, counting: str, work: Path, outage_seconds: i
     """A stage goes on while the server is away, and its run ends well when it is back."""
     steps, release = 2 * outage_seconds + 20, work / "release"
     run_id = here.start(
-        counting,
-        directory=str(work),
-        steps=steps,
-        seconds_per_step=0.5,
-        release_file=str(release),
+        counting, directory=str(work), steps=steps, seconds_per_step=0.5, release_file=str(release)
     )
     wait_until("three steps", lambda: len(steps_of(work)) > 3, 240)
     with here.without_server():

@@ -1,4 +1,4 @@
-"""A skip that nobody reviewed ends a run with exit code 1."""
+"""Rules of tests/conftest.py: a skip that nobody reviewed ends a run with exit code 1; of sampled cases a part runs."""
 
 import os
 import subprocess
@@ -11,13 +11,29 @@ from tests.architecture.source import ROOT
 
 SKIPS = "import pytest\n\ndef test_one():\n    pytest.skip('no reason')\n"
 SKIPS_MODULE = "import pytest\n\npytest.importorskip('no_such_module_anywhere')\n"
+SAMPLED = """import pytest
+
+@pytest.mark.parametrize("case", range(5))
+@pytest.mark.sampled(2)
+def test_one(case):
+    assert case in (0, 2)
+"""
 PASSES = "def test_one():\n    pass\n"
 
 
-def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(text + PASSES.replace("one", "two"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        str(tmp_path),
+        *options,
+    ]
     alone = {
         **os.environ,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -36,3 +52,8 @@ def test_skip_that_is_not_listed_fails_the_run_and_is_named(tmp_path: Path, text
 
 def test_run_without_a_skip_passes(tmp_path: Path) -> None:
     assert _run(tmp_path, PASSES).returncode == 0
+
+
+def test_sampled_cases_are_spread_and_the_others_are_nightly(tmp_path: Path) -> None:
+    assert "3 passed, 3 deselected" in _run(tmp_path, SAMPLED, "-m", "not nightly").stdout
+    assert "3 failed, 3 deselected" in _run(tmp_path, SAMPLED, "-m", "nightly").stdout

@@ -50,7 +50,8 @@ def join_stage(launch: Launch, directory: Path, world_size: int) -> Store:
     if launch.world_size != world_size:
         raise ConfigError(
             f"torchrun started {launch.world_size} processes and world_size of {directory.name} is "
-            f"{world_size}, wanted as many; set it in the stage's section, as in --set pretraining.world_size={launch.world_size}"
+            f"{world_size}, wanted as many; set world_size in the stage's section of the recipe, as in "
+            f"--set pretraining.world_size={launch.world_size}"
         )
     store, stage = _open_store(launch), _followed
     if launch.rank == 0:

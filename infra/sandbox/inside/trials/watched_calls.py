@@ -265,8 +265,11 @@ def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
 
 @functools.cache
 def _passing_code(num_cells: int) -> CodeType:
-    """Code of every watched function, with another constant. It takes over as many cells of its closure as the
-    function has: who reads the variables of a frame without them ends the process.
+    """Code that passes its arguments on, for a function whose closure has `num_cells` cells.
+
+    `_watch_in_place` puts the callee in place of its constant "called". The code names the cells and uses none of
+    them: only code with free variables of its own copies the cells into its frame, and Python ends with a
+    segmentation fault where somebody reads `f_locals` of a frame that lacks them.
     """
     cells = "".join(f"cell{number}, " for number in range(num_cells))
     made: dict[str, Any] = {}
