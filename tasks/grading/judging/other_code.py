@@ -52,33 +52,33 @@ async def find_suite_failures(
     if not server.tests:
         await server.run({}, (), limit)
     original = await server.run({}, server.tests, limit)
-    if (
-        TestOutcome.TIMEOUT in original.outcomes.values()
-    ):  # nothing after it ran, and the report is cached
+    if TestOutcome.TIMEOUT in original.outcomes.values():
+        # tests after it may not have run, and the cache keeps that report
         original = await server.run_again({}, server.tests, limit)
     passing = tuple(test for test in server.tests if test in original.passed_ids)  # in their order
-    for _ in range(2):
-        report = await server.run(changed, passing, limit)
+    failing = list(passing)
+    # whole each time, because a test may pass only after another
+    for run in (server.run, server.run_again):
+        report = await run(changed, passing, limit)
         # an id may hold a time or an address: one is gone only where its whole function is
         known = {
             test.partition("[")[0]
             for test, outcome in report.outcomes.items()
             if outcome is not TestOutcome.MISSING
         }
-        passing = tuple(
+        failing = [
             test
-            for test in passing
+            for test in failing
             if test not in report.passed_ids
             and (
                 report.outcomes[test] is not TestOutcome.MISSING
                 or test.partition("[")[0] not in known
             )
-        )
-        if not passing:
+        ]
+        if not failing:
             return []
-    # whole, because a test may pass only after another
     control = await server.run_again({}, server.tests, limit)
-    return [test for test in passing if test in control.passed_ids]
+    return [test for test in failing if test in control.passed_ids]
 
 
 def name_some(found: list[str] | tuple[str, ...]) -> str:
