@@ -40,7 +40,7 @@ class Fault(StrEnum):
 class Thresholds(Record):
     """Times in seconds from which a state is a finding."""
 
-    answer: float = Field(default=6.0, description="limit for an answer of one part")
+    answer: float = Field(default=5.0, description="limit for an answer of one part")
     slow: float = Field(default=2.0, description="answer of the object store that counts as slow")
     lock: float = Field(default=2.0, description="wait for the ledger's write lock")
     late: float = Field(default=60.0, description="delay of a run that is due")
