@@ -35,7 +35,7 @@ def _section(model: type[BaseModel], path: str, written: dict[type[BaseModel], s
     for name, field in model.model_fields.items():
         place = f"{path}.{name}" if path else name
         tables = tables_in(field.annotation)
-        meaning = meaning_of(field)
+        meaning = meaning_of(model, name)
         for table in tables:
             if table in written:
                 meaning = f"{meaning.rstrip('.')}; keys as `[{written[table]}]`"

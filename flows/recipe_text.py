@@ -6,16 +6,17 @@ import typing
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+
+from ostinato.models.record import field_docstrings
 
 
 def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
     """Every setting of a recipe as TOML, each under its description, and so each table."""
     lines: list[str] = []
     tables: list[str] = []
-    for name, field in type(recipe).model_fields.items():
+    for name in type(recipe).model_fields:
         value = getattr(recipe, name)
-        meaning = [f"# {line}" for line in textwrap.wrap(meaning_of(field), 96)]
+        meaning = [f"# {line}" for line in textwrap.wrap(meaning_of(type(recipe), name), 96)]
         if isinstance(value, BaseModel):
             inner = describe_recipe(value, f"{prefix}{name}.")
             tables.append("\n".join(["", *meaning, f"[{prefix}{name}]", inner]))
@@ -25,10 +26,12 @@ def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
     return "\n".join([*lines, *tables])
 
 
-def meaning_of(field: FieldInfo) -> str:
+def meaning_of(model: type[BaseModel], name: str) -> str:
     """The description of a setting, in one line. A table without one says what it is in its class's docstring."""
-    text = field.description or next((table.__doc__ for table in tables_in(field.annotation)), "")
-    return " ".join((text or "").split())
+    field = model.model_fields[name]
+    described = (field.description, field_docstrings(model).get(name))
+    tables = (table.__doc__ for table in tables_in(field.annotation))
+    return " ".join(next((text for text in (*described, *tables) if text), "").split())
 
 
 def tables_in(annotation: object) -> list[type[BaseModel]]:

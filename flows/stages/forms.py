@@ -4,6 +4,7 @@ import functools
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -105,7 +106,7 @@ def _changes_of(model: type[BaseModel]) -> type[TableChanges]:
         for rule in field.metadata:
             kind = Annotated[kind, rule]
         label = name.replace("_", " ")
-        fields[name] = (kind, Field(default=None, title=label, description=meaning_of(field)))
+        fields[name] = (kind, Field(default=None, title=label, description=meaning_of(model, name)))
     return create_model(
         f"{model.__name__}Changes",
         __base__=TableChanges,
@@ -118,25 +119,19 @@ def _words(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name.removesuffix("Config")).lower()
 
 
-if typing.TYPE_CHECKING:
-    RecipeChanges = TableChanges
-else:
-    RecipeChanges = _changes_of(Recipe)
-
-
 @dataclass(frozen=True)
 class CachedSchema:
     """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form six
     times for each flow that is deployed, and pydantic would walk through all 70 tables of a recipe each time.
     """
 
-    model: type[BaseModel]
+    model: Callable[[], type[BaseModel]]  # called when a value or the schema is wanted
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self.model.model_validate,
+            lambda value: self.model().model_validate(value),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda value, info: value.model_dump(mode=info.mode), info_arg=True
             ),
@@ -145,7 +140,7 @@ class CachedSchema:
     def __get_pydantic_json_schema__(
         self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return dict(_schema_of(self.model))
+        return dict(_schema_of(self.model()))
 
 
 @functools.cache
@@ -169,3 +164,6 @@ def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
         return beside
     target = definitions[schema["$ref"].rpartition("/")[2]]
     return _without_references(target, definitions) | beside
+
+
+RecipeChanges = Annotated[TableChanges, CachedSchema(lambda: _changes_of(Recipe))]

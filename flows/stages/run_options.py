@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.declared import STAGES
-from ostinato.flows.stages.forms import CachedSchema, FieldDescription, RecipeChanges
+from ostinato.flows.stages.forms import CachedSchema, FieldDescription, RecipeChanges, TableChanges
 from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
@@ -47,7 +47,7 @@ class RunOptions(Record):
     """Options of one run beside its recipe."""
 
     changes: RecipeChanges = Field(
-        default_factory=RecipeChanges,
+        default_factory=TableChanges,
         title="Changes to the recipe",
         description="changed settings by section; null removes a table, such as cycle.simulated_users",
     )
@@ -98,6 +98,6 @@ class RunOptions(Record):
 
 
 Options = Annotated[
-    Annotated[RunOptions, CachedSchema(RunOptions)] | None,
+    Annotated[RunOptions, CachedSchema(lambda: RunOptions)] | None,
     FieldDescription("overridden settings, stages to keep or to build again."),
 ]

@@ -35,10 +35,10 @@ from unearth.finder import Source
 from unearth.preparer import download_link
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.source_archives import SUFFIXES
 from ostinato.infra.platform.syntax import evaluate_literal
 
 _SECONDS = 300  # for one package
-SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")

@@ -26,7 +26,6 @@ class Settings(BaseSettings):
         extra="ignore",
         env_ignore_empty=True,
         validate_default=True,
-        use_attribute_docstrings=True,
     )
 
     home: Path = Field(
@@ -100,7 +99,7 @@ class Settings(BaseSettings):
 class Launch(BaseSettings):
     """Place of this process among those that torchrun started, read from torchrun's own variables."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
     rank: int
     world_size: int

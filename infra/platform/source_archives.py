@@ -19,11 +19,11 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages import SUFFIXES, fetch_file
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.unpacking import read_members
 
 _logger = logging.getLogger(__name__)
+SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
 _MAX_UNPACKED_BYTES = 512 << 20  # of all files, each of which is held while it is looked at
 
@@ -151,6 +151,9 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def _download(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> None:
     """Downloads, copies next to the final place and renames: a killed download leaves no half archive."""
+    # its HTTP client takes a quarter of a second to import, and every recipe names archives
+    from ostinato.infra.platform.packages import fetch_file  # noqa: PLC0415
+
     kind = "wheel" if is_wheel else "source archive"
     _logger.info("package=%s version=%s fetching=%r", source.name, source.version, kind)
     with tempfile.TemporaryDirectory() as temporary:

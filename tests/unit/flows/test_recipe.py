@@ -160,7 +160,7 @@ def _fields_without_meaning(annotation: object, place: str) -> Iterator[str]:
             yield from _fields_without_meaning(part, place)
         return
     for name, field in annotation.model_fields.items():
-        if not meaning_of(field):
+        if not meaning_of(annotation, name):
             yield f"{place}.{name}"
         yield from _fields_without_meaning(field.annotation, f"{place}.{name}")
 
