@@ -1,5 +1,6 @@
 """Counts of a model under a layout: parameters of a stage, operations and bytes of a token."""
 
+import functools
 import math
 import re
 
@@ -47,6 +48,7 @@ def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
     return 0 if name == EMBEDDING else layout.pipeline - 1
 
 
+@functools.lru_cache  # memory, gradients and optimiser of one layout each ask for it
 def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
     """Parameters per rank, by stage. A tied embedding is held by the first and the last stage."""
     last = layout.pipeline - 1
