@@ -24,6 +24,7 @@ from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline, measure_baseline
 from ostinato.tasks.problems.proving.judging import (
+    TESTED,
     ProofOutcome,
     ProofResult,
     RepositoryUnderTest,
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 _HASH_SEEDS = (0, 1)  # of the two boxes of a repository
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 _CONCURRENT_REPOSITORIES = 2  # repositories, so that none waits for the last run of another
-_TESTED = frozenset({ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES})
 _oracles = TypeAdapter(list[FunctionOracle])
 OnJudged = Callable[[str, ProofOutcome], None]
 Proven = tuple[Candidate, ProofResult]
@@ -283,15 +283,15 @@ async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsC
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
-    """Every kind of one repository up to its quota. A candidate that a stub passes counts towards
-    it and is not published: weak tests give fewer problems, not others.
+    """Every kind of one repository up to its quota. A candidate that a stub passes, or whose right
+    fix is refused, counts towards it and is not published: weak tests give fewer problems, not others.
     """
     part, repository, built = prover.part, prover.part.repository, prover.built
     by_name = {repository.name: prover}
     by_kind: dict[Kind, list[Proven]] = {}
     if part.mined:
         kind = part.mined[0].kind
-        by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined), _TESTED)
+        by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined), TESTED)
     else:
         sources = Sources.read(repository, part.mutated_paths)
         found = await asyncio.to_thread(
@@ -299,12 +299,12 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
         )
         for kind, candidates in found.items():
             candidates = _described(candidates, part, config)
-            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind), _TESTED)
+            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind), TESTED)
         mutations = [candidate for candidate, _ in by_kind.get(Kind.MUTATION, [])]
         # where a conftest.py holds objects of the package a fresh import takes a box of its own
         has_conftest = any(path.endswith("conftest.py") for path in repository.files)
         joined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
-        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined, _TESTED)
+        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined, TESTED)
     built.proven = [pair for pairs in by_kind.values() for pair in pairs]
     assert part.split is not None
     built.splits = {candidate.candidate_id: part.split for candidate, _ in built.proven}

@@ -52,19 +52,18 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
                 )
     twins = find_duplicates(texts, _MAX_DUPLICATE_RATIO)
-    proven = [candidate for built in parts for candidate, _ in built.proven]
-    hashes = {candidate.candidate_id for candidate in proven if candidate.asks_for_hash}
-    weak = {
-        candidate.candidate_id
-        for built in parts
-        for candidate, judgement in built.proven
-        if judgement.finding is ProofOutcome.STUB_PASSES
+    tested = [pair for built in parts for pair in built.proven]
+    hashes = {candidate.candidate_id for candidate, _ in tested if candidate.asks_for_hash}
+    unproven = {
+        candidate.candidate_id: judgement.finding
+        for candidate, judgement in tested
+        if judgement.finding is not ProofOutcome.PROVEN
     }
     made.dropped["duplicate_of_evaluation"] = len(twins)
     made.dropped["asks_for_hash"] = len(hashes)
-    made.dropped["stub_passes"] = len(weak)
     made.dropped["repeated_lines"] = len(repeated)
-    left_out = hashes | twins | weak | repeated
+    made.dropped.update(unproven.values())
+    left_out = hashes | twins | unproven.keys() | repeated
     made.problems = [item for item in made.problems if item.problem_id not in left_out]
     return made
 

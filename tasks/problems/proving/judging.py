@@ -1,4 +1,5 @@
-"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing.
+"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing, and the grader believes a
+right fix.
 
 Only tests that call a changed function are run, and one test of every test file, so that a broken import is seen.
 """
@@ -11,10 +12,13 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.cheating.stubs import stub_fixes
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.verdicts import fail_for_fault, judge
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ValidityRules
 from ostinato.tasks.problems.proving.baseline import Baseline
@@ -86,7 +90,12 @@ class ProofOutcome(StrEnum):
     NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
     STUB_PASSES = "stub_passes"  # its tests pass with a constant in place of the function
+    RIGHT_FIX_REFUSED = "right_fix_refused"  # the grader refuses the original with a comment
     FAULT = "fault"  # its box broke; not in the journal, so that another build judges it again
+
+
+# its tests tell the broken state from the original
+TESTED = frozenset({ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES, ProofOutcome.RIGHT_FIX_REFUSED})
 
 
 class ProofResult(Record):
@@ -97,7 +106,9 @@ class ProofResult(Record):
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     error_type: str = Field(default="", description="exception of the first failing test")
-    error_message: str = Field(default="", description="message of that test, or of a fault")
+    error_message: str = Field(
+        default="", description="message of that test, of a fault, or of the grader"
+    )
     seconds: float = Field(default=0.0, description="seconds of test runs in the box")
 
 
@@ -148,22 +159,24 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
     if finding is ProofOutcome.PROVEN:
         finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
+    drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
+    problem = candidate.draft(baseline.fingerprint).model_copy(update=drawn)
     is_tried = candidate.kind in _WITHOUT_BODY or under_test.rules.tries_stubs
-    if finding is ProofOutcome.PROVEN and is_tried:
-        drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
-        problem = candidate.draft("").model_copy(update=drawn)
-        if await under_test.stub_trials.is_passed(problem):
-            finding = ProofOutcome.STUB_PASSES
-    if finding not in (ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES):
+    stubs, failure, refused = under_test.stub_trials, report.first_failure, ""
+    if finding is ProofOutcome.PROVEN and is_tried and await stubs.is_passed(problem):
+        finding = ProofOutcome.STUB_PASSES
+    if finding is ProofOutcome.PROVEN:
+        refused = await _refuse_right_fix(problem, under_test)
+        finding = ProofOutcome.RIGHT_FIX_REFUSED if refused else finding
+    if finding not in TESTED:
         return ProofResult(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
-    failure = report.first_failure
     return ProofResult(
         candidate_id=name,
         finding=finding,
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
         error_type=failure.error_type if failure else "",
-        error_message=failure.message if failure else "",
+        error_message=refused or (failure.message if failure else ""),
         seconds=report.cpu_seconds,
     )
 
@@ -269,6 +282,30 @@ async def _try_cheats(
     limit_seconds = under_test.rules.time_limit_seconds
     report = await under_test.server.run_again(skipping, fail_to_pass, limit_seconds)
     return ProofOutcome.CHEATED if report.passed_ids else ProofOutcome.PROVEN
+
+
+async def _refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -> str:
+    """Why the grader refuses the original with a comment. Empty: it is paid. Who repairs a problem in other words than the
+    original's is refused too where no trial tells its broken state from the original, or a test reads the source.
+    """
+    repository = under_test.server.repository
+    fix = {
+        path: repository.files[path] + b"\n# repaired\n"
+        for path in problem.break_files(repository.files)
+        if repository.is_editable(path) and path.endswith(".py")
+    }
+    # what is drawn depends on no other problem; calls that are drawn beside the tests would compare the original with itself
+    trials = BlindTrials(random.Random(f"trial {problem.problem_id}"), draws_calls=False)
+    limit_seconds = under_test.rules.time_limit_seconds
+    try:
+        verdict = await judge(
+            problem, fix, under_test.server, time_limit_seconds=limit_seconds, trials=trials
+        )
+    except SandboxError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a fault that fails every attempt ends no build
+        verdict = fail_for_fault(problem, error)
+    return "" if verdict.passed else verdict.detail
 
 
 def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:
