@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
+from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.transcript import Opening
 from ostinato.infra.platform.record import Record
 from ostinato.models.decode.protocol import Priority
@@ -79,7 +80,11 @@ class HarnessConfig(Record):
     """times an attempt may start over of its own accord: an answer without a call that begins with 'Start
     over:' restores the files it edited, and the context begins anew with the request and that answer"""
     dialect: str = COMPACT
-    """call format the template was trained with: compact, full or an installed one"""
+    """call format the template was trained with: compact, full, one of published models (`ostinato import`
+    says which) or an installed one"""
+    edits: Literal["tool", "whole_function", "search_replace", "udiff"] = "tool"
+    """form of edits: calls of edit_file and write_file, or instead of them blocks in a plain answer: whole
+    functions, search and replace, unified diffs. Only tool in the compact dialect"""
     policy: ToolPolicy = ToolPolicy()
     """rules for environments that have none of their own"""
     turn_limit_characters: int | None = None
@@ -122,6 +127,8 @@ class HarnessConfig(Record):
                 "shown_lines or system_prompt is set, wanted neither in the compact dialect: its "
                 "prompts are the request alone"
             )
+        if is_compact and self.edits != "tool":
+            raise ValueError(f"edits is {self.edits!r}, wanted 'tool' in the compact dialect")
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
         if self.turn_limit_characters is not None and self.turn_limit_characters < shortest:
             raise ValueError(
@@ -141,7 +148,9 @@ class HarnessConfig(Record):
         """The tools by name. Unless some are named, a plain-text dialect has all built-in ones."""
         if self.dialect != COMPACT and self.tools == TOOL_NAMES:
             return tuple(TOOLS.built_in)
-        return self.tools
+        if self.edits == "tool":
+            return self.tools
+        return tuple(dict.fromkeys((*self.tools, EDIT_FILE, WRITE_FILE)))  # what blocks become
 
 
 class RecentFile(Record):

@@ -9,6 +9,7 @@ from ostinato.infra.platform.plugins import PluginGroup
 
 COMPACT = "compact"
 FULL = "full"
+_FORMS = "ostinato.infra.agent.dialects.published.forms"
 
 TOOLS = PluginGroup(
     "ostinato.tools",
@@ -36,5 +37,6 @@ DIALECTS = PluginGroup(
     {
         COMPACT: "ostinato.infra.agent.dialects.compact.calls:DIALECT",
         FULL: "ostinato.infra.agent.dialects.full.calls:DIALECT",
+        "hermes": f"{_FORMS}:HERMES",
     },
 )

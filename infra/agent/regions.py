@@ -131,9 +131,19 @@ def find_symbol(lines: list[str], symbol: str) -> tuple[int, int]:
         found = min(matches, key=lambda index: _indent(lines[index]))
         end = _block_end(lines, found, end)
         start = found
+    return _with_decorators(lines, start), end
+
+
+def definition_at(lines: list[str], number: int) -> tuple[int, int]:
+    """First and last line (1-based) of the definition that opens at a line, decorators included."""
+    return _with_decorators(lines, number - 1), _block_end(lines, number - 1, len(lines))
+
+
+def _with_decorators(lines: Sequence[str], start: int) -> int:
+    """The line (1-based) of the first decorator of what opens at an index."""
     while start > 0 and lines[start - 1].lstrip().startswith("@"):
         start -= 1
-    return start + 1, end
+    return start + 1
 
 
 def name_at(lines: Sequence[str], number: int) -> str:

@@ -7,13 +7,23 @@ behind the model's own tokens. A template that rewrites what came before is refu
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders
 
+from ostinato.models.rendering.call_results import (
+    QUESTION,
+    RESULT,
+    TOOL_NAME,
+    CallResults,
+    Message,
+    NamedCall,
+    example_call,
+    find_call_results,
+)
 from ostinato.models.rendering.control_texts import ControlTexts, choose_mark
 from ostinato.models.rendering.renderer import TOKENIZER_FILE, Renderer, Tags, byte_characters
 from ostinato.models.rendering.special_tokens import (
@@ -28,12 +38,10 @@ PUBLISHED = "published"
 TEMPLATE_FILE = "chat_template.jinja"
 # Begins a template that was not the model's own.
 CHOSEN = "{#- Ostinato gave this model the chat template"
-Message = dict[str, Any]
 # Tokens that templates may name.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Stand in for contents when the template is asked for its form.
-QUESTION, ANSWER, RESULT = "\u2402question\u2403", "\u2402answer\u2403", "\u2402result\u2403"
-TOOL_NAME = "example_tool"
+ANSWER = "\u2402answer\u2403"
 _SPACE, _BYTE_PIECE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece
 THOUGHT = "\u2402thought\u2403"
 
@@ -117,10 +125,18 @@ class TemplateRenderer(Renderer):
         """A further user message and the header of the answer to it."""
         return self._append([{"role": "user", "content": text}])
 
-    def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
-        """The tool results of a turn in call order, a note of the harness if any, and the next header."""
-        messages = [{"role": self._result_role, "content": result} for result in results]
+    def append_results(
+        self, results: Sequence[str], note: str | None = None, calls: Sequence[NamedCall] = ()
+    ) -> list[int]:
+        """The tool results of a turn in call order, a note of the harness if any, and the next header.
+        `calls`: those answered, where the model wrote them in its template's form.
+        """
         notes = [] if note is None else [{"role": "user", "content": note}]
+        form = self._call_results if calls else None
+        if form is not None:
+            messages = [*form.messages(calls, results), *notes]
+            return self._encode(messages, after=form.before_results(calls))
+        messages = [{"role": self._result_role, "content": result} for result in results]
         return self._append(messages + notes)
 
     def _append(self, messages: list[Message]) -> list[int]:
@@ -195,10 +211,13 @@ class TemplateRenderer(Renderer):
         """Whether the template takes messages of tools."""
         return self._result_role == "tool"
 
+    @cached_property
+    def _call_results(self) -> CallResults | None:
+        ends = [self.decode([token_id]) for token_id in self.stop_token_ids]
+        return find_call_results(partial(self._render, opens_answer=True), ends)
+
     def _show_call(self) -> str:
-        function = {"name": TOOL_NAME, "arguments": {}}
-        call = {"type": "function", "id": "123456789", "function": function}  # of Mistral's length
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "assistant", "content": "", "tool_calls": [example_call({})]}
         return self._render([_opening()[0], answer], opens_answer=False)
 
     def _render(
@@ -272,18 +291,7 @@ class TemplateRenderer(Renderer):
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
-        byte_of = {character: value for value, character in byte_characters().items()}
-        added = self.tokenizer.get_added_tokens_decoder()
-        ids = self.tokenizer.get_vocab()
-        table = [b""] * (max(ids.values()) + 1)  # some tokenizers skip ids
-        for token, token_id in ids.items():
-            if token_id in added:
-                table[token_id] = added[token_id].content.encode()
-            elif not self._is_byte_level:
-                table[token_id] = _piece_bytes(token)
-            else:
-                table[token_id] = bytes(byte_of[character] for character in token)
-        return table
+        return _bytes_of_tokens(self.tokenizer, is_byte_level=self._is_byte_level)
 
 
 def load_renderer(path: Path) -> Renderer:
@@ -316,6 +324,21 @@ def _has_byte_fallback(tokenizer: Tokenizer) -> bool:
         and spaces in steps
         and {"type": "ByteFallback"} in steps
     )
+
+
+def _bytes_of_tokens(tokenizer: Tokenizer, *, is_byte_level: bool) -> list[bytes]:
+    byte_of = {character: value for value, character in byte_characters().items()}
+    added = tokenizer.get_added_tokens_decoder()
+    ids = tokenizer.get_vocab()
+    table = [b""] * (max(ids.values()) + 1)  # some tokenizers skip ids
+    for token, token_id in ids.items():
+        if token_id in added:
+            table[token_id] = added[token_id].content.encode()
+        elif not is_byte_level:
+            table[token_id] = _piece_bytes(token)
+        else:
+            table[token_id] = bytes(byte_of[character] for character in token)
+    return table
 
 
 def _piece_bytes(piece: str) -> bytes:

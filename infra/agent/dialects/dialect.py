@@ -8,6 +8,7 @@ from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.extensions import DIALECTS, TOOLS
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
+from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Dialect:
     tokens, so it gets no system prompt, and results carry no call ids."""
     whole_call: str = "(?!)"
     """Pattern of a whole call, of any tool: marks of thoughts in its arguments are not the answer's."""
+    is_published: bool = False
+    """Whether other people's models were trained on the form: then the chat template, or a server, states
+    the tools and writes results."""
+    several_calls: bool = True
+    """Whether one answer may hold several calls."""
     tools: Mapping[str, Tool] | None = None
     """A closed set of tools; None: the tools that the settings name, of the group ostinato.tools."""
 
@@ -51,8 +57,15 @@ def _load_tools(dialect: str, names: tuple[str, ...]) -> Mapping[str, Tool]:
     return {name: TOOLS.load(name) if closed is None else closed[name] for name in names}
 
 
+def offered_tools(config: HarnessConfig, policy: ToolPolicy) -> dict[str, Tool]:
+    """The tools that the model is told of: those it may call, but for those that blocks stand for."""
+    hidden = () if config.edits == "tool" else (EDIT_FILE, WRITE_FILE)
+    tools = enabled_tools(config, policy).items()
+    return {name: tool for name, tool in tools if name not in hidden}
+
+
 def enabled_tools(config: HarnessConfig, policy: ToolPolicy) -> dict[str, Tool]:
-    """The tools that an attempt under this policy may call."""
+    """The tools that may run in an attempt under this policy."""
     return {
         name: tool
         for name, tool in catalogue_of(config).items()

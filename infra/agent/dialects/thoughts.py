@@ -23,7 +23,7 @@ def _not_quoted(marks: str) -> str:
 
 
 _CLOSING = re.compile(_not_quoted(_CLOSES))
-_FIRST_CHARACTERS = re.compile("[<[\u25c1]")  # of marks and calls
+_FIRST_CHARACTERS = re.compile("[<[{`\u25c1]")  # of marks and calls
 _LEFT_OPEN = re.compile(rf"(?:{_OPENS})(?!.*(?:{_CLOSES}))", re.DOTALL)
 _MOST_HEADER_TOKENS = 32
 

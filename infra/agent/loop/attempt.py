@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
-from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools
+from ostinato.infra.agent.dialects.dialect import dialect_of, offered_tools
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.conversation import (
     Conversation,
     ModelAnswer,
     TokenConversation,
     call_reader,
+    stated_tools,
 )
 from ostinato.infra.agent.loop.execute import CallResult, execute_calls
 from ostinato.infra.agent.loop.prompts import (
@@ -89,22 +90,39 @@ def open_conversation(
 ) -> TokenConversation:
     """The attempt's conversation in tokens, opened with the dialect's prompts."""
     policy = environment.policy_under(config)
-    tools = enabled_tools(config, policy)
-    system, prompt = first_messages(request, config, tools, policy)
+    tools = offered_tools(config, policy)
+    stated = stated_tools(renderer, config, tools)
+    system, prompt = first_messages(request, config, tools, policy, states_tools=bool(stated))
     return TokenConversation(
-        model, renderer, request, call_reader(config, tools), prompt=prompt, system_prompt=system
+        model,
+        renderer,
+        request,
+        call_reader(config, policy),
+        prompt=prompt,
+        system_prompt=system,
+        tools=stated,
+        is_published=dialect_of(config).is_published,
     )
 
 
 def first_messages(
-    request: AgentRequest, config: HarnessConfig, tools: Mapping[str, Tool], policy: ToolPolicy
+    request: AgentRequest,
+    config: HarnessConfig,
+    tools: Mapping[str, Tool],
+    policy: ToolPolicy,
+    *,
+    states_tools: bool,
 ) -> tuple[str | None, str]:
-    """System message, if any, and the user's first message, in the dialect's words."""
+    """System message, if any, and the user's first message, in the dialect's words. `states_tools`:
+    somebody else states the tools.
+    """
     if not dialect_of(config).is_explained:
         return request.system_prompt, request.prompt
     system = request.system_prompt
     if system is None:
-        system = write_system_prompt(tools.values(), config, policy, request.facts)
+        system = write_system_prompt(
+            tools.values(), config, policy, request.facts, states_tools=states_tools
+        )
     return system, write_first_message(request.prompt, request.facts)
 
 

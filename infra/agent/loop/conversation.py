@@ -4,20 +4,23 @@
 form is in messages.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
+from ostinato.infra.agent.dialects.dialect import dialect_of, enabled_tools, offered_tools
+from ostinato.infra.agent.dialects.edits.blocks import read_edits
 from ostinato.infra.agent.dialects.thoughts import opens_thought, parse_outside
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.tools.calls import ParsedAnswer
-from ostinato.infra.agent.tools.definition import Tool
+from ostinato.infra.agent.tools.definition import Tool, tool_schemas
 from ostinato.infra.agent.transcript import SamplingDistribution, Segment
 from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
 from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.call_results import NamedCall
+from ostinato.models.rendering.chat_template import TemplateRenderer
 
 CallReader = Callable[[str, bool], ParsedAnswer]
 """Calls and prose of an answer's text; whether the prompt opened a thought."""
@@ -73,11 +76,13 @@ class TokenConversation:
     read_calls: CallReader
     prompt: str
     system_prompt: str | None
+    tools: tuple[dict[str, Any], ...] = ()  # which the template states
+    is_published: bool = False  # results stand as the template writes those of its own calls
     builder: SegmentBuilder = field(init=False)
     finished_segments: list[Segment] = field(default_factory=list)
     num_requests: int = 0
     has_header: bool = True  # the tokens end with the opening of the next answer
-    num_unanswered: int = 0  # calls of the last answer that have no result yet
+    unanswered: list[NamedCall] = field(default_factory=list)  # calls that have no result yet
 
     def __post_init__(self) -> None:
         opening = self.request.opening
@@ -88,8 +93,18 @@ class TokenConversation:
         if self.request.earlier_token_ids:
             tokens = [*self.request.earlier_token_ids, *self.renderer.append_user(self.prompt)]
         else:
-            tokens = self.renderer.start(self.prompt, self.system_prompt)
+            tokens = self._start(self.prompt)
         self.builder = SegmentBuilder(tokens, self._sampling)
+
+    def _start(self, prompt: str) -> list[int]:
+        if isinstance(self.renderer, TemplateRenderer):
+            return self.renderer.start(prompt, self.system_prompt, self.tools)
+        return self.renderer.start(prompt, self.system_prompt)
+
+    def _show_results(self, results: Sequence[str], note: str | None) -> list[int]:
+        if self.is_published and isinstance(self.renderer, TemplateRenderer):
+            return self.renderer.append_results(results, note, self.unanswered)
+        return self.renderer.append_results(results, note)
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +150,7 @@ class TokenConversation:
         text = self.renderer.decode(ids)
         is_whole = generation.stop_reason is StopReason.STOP_TOKEN
         parsed = self.read_calls(text, is_opened) if is_whole else ParsedAnswer((), text)
-        self.num_unanswered = len(parsed.calls)
+        self.unanswered = [NamedCall(call.tool, call.call_id) for call in parsed.calls]
         return ModelAnswer(
             text,
             parsed,
@@ -149,22 +164,22 @@ class TokenConversation:
     ) -> None:
         """Adds the results. Halves the longest until they fit into `room_tokens`."""
         texts = list(results)
-        tokens = self.renderer.append_results(texts, note)
+        tokens = self._show_results(texts, note)
         while room_tokens is not None and len(tokens) > room_tokens:
             longest = max(range(len(texts)), key=lambda index: len(texts[index]))
             if len(texts[longest]) <= SHORTEST_CUT_CHARACTERS:
                 break
             texts[longest] = cut_to_fit(texts[longest], len(texts[longest]) // 2)
-            tokens = self.renderer.append_results(texts, note)
+            tokens = self._show_results(texts, note)
         self.builder.append_unsampled(tokens)
-        self.has_header, self.num_unanswered = True, 0
+        self.has_header, self.unanswered = True, []
 
     def append_user(self, text: str) -> None:
         """Adds a user message in place of the header, which no engine has seen yet. Calls that were
         interrupted are answered first: no call is left without a result.
         """
-        if self.num_unanswered:
-            self.append_results([INTERRUPTED] * self.num_unanswered, None, None)
+        if self.unanswered:
+            self.append_results([INTERRUPTED] * len(self.unanswered), None, None)
         if self.has_header:
             self.builder.drop_answer_header(self.renderer.header_size(self.builder.token_ids))
         elif self.builder.token_ids[-1] != self.renderer.end_id:
@@ -177,9 +192,8 @@ class TokenConversation:
         old_session_id = self.session_id
         self.finished_segments.append(self.builder.build())
         await self.model.end_session(old_session_id)
-        tokens = self.renderer.start(prompt, self.system_prompt)
-        self.builder = SegmentBuilder(tokens, self._sampling)
-        self.has_header, self.num_unanswered = True, 0
+        self.builder = SegmentBuilder(self._start(prompt), self._sampling)
+        self.has_header, self.unanswered = True, []
 
     def segments(self) -> tuple[Segment, ...]:
         """Every segment so far, the present one last."""
@@ -196,9 +210,27 @@ def cut_to_fit(text: str, limit_characters: int) -> str:
     return text[: max(0, limit_characters - len(note))] + note
 
 
-def call_reader(config: HarnessConfig, tools: dict[str, Tool]) -> CallReader:
-    """The parser of a dialect over the tools an attempt may call."""
+def stated_tools(
+    renderer: Renderer, config: HarnessConfig, tools: Mapping[str, Tool]
+) -> tuple[dict[str, Any], ...]:
+    """The tools that the chat template states. None where the dialect is our own, or the template states none."""
+    is_able = isinstance(renderer, TemplateRenderer) and renderer.shows_functions
+    is_stated = is_able and dialect_of(config).is_published
+    return tuple(tool_schemas(tools.values())) if is_stated else ()
+
+
+def call_reader(config: HarnessConfig, policy: ToolPolicy) -> CallReader:
+    """The parser of a dialect over the tools an attempt may call, and of edits in the answer's text."""
     dialect = dialect_of(config)
+    offered, tools = offered_tools(config, policy), enabled_tools(config, policy)
+
+    def parse(text: str) -> ParsedAnswer:
+        answer = dialect.parse(text, offered)
+        if config.edits == "tool":
+            return answer
+        edits = read_edits(answer.prose, config.edits, tools)
+        return ParsedAnswer((*edits.calls, *answer.calls), edits.prose)
+
     return lambda text, is_opened: parse_outside(
-        text, dialect.whole_call, lambda rest: dialect.parse(rest, tools), is_opened=is_opened
+        text, dialect.whole_call, parse, is_opened=is_opened
     )

@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.places import LISTING_TOOLS, follow_place, tag_places
 from ostinato.infra.agent.dialects.dialect import catalogue_of, dialect_of
+from ostinato.infra.agent.dialects.edits.functions import place_edit
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
 from ostinato.infra.agent.regions import RegionError
 from ostinato.infra.agent.tools.calls import ParsedCall
@@ -66,6 +67,8 @@ async def execute_calls(
     not mend.
     """
     calls = _with_ids(calls, turn) if dialect_of(config).is_explained else calls
+    if config.edits != "tool":
+        calls = [await place_edit(call, environment, config) for call in calls]
     if config.place_tags:  # before any call runs: a tag refers to results that the model has read
         calls = [await follow_place(call, environment) for call in calls]
     tools = catalogue_of(config)
@@ -108,6 +111,10 @@ def _word_results(
 ) -> list[str]:
     """The results as the model reads them, each under its own limit and all under the turn's."""
     texts = [ran.output if isinstance(ran.output, str) else ran.output() for ran in done]
+    texts = [
+        f"{call.note}\n{text}" if call.note else text
+        for call, text in zip(calls, texts, strict=True)
+    ]
     if config.place_tags:
         for index, call in enumerate(calls):
             if call.tool in LISTING_TOOLS:

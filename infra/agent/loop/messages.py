@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
-from ostinato.infra.agent.dialects.dialect import enabled_tools
+from ostinato.infra.agent.dialects.dialect import dialect_of, offered_tools
 from ostinato.infra.agent.dialects.full.calls import call_from_json
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import OnTurn, first_messages, run_conversation
@@ -151,9 +151,9 @@ class MessageConversation:
         self._uncounted_characters += len(message["content"])
 
     def _parse(self, content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
-        if not calls:
-            return self.read_calls(content, False)
-        return ParsedAnswer(tuple(self._parse_call(call) for call in calls), content)
+        written = self.read_calls(content, False)
+        called = tuple(self._parse_call(call) for call in calls)
+        return ParsedAnswer((*written.calls, *called), written.prose) if called else written
 
     def _parse_call(self, call: Mapping[str, Any]) -> ParsedCall:
         function = call["function"]
@@ -235,13 +235,14 @@ def open_messages(
     to the server in a header.
     """
     policy = environment.policy_under(config)
-    tools = enabled_tools(config, policy)
-    system, prompt = first_messages(request, config, tools, policy)
+    tools = offered_tools(config, policy)
+    states_tools = dialect_of(config).is_published  # the server, to which they are sent
+    system, prompt = first_messages(request, config, tools, policy, states_tools=states_tools)
     return MessageConversation(
         client=client,
         model_name=model_name,
         tools=tools,
-        read_calls=call_reader(config, tools),
+        read_calls=call_reader(config, policy),
         prompt=prompt,
         system_prompt=system,
         temperature=request.temperature,

@@ -3,12 +3,14 @@
 Made from tool definitions, policy and facts alone: equal inputs give equal bytes.
 """
 
+import json
 from collections.abc import Iterable
 
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES
 from ostinato.infra.agent.environment import HarnessState
-from ostinato.infra.agent.tools.definition import Argument, Tool
+from ostinato.infra.agent.tools.definition import Argument, Tool, tool_schemas
 
 SUMMARY_REQUEST = "Summarise what was done and what remains."
 START_OVER = "Start over:"
@@ -19,18 +21,25 @@ SUMMARY_INSTRUCTION = (
 
 
 def write_system_prompt(
-    tools: Iterable[Tool], config: HarnessConfig, policy: ToolPolicy, facts: PromptFacts
+    tools: Iterable[Tool],
+    config: HarnessConfig,
+    policy: ToolPolicy,
+    facts: PromptFacts,
+    *,
+    states_tools: bool = False,
 ) -> str:
-    """The system message of a dialect that is explained: the config's own, or the explanation."""
+    """The system message of a dialect that is explained: the config's own, or the explanation.
+    `states_tools`: the chat template, or a server, says what tools there are and how they are called.
+    """
     if config.system_prompt is not None:
         return config.system_prompt
     parts = [
         "You are a coding agent. You work on a repository with tools until the user's request is "
         "done, then answer with a short final message and no tool call.",
         _describe_place(facts),
-        _describe_calls(config),
-        "# Tools",
-        *(describe_tool(tool) for tool in tools),
+        _describe_calls(config, states_tools=states_tools),
+        *([] if config.edits == "tool" else [f"# Edits\n{GUIDES[config.edits]}"]),
+        *([] if states_tools else _describe_tools(tools, config)),
         _describe_conduct(policy),
     ]
     if config.max_restarts:
@@ -82,6 +91,13 @@ def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str
     return f"{turns} and {tokens_left} tokens left: finish what matters and answer."
 
 
+def _describe_tools(tools: Iterable[Tool], config: HarnessConfig) -> list[str]:
+    """Tools in words, or as the JSON that published models know them by."""
+    if not dialect_of(config).is_published:
+        return ["# Tools", *(describe_tool(tool) for tool in tools)]
+    return ["# Tools", "\n".join(json.dumps(schema) for schema in tool_schemas(tools))]
+
+
 def describe_tool(tool: Tool) -> str:
     lines = [f"## {tool.name}", tool.description]
     return "\n".join([*lines, *(_describe_argument(argument) for argument in tool.arguments)])
@@ -102,10 +118,13 @@ def _describe_place(facts: PromptFacts) -> str:
     return "\n".join(lines)
 
 
-def _describe_calls(config: HarnessConfig) -> str:
+def _describe_calls(config: HarnessConfig, *, states_tools: bool) -> str:
+    dialect = dialect_of(config)
+    guide = "# Calls\n" if states_tools else f"# Calls\n{dialect.guide}\n"
+    if not dialect.several_calls:
+        return f"{guide}One call may stand in one answer."
     return (
-        f"# Calls\n{dialect_of(config).guide}\n"
-        f"Up to {config.max_calls_per_turn} calls may stand in one answer. They run at the same "
+        f"{guide}Up to {config.max_calls_per_turn} calls may stand in one answer. They run at the same "
         "time unless one changes what another uses; results come in the order of the calls. Put "
         "calls that do not need each other's results into one answer."
     )

@@ -15,6 +15,7 @@ class ParsedCall:
     status: CallStatus = CallStatus.OK
     error: str = ""
     values: dict[str, Value] = field(default_factory=dict)  # typed arguments
+    note: str = ""  # begins the result
     call_id: str = ""  # given by an API; empty: numbered by turn and place
 
 

@@ -76,7 +76,16 @@ def call_from_json(
     strings, error = strings_from_json(tool, given)
     if error:
         return ParsedCall(name, {}, CallStatus.INVALID_ARGUMENTS, error, call_id=call_id)
-    return _checked(tool, strings, call_id)
+    return call_from_texts(name, strings, tools, call_id)
+
+
+def call_from_texts(
+    name: str, arguments: dict[str, str], tools: Mapping[str, Tool], call_id: str = ""
+) -> ParsedCall:
+    """A call whose arguments are all texts, checked against the tool's definition."""
+    if name not in tools:
+        return _unknown(name, arguments, tools, call_id)
+    return _checked(tools[name], arguments, call_id)
 
 
 class _Broken(Exception):
@@ -98,9 +107,7 @@ def _parse_call(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[Parse
         arguments, end = _parse_arguments(text, opening.end())
     except _Broken as broken:
         return _resume(text, broken.position, name, broken.reason)
-    if name not in tools:
-        return _unknown(name, arguments, tools), end
-    return _checked(tools[name], arguments), end
+    return call_from_texts(name, arguments, tools), end
 
 
 def _parse_arguments(text: str, position: int) -> tuple[dict[str, str], int]:

@@ -6,7 +6,6 @@ chat template declares them or, where it has no tools, the system message does.
 """
 
 import json
-import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -18,6 +17,9 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.calls import WHOLE_CALL, parse_answer
 from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.dialects.published.forms import TAGGED_JSON
+from ostinato.infra.agent.dialects.published.json_calls import WrittenCall
+from ostinato.infra.agent.dialects.published.reading import read_calls
 from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.transcript import CallStatus
@@ -47,27 +49,6 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} in a call, wanted JSON")
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if math.isinf(value):  # JSON that we write of it would be none
-        _refuse(number)
-    return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. ValueError for a name given twice, of which one value would be lost."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError(f"a name is given twice in {[name for name, _ in pairs]}, wanted it once")
-    return value
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite)
-_ARGUMENT_NAMES = ("arguments", "parameters", "args", "input")  # of which a call has one
 _JSON_CALL = rf'{CALL_START}\s*[\[{{](?:"(?:[^"\\]|\\.)*+"|[^"<])*+{CALL_END}'
 _TAG_SO_FAR = "".join(f"(?:{re.escape(each)}" for each in CALL_START) + ")?" * len(CALL_START)
 _CALL_SO_FAR = rf"{_JSON_CALL}|{CALL_START}.*|(?=<){_TAG_SO_FAR}\Z"  # an end may begin a tag
@@ -192,25 +173,9 @@ class ClientTools:
     ) -> tuple[ChatMessage, ParsedAnswer]:
         written: list[str] = []
         parsed = parse_outside(
-            text, _JSON_CALL, lambda rest: self._parse(rest, tools, written), is_opened=is_opened
+            text, _JSON_CALL, lambda rest: _parse(rest, tools, written), is_opened=is_opened
         )
         return _message(text, parsed, written, call_prefix), parsed
-
-    def _parse(self, text: str, tools: Collection[str], written: list[str]) -> ParsedAnswer:
-        """Calls and the text outside of them. Adds the arguments of each as JSON to `written`."""
-        calls: list[ParsedCall] = []
-        prose, position = "", 0
-        while (start := text.find(CALL_START, position)) >= 0:
-            prose += text[position:start]
-            try:
-                values, position = _read_json(text, start + len(CALL_START))
-                found = [_call_of(value, tools) for value in values]
-            except (ValueError, RecursionError) as error:
-                calls.append(ParsedCall("", {}, CallStatus.MALFORMED, str(error)))
-                break
-            calls += [call for call, _ in found]
-            written += [arguments for _, arguments in found]
-        return ParsedAnswer(tuple(calls), (prose + text[position:]).rstrip())
 
     def showable(self, text: str, *, is_opened: bool = False) -> str:
         return _before_calls(text, _CALL_SO_FAR, is_opened=is_opened).rstrip()
@@ -231,40 +196,24 @@ def _definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
-def _read_json(text: str, position: int) -> tuple[list[Any], int]:
-    """The values between the tags, one or a list of them, and where the text goes on."""
-    position += len(text[position:]) - len(text[position:].lstrip())
-    value, end = _DECODER.raw_decode(text, position)
-    json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
-    behind = text[end:].lstrip()
-    if not behind.startswith(CALL_END):
-        raise ValueError(f"{behind[:40]!r} follows the call, wanted {CALL_END}")
-    return value if isinstance(value, list) else [value], len(text) - len(behind) + len(CALL_END)
+def _parse(text: str, tools: Collection[str], written: list[str]) -> ParsedAnswer:
+    """Calls and the text outside of them. Adds the arguments of each as JSON to `written`."""
+    found, prose = read_calls(text, TAGGED_JSON)
+    written += [json.dumps(call.arguments, ensure_ascii=False) for call in found]
+    return ParsedAnswer(tuple(_call_of(call, tools) for call in found), prose.rstrip())
 
 
-def _call_of(value: Any, tools: Collection[str]) -> tuple[ParsedCall, str]:
-    """A call and its arguments as JSON."""
-    fields = value if isinstance(value, dict) else {}
-    given = [fields[key] for key in _ARGUMENT_NAMES if key in fields]
-    others = fields.keys() - {"id", "type", "name", *_ARGUMENT_NAMES}
-    name, arguments = fields.get("name"), None  # where some would be lost
-    if not others and len(given) <= 1:
-        arguments = given[0] if given else {}
-    if isinstance(arguments, str):
-        arguments = _DECODER.decode(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        wanted = f"name and one of {', '.join(_ARGUMENT_NAMES)}, an object"
-        error = f"call is {json.dumps(value)[:80]}, wanted {wanted}"
-        return ParsedCall("", {}, CallStatus.MALFORMED, error), ""
+def _call_of(call: WrittenCall, tools: Collection[str]) -> ParsedCall:
+    if call.error:
+        return ParsedCall("", {}, CallStatus.MALFORMED, call.error)
     said = {
-        key: item if isinstance(item, str) else json.dumps(item) for key, item in arguments.items()
+        key: item if isinstance(item, str) else json.dumps(item)
+        for key, item in call.arguments.items()
     }
-    if name not in tools:
-        error = f"no tool {name[:60]}, wanted one of {', '.join(tools)}"
-        return ParsedCall(name, said, CallStatus.UNKNOWN_TOOL, error), ""
-    written = json.dumps(arguments, ensure_ascii=False)
-    written.encode()  # ValueError for half a surrogate pair
-    return ParsedCall(name, said), written
+    if call.name not in tools:
+        error = f"no tool {call.name[:60]}, wanted one of {', '.join(tools)}"
+        return ParsedCall(call.name, said, CallStatus.UNKNOWN_TOOL, error)
+    return ParsedCall(call.name, said)
 
 
 def _message(

@@ -1,0 +1,206 @@
+"""Edits that a plain answer holds: whole functions in fenced blocks, search and replace blocks, unified diffs.
+
+Each becomes a call of `edit_file`, `write_file` or `delete_file`, so that whatever reads calls reads them. A
+whole function is such a call once its place is found (functions.py).
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+
+from ostinato.infra.agent.dialects.full.calls import call_from_texts
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.tools.definition import Tool
+from ostinato.infra.agent.tools.names import DELETE_FILE, EDIT_FILE, WRITE_FILE
+from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.platform.syntax import parse_python, walk_definitions
+
+FUNCTION = "function"  # argument of a call whose place is yet to be found
+_FENCE = re.compile(
+    r"^[ \t]*(?P<fence>`{3,})(?P<info>[^`\n]*)(?:\n|\Z)(?P<body>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|(?P<open>\Z))",
+    re.DOTALL | re.MULTILINE,
+)
+_PYTHON = ("", "py", "python", "python3")
+_SEARCH = re.compile(r"^[ \t]*<{7}[ \t]*SEARCH\b[^\n]*\n", re.MULTILINE)
+_SEARCH_REST = re.compile(
+    r"(?P<old>.*?)^[ \t]*={7}[ \t]*\n(?P<new>.*?)^[ \t]*>{7}[ \t]*REPLACE\b[^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
+_PATH = re.compile(r"[^\s`*:#\"'()]*[./][^\s`*:#\"'()]+")
+_HEADER = re.compile(r"^--- (?P<old>[^\n]+)\n\+\+\+ (?P<new>[^\n]+)\n", re.MULTILINE)
+_NO_FILE = "/dev/null"
+
+GUIDES = {
+    "whole_function": (
+        "To change code, write each changed function whole in a fenced block of Python: it replaces the "
+        "function of its name in the repository. Write a method below the class statement of its class."
+    ),
+    "search_replace": (
+        "To change a file, write its path alone on a line and below it a block: a line of seven < and the "
+        "word SEARCH, the lines to replace as they are, a line of seven =, the lines in their place, a line "
+        "of seven > and the word REPLACE. A block that searches for nothing makes a new file."
+    ),
+    "udiff": (
+        "To change a file, write a unified diff in a fenced block: the two header lines with its path, then "
+        "hunks with some unchanged lines around each change. Numbers of lines are not read."
+    ),
+}
+"""What a system prompt says of each form. Without an example, which small models repeat."""
+
+
+def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer:
+    """The edits of an answer as calls, and the text outside of them."""
+    calls: list[ParsedCall] = []
+    prose, position = "", 0
+    for begin, end, found in _READERS[edits](text, tools):
+        prose += text[position:begin]
+        calls += found
+        position = end
+    if edits == "whole_function":  # of two blocks for one function the later holds
+        last = {call.arguments.get(FUNCTION, ""): call for call in calls}
+        calls = [
+            call
+            for call in calls
+            if call.status is not CallStatus.OK or last[call.arguments[FUNCTION]] is call
+        ]
+    return ParsedAnswer(tuple(calls), (prose + text[position:]).strip())
+
+
+Found = tuple[int, int, list[ParsedCall]]
+"""Begin and end of a stretch of an answer, and the calls that it holds."""
+
+
+def _whole_functions(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
+    for block in _FENCE.finditer(text):
+        language, _, rest = block["info"].strip().partition(" ")
+        code = textwrap.dedent(block["body"])
+        holds_function = re.search(r"^\s*(async\s+)?def\s", code, re.MULTILINE) is not None
+        is_cut = block["open"] is not None and (holds_function or bool(language))
+        if language.lower() not in _PYTHON or not (holds_function or is_cut):
+            continue
+        if is_cut:
+            yield (*block.span(), [_broken("the last block of code is not closed")])
+            continue
+        path = _path_in(rest) or _path_in(code.partition("\n")[0], comment="#")
+        try:
+            functions = dict(_functions(code))
+        except (SyntaxError, ValueError) as error:
+            yield (*block.span(), [_broken(f"a block of code does not parse: {error}")])
+            continue
+        yield (
+            *block.span(),
+            [
+                ParsedCall(EDIT_FILE, {"path": path, FUNCTION: name, "new": source})
+                for name, source in functions.items()
+            ],
+        )
+
+
+def _functions(code: str) -> Iterator[tuple[str, str]]:
+    """Name and source of each function of a module, and of each method as Class.method."""
+    lines = code.split("\n")
+    for name, node in walk_definitions(parse_python(code)):
+        if not isinstance(node, ast.ClassDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            yield name, "\n".join(lines[first - 1 : node.end_lineno])
+
+
+def _searches(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
+    path, position = "", 0
+    while opening := _SEARCH.search(text, position):
+        above = text[position : opening.start()].rstrip().split("\n")
+        if above[-1].lstrip().startswith("```"):
+            above.pop()
+        named = _path_in(above[-1]) if above else ""
+        path = named or path
+        block = _SEARCH_REST.match(text, opening.end())
+        if block is None or not path:
+            missing = (
+                "the ======= or >>>>>>> REPLACE line" if block is None else "the path above it"
+            )
+            fault = _broken(f"a block lacks {missing}; nothing behind it was read")
+            yield opening.start(), len(text), [fault]
+            return
+        position = block.end()
+        yield opening.start(), position, [_replace(path, block["old"], block["new"], tools)]
+
+
+def _diffs(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
+    headers = list(_HEADER.finditer(text))
+    cut_at = next(
+        (block.start() for block in _FENCE.finditer(text) if block["open"] is not None), None
+    )
+    limits = [*(header.start() for header in headers[1:]), len(text)]
+    for header, limit in zip(headers, limits, strict=False):
+        old, new = (header[side].partition("\t")[0].strip() for side in ("old", "new"))
+        path = (old if new == _NO_FILE else new).removeprefix("a/").removeprefix("b/")
+        if new == _NO_FILE:
+            yield header.start(), limit, [call_from_texts(DELETE_FILE, {"path": path}, tools)]
+            continue
+        if cut_at is not None and header.start() > cut_at:
+            yield header.start(), len(text), [_broken("the last block of a diff is not closed")]
+            return
+        calls, end = _hunks(text[header.end() : limit], path, tools)
+        yield header.start(), header.end() + end, calls
+
+
+def _hunks(text: str, path: str, tools: Mapping[str, Tool]) -> tuple[list[ParsedCall], int]:
+    """The hunks at the beginning of a text, and where they end."""
+    calls: list[ParsedCall] = []
+    old, new, blank = "", "", ""  # blank: lines of which it is not known yet whether a hunk goes on
+
+    def close() -> None:
+        nonlocal old, new, blank
+        if old or new:
+            calls.append(_replace(path, old, new, tools))
+        old = new = blank = ""
+
+    end, is_open = 0, False
+    for line in text.splitlines(keepends=True):
+        content = line.removesuffix("\n") + "\n"
+        if line.startswith("@@"):
+            close()
+            is_open = True
+        elif not is_open:
+            break
+        elif not line.strip():
+            blank += content.removeprefix(" ")
+        elif line[0] in " +-":
+            old, new, blank = old + blank, new + blank, ""
+            old += content[1:] if line[0] != "+" else ""
+            new += content[1:] if line[0] != "-" else ""
+        elif line.startswith("```") or blank:
+            break
+        elif line[0] != "\\":
+            calls.append(
+                _broken(f"{line[:40].rstrip()!r} in a hunk, wanted a space, + or - before it")
+            )
+            return calls, len(text)
+        end += len(line)
+    close()
+    return calls or [_broken(f"the diff of {path} has no hunk")], end
+
+
+def _replace(path: str, old: str, new: str, tools: Mapping[str, Tool]) -> ParsedCall:
+    """The call that replaces a stretch of a file, or makes the file where there is nothing to replace."""
+    if not old:
+        return call_from_texts(WRITE_FILE, {"path": path, "text": new}, tools)
+    return call_from_texts(EDIT_FILE, {"path": path, "old": old, "new": new}, tools)
+
+
+def _path_in(line: str, comment: str = "") -> str:
+    """The last path in a line, or nothing."""
+    found = _PATH.findall(line) if line.lstrip().startswith(comment) else []
+    return found[-1] if found else ""
+
+
+def _broken(error: str) -> ParsedCall:
+    return ParsedCall(EDIT_FILE, {}, CallStatus.MALFORMED, error)
+
+
+_READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Found]]] = {
+    "whole_function": _whole_functions,
+    "search_replace": _searches,
+    "udiff": _diffs,
+}

@@ -1,0 +1,70 @@
+"""Calls as JSON objects: a name, and arguments under one of the keys that models use.
+
+Strict where something would be lost: a key given twice, numbers that JSON lacks, half a character.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")  # of which a call has one
+_OTHER_KEYS = {"id", "type", "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """A call as a model wrote it, whatever tools there are. `error`: the fault of a call that cannot be read."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    is_typed: bool = True  # False: arguments are texts, typed by the tool's definition
+    call_id: str = ""
+    error: str = ""
+
+
+def read_json(text: str, position: int) -> tuple[Any, int]:
+    """The value at a position, white space before it aside, and its end. ValueError where there is none."""
+    position += len(text[position:]) - len(text[position:].lstrip())
+    value, end = _DECODER.raw_decode(text, position)
+    json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
+    return value, end
+
+
+def call_of_json(value: Any) -> WrittenCall:
+    """A call given as one object. ValueError for another value, and for keys that would be lost."""
+    fields = value if isinstance(value, dict) else {}
+    given = [fields[key] for key in ARGUMENT_KEYS if key in fields]
+    others = fields.keys() - {*_OTHER_KEYS, *ARGUMENT_KEYS}
+    name, arguments = fields.get("name"), None
+    if not others and len(given) <= 1:
+        arguments = given[0] if given else {}
+    if isinstance(arguments, str):
+        arguments, _ = read_json(arguments, 0)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        wanted = f"name and one of {', '.join(ARGUMENT_KEYS)}, an object"
+        raise ValueError(f"call is {json.dumps(value)[:80]}, wanted {wanted}")
+    return WrittenCall(name, arguments)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} in a call, wanted JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):  # JSON that we write of it would be none
+        _refuse(number)
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. ValueError for a name given twice, of which one value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError(f"a name is given twice in {[name for name, _ in pairs]}, wanted it once")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite)

@@ -1,0 +1,80 @@
+"""How a chat template writes tool results behind calls of its own form.
+
+Many templates refuse such results without the calls, or name a result by its call. The calls are shown
+to the template for that alone: their text is the model's own and is never encoded again.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+QUESTION, RESULT = "\u2402question\u2403", "\u2402result\u2403"
+TOOL_NAME = "example_tool"
+Message = dict[str, Any]
+Show = Callable[[Sequence[Message]], str]
+"""The template's text of messages, with the header of a further answer. TemplateError where it refuses them."""
+
+
+class NamedCall(NamedTuple):
+    """A call of the last answer, as templates name it beside its result."""
+
+    name: str
+    call_id: str = ""  # empty: numbered by place
+
+
+def example_call(arguments: Any) -> Message:
+    """A call for asking a template about its form. Its id is of the length that Mistral's want."""
+    function = {"name": TOOL_NAME, "arguments": arguments}
+    return {"type": "function", "id": "123456789", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class CallResults:
+    """Calls as a template takes them: arguments as objects or as JSON, so many calls in an answer."""
+
+    show: Show
+    ends: Sequence[str]  # texts of the tokens that end an answer
+    arguments: Any
+    most_calls: int
+
+    def messages(self, calls: Sequence[NamedCall], results: Sequence[str]) -> list[Message]:
+        """Question, answer with the calls, and their results."""
+        ids = [call.call_id or f"{index:09d}" for index, call in enumerate(calls)]
+        functions = [
+            {"name": call.name or "unknown", "arguments": self.arguments} for call in calls
+        ]
+        written = [
+            {"type": "function", "id": call_id, "function": function}
+            for call_id, function in zip(ids, functions, strict=True)
+        ]
+        answer = {"role": "assistant", "content": "", "tool_calls": written[: self.most_calls]}
+        shown = [
+            {"role": "tool", "content": text, "tool_call_id": call_id, "name": function["name"]}
+            for text, call_id, function in zip(results, ids, functions, strict=True)
+        ]
+        return [{"role": "user", "content": QUESTION}, answer, *shown]
+
+    def before_results(self, calls: Sequence[NamedCall]) -> str:
+        """The template's text up to the end of the answer with the calls."""
+        shown = self.show(self.messages(calls, [RESULT] * len(calls)))
+        before = shown[: shown.index(RESULT)]
+        return before[: max(before.rfind(text) + len(text) for text in self.ends if text in before)]
+
+
+def find_call_results(show: Show, ends: Sequence[str]) -> CallResults | None:
+    """What the template takes. None where it writes no results behind calls."""
+    for arguments, most in itertools.product(({}, "{}"), (sys.maxsize, 1)):
+        found = CallResults(show, ends, arguments, most)
+        calls = [NamedCall(TOOL_NAME)] * 2
+        try:
+            shown = show(found.messages(calls, [RESULT, RESULT]))
+        except TemplateError:
+            continue
+        before = shown.partition(RESULT)[0]
+        if RESULT in shown and any(text in before for text in ends):
+            return found
+    return None

@@ -1,0 +1,217 @@
+"""Edits in a plain answer: they become the same calls and file writes that edit tools make, or say why not."""
+
+import asyncio
+import difflib
+import re
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
+from ostinato.infra.agent.dialects.dialect import offered_tools
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES, read_edits
+from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
+from tests.fakes.memory_sandbox import MemorySandbox
+from tests.fakes.published_templates import HERMES
+from tests.fakes.scripted_model import ScriptedModel
+
+FILES = {
+    "pkg/core.py": b"import os\n\n\n@cached\ndef double(value):\n    return valu * 2\n\n\ndef other():\n    pass\n",
+    "pkg/box.py": b"class Box:\n    def double(self):\n        return self.size * 3\n",
+}
+FIXED = b"import os\n\n\n@cached\ndef double(value):\n    return value * 2\n\n\ndef other():\n    pass\n"
+FENCED = "The name is wrong:\n```python\ndef double(value):\n    return value * 2\n```\n"
+SEARCH = "pkg/core.py\n```python\n<<<<<<< SEARCH\n    return valu * 2\n=======\n    return value * 2\n>>>>>>> REPLACE\n```\n"
+DIFF = "```diff\n--- a/pkg/core.py\n+++ b/pkg/core.py\n@@ -5,2 +5,2 @@\n"
+DIFF += " def double(value):\n-    return valu * 2\n+    return value * 2\n```\n"
+ANSWERS = {"whole_function": FENCED, "search_replace": SEARCH, "udiff": DIFF}
+LINES = st.lists(
+    st.sampled_from(["a", "b", "", "  c", "-- d", "++ e", "@@ f", "é", "x = '```'"]), max_size=8
+)
+
+
+class SearchedSandbox(MemorySandbox):
+    """Answers the search for definitions as ripgrep does."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(files, self._search)
+
+    def _search(self, command: str) -> tuple[int, bytes]:
+        words = shlex.split(command)
+        pattern = re.compile(words[words.index("-e") + 1])
+        found = [
+            f"{path}\0{number}:{line}"
+            for path, content in sorted(self.files.items())
+            for number, line in enumerate(content.decode().split("\n"), start=1)
+            if pattern.search(line)
+        ]
+        return (0 if found else 1), "\n".join(found).encode()
+
+
+def attempt(
+    edits: str, *answers: str, files: dict[str, bytes] = FILES
+) -> tuple[Transcript, dict[str, bytes]]:
+    renderer = HERMES.renderer()
+    sandbox = SearchedSandbox(files)
+    config = HarnessConfig.model_validate(
+        {
+            "dialect": "hermes",
+            "edits": edits,
+            "context_tokens": 20_000,
+            "max_generated_tokens": 4000,
+        }
+    )
+    model = ScriptedModel(renderer, answers)
+    request = AgentRequest(prompt="Fix double", session_id="s")
+    made = run_agent(model, renderer, AgentEnvironment(sandbox), request, config)
+    return asyncio.run(made), sandbox.files
+
+
+@pytest.mark.parametrize("edits", ANSWERS)
+def test_an_answer_is_the_same_edit_in_each_form(edits: str) -> None:
+    transcript, files = attempt(edits, ANSWERS[edits], "Done.")
+    assert files == FILES | {"pkg/core.py": FIXED}
+    (call,) = transcript.turns[0].calls
+    assert (call.tool, call.status) == ("edit_file", CallStatus.OK)
+    assert call.arguments.keys() == {"path", "old", "new"}
+    assert transcript.turns[0].text == ANSWERS[edits]
+    assert transcript.end_reason is EndReason.FINISHED
+
+
+@pytest.mark.parametrize("edits", GUIDES)
+def test_the_guide_is_no_edit_and_edit_tools_are_not_offered(edits: str) -> None:
+    assert read_edits(GUIDES[edits], edits, FULL_TOOLS).calls == ()
+    config = HarnessConfig.model_validate({"dialect": "full", "edits": edits})
+    assert offered_tools(config, ToolPolicy()).keys() == FULL_TOOLS.keys() - {
+        "edit_file",
+        "write_file",
+    }
+
+
+@pytest.mark.parametrize("edits", ANSWERS)
+def test_nothing_is_edited_from_a_thought(edits: str) -> None:
+    transcript, files = attempt(edits, f"<think>{ANSWERS[edits]}</think>Done.")
+    assert files == FILES
+    assert transcript.turns[0].calls == ()
+
+
+@pytest.mark.parametrize("edits", ANSWERS)
+@pytest.mark.parametrize("share", [0.6, 0.75, 0.9])
+def test_a_truncated_edit_changes_nothing_and_says_so(edits: str, share: float) -> None:
+    answer = ANSWERS[edits].rstrip().removesuffix("```").rstrip()
+    cut = answer[: int(len(answer) * share)].rpartition("\n")[0]
+    transcript, files = attempt(edits, cut, "Done.")
+    calls = transcript.turns[0].calls
+    assert [call.status for call in calls] == [CallStatus.MALFORMED]
+    assert files == FILES
+
+
+def test_a_function_of_several_is_the_most_like_and_the_result_says_so() -> None:
+    transcript, files = attempt("whole_function", FENCED, "Done.")
+    assert files["pkg/box.py"] == FILES["pkg/box.py"]
+    assert "the most like of 2 functions of this name" in transcript.turns[0].results[0]
+    method = "```python\nclass Box:\n    def double(self):\n        return self.size * 2\n```"
+    transcript, files = attempt("whole_function", method, "Done.")
+    assert (
+        files["pkg/box.py"] == b"class Box:\n    def double(self):\n        return self.size * 2\n"
+    )
+    assert "most like" not in transcript.turns[0].results[0]
+
+
+def test_a_method_without_its_class_is_indented_as_the_one_it_replaces() -> None:
+    files = {"box.py": FILES["pkg/box.py"]}
+    block = "```\ndef double(self):\n    return self.size * 2\n```"
+    _, left = attempt("whole_function", block, "Done.", files=files)
+    assert left["box.py"] == b"class Box:\n    def double(self):\n        return self.size * 2\n"
+
+
+def test_of_two_blocks_for_a_function_the_later_holds() -> None:
+    first = "```python\ndef double(value):\n    return 7\n```\nor rather\n"
+    transcript, files = attempt("whole_function", first + FENCED, "Done.")
+    assert files["pkg/core.py"] == FIXED
+    assert len(transcript.turns[0].calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("edits", "answer", "words"),
+    [
+        ("whole_function", "```python\ndef tripel(x):\n    return 3\n```", "no function tripel"),
+        ("whole_function", "```python\ndef double(x:\n    return 3\n```", "does not parse"),
+        ("search_replace", SEARCH.replace("pkg/core.py\n", ""), "lacks the path"),
+        ("search_replace", "pkg/core.py\n<<<<<<< SEARCH\n=======\nx\n>>>>>>> REPLACE", "is there"),
+        ("udiff", "--- a/x.py\n+++ b/x.py\nnothing", "has no hunk"),
+        (
+            "udiff",
+            "--- a/pkg/core.py\n+++ b/pkg/core.py\n@@ @@\nreturn\n-x\n",
+            "'return' in a hunk",
+        ),
+    ],
+)
+def test_what_is_no_edit_says_why(edits: str, answer: str, words: str) -> None:
+    transcript, files = attempt(edits, answer, "Done.")
+    assert words in transcript.turns[0].results[0]
+    assert transcript.turns[0].calls[0].status is not CallStatus.OK
+    assert files == FILES
+
+
+def test_blocks_make_and_delete_files() -> None:
+    _, files = attempt(
+        "search_replace", "new.py\n<<<<<<< SEARCH\n=======\nx = 1\n>>>>>>> REPLACE", "Done."
+    )
+    assert files["new.py"] == b"x = 1\n"
+    _, files = attempt("udiff", "--- /dev/null\n+++ b/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "Done.")
+    assert files["new.py"] == b"x = 1\n"
+
+
+def test_prose_and_other_code_are_no_edits() -> None:
+    text = "Run it:\n```sh\npytest\n```\nor\n```python\nprint(double(2))\n```\n"
+    assert read_edits(text, "whole_function", FULL_TOOLS).calls == ()
+    assert read_edits(text, "whole_function", FULL_TOOLS).prose == text.strip()
+
+
+@settings(deadline=None)
+@given(before=LINES, after=LINES, prose=st.sampled_from(["", "I change it.\n", "# Plan\n"]))
+def test_a_diff_is_read_back_as_the_stretches_that_it_replaces(
+    before: list[str], after: list[str], prose: str
+) -> None:
+    old, new = ([f"line {line}\n" for line in lines] for lines in (before, after))
+    diff = "".join(difflib.unified_diff(old, new, "a/x.py", "b/x.py", n=100))
+    calls = read_edits(f"{prose}```diff\n{diff}```\nDone.", "udiff", FULL_TOOLS).calls
+    if old != new and old:
+        assert [call.arguments["old"] for call in calls] == ["".join(old)]
+        assert [call.arguments["new"] for call in calls] == ["".join(new)]
+
+
+@settings(deadline=None)
+@given(old=LINES, new=LINES, prose=st.text(alphabet="ab é\n", max_size=20))
+def test_a_search_block_is_read_back(old: list[str], new: list[str], prose: str) -> None:
+    texts = ["".join(f"{line}\n" for line in lines) for lines in (old, new)]
+    block = f"src/a.py\n<<<<<<< SEARCH\n{texts[0]}=======\n{texts[1]}>>>>>>> REPLACE"
+    answer = read_edits(f"{prose}\n{block}\n{block}\n{prose}", "search_replace", FULL_TOOLS)
+    assert len(answer.calls) == 2
+    for call in answer.calls:
+        assert call.arguments["path"] == "src/a.py"
+        assert call.arguments.get("old", "") == texts[0]
+        assert call.arguments.get("new", call.arguments.get("text")) == texts[1]
+
+
+@settings(deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(
+            ["```", "```python", "def f():", "    pass", "<<<<<<< SEARCH", "=======", "a/b.py"]
+        )
+        | st.sampled_from(
+            [">>>>>>> REPLACE", "--- a/x", "+++ b/x", "@@ @@", "-y", "+z", " w", "", "class B:"]
+        )
+    ).map("\n".join),
+    edits=st.sampled_from(list(GUIDES)),
+)
+def test_no_text_raises(text: str, edits: str) -> None:
+    for call in read_edits(text, edits, FULL_TOOLS).calls:
+        assert (call.status is CallStatus.OK) == (call.error == "")
