@@ -12,7 +12,7 @@ from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, is_ambiguous, write_prompt
 from ostinato.tasks.problems.proving.hiding import hide_tests
-from ostinato.tasks.problems.proving.judging import ProofOutcome, ProofResult
+from ostinato.tasks.problems.proving.judging import TESTED, ProofOutcome, ProofResult
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem, Split
@@ -62,7 +62,8 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
     made.dropped["duplicate_of_evaluation"] = len(twins)
     made.dropped["asks_for_hash"] = len(hashes)
     made.dropped["repeated_lines"] = len(repeated)
-    made.dropped.update(unproven.values())
+    for finding in TESTED - {ProofOutcome.PROVEN}:
+        made.dropped[finding] = list(unproven.values()).count(finding)
     left_out = hashes | twins | unproven.keys() | repeated
     made.problems = [item for item in made.problems if item.problem_id not in left_out]
     return made
