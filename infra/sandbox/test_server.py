@@ -40,6 +40,9 @@ class TestProbe(Record):
     called: frozenset[tuple[str, int, str]]
 
 
+_LONGER = 3.0  # than the CPU time that one test has at first
+
+
 class VerdictCache:
     """Least recently used reports by repository, changed files and tests. In memory."""
 
@@ -123,8 +126,8 @@ class TestServer:
     ) -> TestReport:
         """Run tests on the pristine repository with `files` laid over it (None: removed).
 
-        `time_limit_seconds` is wall time of the run; CPU time is limited per test. SandboxLost only
-        when the box died twice.
+        `time_limit_seconds` is wall time of the run; CPU time is limited per test, and a run with a test beyond it
+        is done again with three times as much. SandboxLost only when the box died twice.
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
@@ -207,7 +210,14 @@ class TestServer:
         """Reply to a run on `changed` over the pristine repository."""
         await self.start()
         whole = _lay_over(self.repository.files, changed)
-        return await self._fresh.run(whole, test_ids, time_limit_seconds, **mode)
+        reply = await self._fresh.run(whole, test_ids, time_limit_seconds, **mode)
+        if reply["finished"] and "timeout" in reply["outcomes"].values():
+            # cores that share their units count up to twice the CPU time on a busy machine
+            seconds = _LONGER * self._limits.test_cpu_seconds
+            reply = await self._fresh.run(
+                whole, test_ids, time_limit_seconds, test_cpu_seconds=seconds, **mode
+            )
+        return reply
 
     async def probe(
         self, test_ids: Sequence[str], time_limit_seconds: float = 120.0, *, profile: bool = True

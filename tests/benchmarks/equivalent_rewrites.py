@@ -1,7 +1,7 @@
 """How many right fixes are refused for the way they are written?
 
     python -m tests.benchmarks.equivalent_rewrites PROBLEMS_DIRECTORY [--problems N] [--seed S]
-        [--part K/N] [--journal FILE]
+        [--ways W] [--part K/N] [--journal FILE]
 
 PROBLEMS_DIRECTORY: what the problem stage published (`$OSTINATO_HOME/artifacts/problems/...`). Each problem's
 original is written in up to 28 other ways (tests/fakes/equivalent_rewrites.py). A way counts when every required
@@ -76,7 +76,10 @@ async def measure(arguments: argparse.Namespace) -> None:
         for problem in chosen:
             if problem.repository != name or problem.problem_id in known:
                 continue
-            rows = await judge_rewrites(problem, repositories[name], server, trials)
+            drawn = random.Random(problem.problem_id).sample(sorted(REWRITES), arguments.ways)
+            rows = await judge_rewrites(
+                problem, repositories[name], server, trials, frozenset(drawn)
+            )
             known[problem.problem_id] = rows
             with journal.open("a") as file:
                 file.write(json.dumps({"problem": problem.problem_id, "rows": rows}) + "\n")
@@ -104,6 +107,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--ways", type=int, default=len(REWRITES), help="drawn for each problem")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--journal", type=Path, default=Path("equivalent_rewrites.jsonl"))

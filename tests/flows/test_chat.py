@@ -47,9 +47,10 @@ class Terminal:
     def wait_for(self, words: str) -> str:
         """Everything shown since the last wait, up to and with `words`."""
         ends_at = time.monotonic() + DEADLINE_SECONDS
+        poll = select.poll()  # unlike select, it takes descriptors above 1,023
+        poll.register(self.descriptor)
         while words not in self.text[self.position :]:
-            readable, _, _ = select.select([self.descriptor], [], [], 1.0)
-            if readable:
+            if poll.poll(1_000):
                 try:
                     data = os.read(self.descriptor, 65536)
                 except OSError:  # the other side is closed

@@ -121,7 +121,9 @@ class OutcomeRecorder:
         while traceback is not None:
             code = traceback.tb_frame.f_code
             if code.co_filename.startswith(self.root + "/"):
-                frames.append((code.co_filename[len(self.root) + 1 :], traceback.tb_lineno))
+                # an instruction that the compiler added has no line: a signal can come there
+                line = traceback.tb_lineno or code.co_firstlineno
+                frames.append((code.co_filename[len(self.root) + 1 :], line))
             traceback = traceback.tb_next
         return frames[-_MAX_FRAMES:]
 
@@ -164,7 +166,8 @@ def run_child(shared: Shared, request: dict, send: Sender) -> None:
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
     profile = request.get("profile", False)
     violations = integrity.find_changes(shared.snapshot)  # what importing the change has done
-    loop = _TestLoop(recorder, send, shared.limits, profile)
+    seconds = request.get("test_cpu_seconds", shared.limits["test_cpu_seconds"])
+    loop = _TestLoop(recorder, send, seconds, profile)
     has_ended = True
     for item, following in zip(items, [*items[1:], None], strict=False):
         if not loop.run(item, following):
@@ -210,11 +213,11 @@ class _TestLoop:
     """Runs tests one after another, each under a CPU clock: first an exception, then the kernel."""
 
     def __init__(
-        self, recorder: OutcomeRecorder, send: Sender, limits: dict, profile: bool
+        self, recorder: OutcomeRecorder, send: Sender, cpu_seconds: float, profile: bool
     ) -> None:
         self._recorder = recorder
         self._send = send
-        self._seconds = limits["test_cpu_seconds"]
+        self._seconds = cpu_seconds
         self._profile = profile
         signal.signal(signal.SIGPROF, self._expire)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)

@@ -7,10 +7,11 @@ import pytest
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.fresh_runs import FreshRuns
-from ostinato.infra.sandbox.protocol import SandboxLimits, TestOutcome
+from ostinato.infra.sandbox.protocol import Frame, SandboxLimits, TestOutcome
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.problems.config import RepositorySource
+from tests.fakes.one_line_problem import write_package
 from tests.fakes.repositories import LEDGERKIT, WORDKIT
 
 COUNTING = "wordkit/counting.py"
@@ -109,6 +110,40 @@ def test_endless_test_is_a_timeout(runner, word_server, wordkit, body):
     assert report.outcomes[tests[0]] is TestOutcome.PASSED
     assert report.outcomes[tests[1]] in (TestOutcome.TIMEOUT, TestOutcome.FAILED)
     assert not report.passed
+
+
+def run_small(runner, directory, source: str, tests: str):
+    """The report of all tests of a module pkg.code."""
+    server = TestServer(write_package(directory, source, tests))
+
+    async def run():
+        await server.start()
+        try:
+            return await server.run({}, server.tests)
+        finally:
+            await server.close()
+
+    return runner.run(run())
+
+
+def test_a_test_that_needs_a_little_longer_passes_and_so_do_those_behind_it(runner, tmp_path):
+    # CPU time that a busy machine stretches from below one second
+    source = "import time\ndef work():\n    while time.process_time() - began < 1.6: pass\n"
+    tests = (
+        "import time\nfrom pkg import code\n"
+        "def test_a():\n    code.began = time.process_time()\n    code.work()\n"
+        "def test_b(): pass\n"
+    )
+    report = run_small(runner, tmp_path, source, tests)
+    assert list(report.outcomes.values()) == [TestOutcome.PASSED] * 2
+
+
+def test_a_failure_in_code_without_lines_has_the_place_of_its_function(runner, tmp_path):
+    source = "def fail():\n    raise ValueError\nfail.__code__ = fail.__code__.replace(co_linetable=b'')\n"
+    report = run_small(
+        runner, tmp_path, source, "from pkg import code\ndef test_a():\n    code.fail()\n"
+    )
+    assert report.first_failure.frames[-1] == Frame(path="pkg/code.py", line_number=1)
 
 
 def test_unknown_test_is_missing(runner, word_server):
