@@ -269,9 +269,12 @@ def import_command(
         str | None,
         typer.Option(help="chatml, plain or a Jinja file, in place of the model's own"),
     ] = None,
+    dialect: Annotated[
+        str | None, typer.Option(help="tool-call form, in place of the one its template tells")
+    ] = None,
 ) -> CommandResult:
     """Takes in a published model. The last word printed is its reference."""
-    ref = models.import_model(load_settings(), place, name, chat_template)
+    ref = models.import_model(load_settings(), place, name, chat_template, dialect)
     value = {"artifact": str(ref), "fingerprint": ref.fingerprint}
     return CommandResult(value, lambda: typer.echo(f"imported {ref}"))
 

@@ -25,10 +25,15 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def import_model(
-    settings: Settings, place: str, name: str | None, chat_template: str | None = None
+    settings: Settings,
+    place: str,
+    name: str | None,
+    chat_template: str | None = None,
+    dialect: str | None = None,
 ) -> ArtifactRef:
     """The artifact of a published model. The same files under the same name give the same artifact.
-    `chat_template`: a file or one of our names, in place of the model's own.
+    `chat_template`: a file or one of our names, in place of the model's own. `dialect`: in place of the
+    one that the template tells.
     """
     name = name or _name_of(place)
     if not _NAME.fullmatch(name):
@@ -41,7 +46,8 @@ def import_model(
     try:
         directory = work / "checkpoint"
         with boundary(ConfigError, f"import of {place}"):
-            facts = convert(place, directory, settings.cache_directory / "models", chat_template)
+            cache = settings.cache_directory / "models"
+            facts = convert(place, directory, cache, chat_template, dialect)
         artifacts = open_artifacts(settings)
         content = {
             path.relative_to(directory).as_posix(): checksum_file(path)
@@ -57,6 +63,7 @@ def import_model(
         f"{facts['dtype']}"
     )
     say(f"chat template: {facts['chat_template']}")
+    say(f'calls: in a recipe, [harness] dialect = "{facts["dialect"]}"')
     if find_hub_model(place) is not None:
         say(f"commit: {facts['source']}")
     return ref

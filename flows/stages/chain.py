@@ -11,6 +11,7 @@ from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.scorecards import SCORECARD_FILE, keep_scorecard, overlap_of
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.dialects.published.choice import read_choice
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.agent.extensions import COMPACT, FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -289,7 +290,7 @@ def evaluation_fields(
         "split": split,
         "harness": harness,
         "sandbox": recipe.rollout.sandbox,
-        "engine_slots": min(slots, IMPORTED_SLOTS) if harness is IMPORTED_HARNESS else slots,
+        "engine_slots": slots if _has_harness(recipe, directory) else min(slots, IMPORTED_SLOTS),
         "context_tokens": harness.context_tokens if is_imported(directory) else 0,
         "processes": context.settings.cpu_limit,
     }
@@ -322,10 +323,18 @@ def endpoint_of(directory: Path) -> Endpoint | None:
 
 
 def harness_for(recipe: Recipe, directory: Path) -> HarnessConfig:
-    """The recipe's harness. For models that other people trained, unless it is of nano's dialect."""
+    """The recipe's harness. Where that is of nano's dialect and the model is not, one in the dialect that
+    `ostinato import` chose.
+    """
+    if _has_harness(recipe, directory):
+        return recipe.harness
+    return IMPORTED_HARNESS.model_copy(update={"dialect": read_choice(directory)})
+
+
+def _has_harness(recipe: Recipe, directory: Path) -> bool:
+    """Whether the recipe's harness is one for this model."""
     is_others = is_imported(directory) or endpoint_of(directory) is not None
-    is_known = recipe.harness.dialect != COMPACT or not is_others
-    return recipe.harness if is_known else IMPORTED_HARNESS
+    return recipe.harness.dialect != COMPACT or not is_others
 
 
 def evaluate_both(

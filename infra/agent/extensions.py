@@ -10,6 +10,14 @@ from ostinato.infra.platform.plugins import PluginGroup
 COMPACT = "compact"
 FULL = "full"
 _FORMS = "ostinato.infra.agent.dialects.published.forms"
+PUBLISHED = {
+    name: f"{_FORMS}:{name.upper()}"
+    for name in (
+        *("hermes", "qwen3_coder", "llama3", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm4"),
+        *("mistral", "harmony"),
+    )
+}
+"""Dialects that other people's models were trained on."""
 
 TOOLS = PluginGroup(
     "ostinato.tools",
@@ -37,6 +45,6 @@ DIALECTS = PluginGroup(
     {
         COMPACT: "ostinato.infra.agent.dialects.compact.calls:DIALECT",
         FULL: "ostinato.infra.agent.dialects.full.calls:DIALECT",
-        "hermes": f"{_FORMS}:HERMES",
+        **PUBLISHED,
     },
 )

@@ -14,6 +14,10 @@ from jinja2 import TemplateError
 
 QUESTION, RESULT = "\u2402question\u2403", "\u2402result\u2403"
 TOOL_NAME = "example_tool"
+EXAMPLE_TOOL = {
+    "type": "function",
+    "function": {"name": TOOL_NAME, "description": "", "parameters": {"type": "object"}},
+}
 Message = dict[str, Any]
 Show = Callable[[Sequence[Message]], str]
 """The template's text of messages, with the header of a further answer. TemplateError where it refuses them."""
@@ -41,8 +45,14 @@ class CallResults:
     arguments: Any
     most_calls: int
 
-    def messages(self, calls: Sequence[NamedCall], results: Sequence[str]) -> list[Message]:
-        """Question, answer with the calls, and their results."""
+    def messages(
+        self, calls: Sequence[NamedCall], results: Sequence[str], note: str | None = None
+    ) -> list[Message]:
+        """Question, answer with the calls, and their results. The note ends the last: templates refuse a
+        user's message there.
+        """
+        if note is not None:
+            results = [*results[:-1], f"{results[-1]}\n[{note}]"]
         ids = [call.call_id or f"{index:09d}" for index, call in enumerate(calls)]
         functions = [
             {"name": call.name or "unknown", "arguments": self.arguments} for call in calls

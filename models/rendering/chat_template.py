@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders
 
 from ostinato.models.rendering.call_results import (
+    EXAMPLE_TOOL,
     QUESTION,
     RESULT,
     TOOL_NAME,
@@ -131,11 +132,11 @@ class TemplateRenderer(Renderer):
         """The tool results of a turn in call order, a note of the harness if any, and the next header.
         `calls`: those answered, where the model wrote them in its template's form.
         """
-        notes = [] if note is None else [{"role": "user", "content": note}]
         form = self._call_results if calls else None
         if form is not None:
-            messages = [*form.messages(calls, results), *notes]
+            messages = form.messages(calls, results, note)
             return self._encode(messages, after=form.before_results(calls))
+        notes = [] if note is None else [{"role": "user", "content": note}]
         messages = [{"role": self._result_role, "content": result} for result in results]
         return self._append(messages + notes)
 
@@ -196,15 +197,14 @@ class TemplateRenderer(Renderer):
         return self.shows_functions and f'<tool_call>\n{{"name": "{TOOL_NAME}"' in self._show_call()
 
     @cached_property
+    def states_functions(self) -> bool:
+        """Whether the template states tools."""
+        return TOOL_NAME in self._try(_opening()[:1], opens_answer=True, tools=[EXAMPLE_TOOL])
+
+    @cached_property
     def shows_functions(self) -> bool:
         """Whether the template states tools and writes calls, in whatever form."""
-        function = {"name": TOOL_NAME, "description": "", "parameters": {"type": "object"}}
-        tools = [{"type": "function", "function": function}]
-        try:
-            stated = self._render(_opening()[:1], opens_answer=True, tools=tools)
-            return TOOL_NAME in stated and TOOL_NAME in self._show_call()
-        except TemplateError:
-            return False
+        return self.states_functions and TOOL_NAME in self._show_call()
 
     @property
     def shows_results(self) -> bool:
@@ -218,7 +218,14 @@ class TemplateRenderer(Renderer):
 
     def _show_call(self) -> str:
         answer = {"role": "assistant", "content": "", "tool_calls": [example_call({})]}
-        return self._render([_opening()[0], answer], opens_answer=False)
+        return self._try([_opening()[0], answer], opens_answer=False)
+
+    def _try(self, messages: Sequence[Message], **options: Any) -> str:
+        """The template's text. Empty for messages that it refuses."""
+        try:
+            return self._render(messages, **options)
+        except TemplateError:
+            return ""
 
     def _render(
         self,
@@ -281,12 +288,8 @@ class TemplateRenderer(Renderer):
 
     def _find_result_role(self) -> str:
         """`tool` where the template shows such a message, else `user`."""
-        try:
-            opened = self._render(_opening()[:1], opens_answer=True)
-            result = {"role": "tool", "content": RESULT}
-            shown = self._render([*_opening(), result], opens_answer=True)
-        except TemplateError:
-            return "user"
+        opened = self._try(_opening()[:1], opens_answer=True)
+        shown = self._try([*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True)
         return "tool" if shown.startswith(opened + ANSWER) and RESULT in shown else "user"
 
     @cached_property

@@ -10,6 +10,12 @@ from jinja2 import TemplateSyntaxError
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from ostinato.infra.agent.dialects.published.choice import (
+    DIALECT_FILE,
+    find_dialect,
+    write_choice,
+)
+from ostinato.infra.agent.extensions import COMPACT, DIALECTS, FULL
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG, FAMILIES
 from ostinato.models.checkpoint import stream_checkpoint
@@ -29,12 +35,18 @@ from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, choose_templ
 
 
 def import_model(
-    place: str, directory: Path, cache: Path, chat_template: str | None = None
+    place: str,
+    directory: Path,
+    cache: Path,
+    chat_template: str | None = None,
+    dialect: str | None = None,
 ) -> dict[str, str | int]:
     """Writes the checkpoint `directory` and returns facts about it. ConfigError names file, tensor or
     field, value seen and value wanted; then nothing is left behind. `chat_template`: a file or one of
-    our names, in place of the model's own.
+    our names, in place of the model's own. `dialect`: in place of the one that the template tells.
     """
+    if dialect is not None:
+        _check_dialect(dialect)
     with open_source(place, cache, directory.parent, _read_shape) as source:
         family, spec = _read_shape(source.place, source.config)
         _check_tensors(source, family, spec)
@@ -43,6 +55,7 @@ def import_model(
         side_files, template = choose_template(
             source.files, source.config, tokenizer, chat_template
         )
+        dialect = dialect or find_dialect(find_template(side_files) or "") or FULL
         dtypes = {name: _stored_dtype(source, spec, name) for name in weight_shapes(spec)}
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
@@ -53,6 +66,7 @@ def import_model(
             "parameters": num_parameters(spec),
             "vocabulary": tokenizer.get_vocab_size(),
             "chat_template": template,
+            "dialect": dialect,
         }
         files = {
             f"{PUBLISHED}/{name}": content
@@ -60,10 +74,19 @@ def import_model(
             if name != TOKENIZER
         }
         files[TOKENIZER] = source.files[TOKENIZER]
+        files[f"{PUBLISHED}/{DIALECT_FILE}"] = write_choice(dialect)
         files[f"{PUBLISHED}/{CONFIG}"] = json.dumps(source.config, indent=1).encode()
         weights = family.read_weights(spec, partial(_fetch_finite, source))
         stream_checkpoint(directory, spec, dtypes, weights, files=files, metadata=facts)
     return facts
+
+
+def _check_dialect(dialect: str) -> None:
+    if dialect == COMPACT:
+        raise ConfigError(
+            f"--dialect is {COMPACT!r}, wanted another: its calls are tokens of our own models"
+        )
+    DIALECTS.load(dialect)
 
 
 def _read_shape(place: str, config: dict[str, Any]) -> tuple[Family, ModelSpec]:

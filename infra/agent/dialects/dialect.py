@@ -20,6 +20,8 @@ class Dialect:
     guide: str = ""
     """How a call is written, for the system prompt. Empty: the model knows the format by its
     tokens, so it gets no system prompt, and results carry no call ids."""
+    write: Callable[[str, Mapping[str, str]], str] | None = None
+    """A call as a model writes it, for demonstrations. None: none can be made."""
     whole_call: str = "(?!)"
     """Pattern of a whole call, of any tool: marks of thoughts in its arguments are not the answer's."""
     is_published: bool = False

@@ -214,7 +214,7 @@ def stated_tools(
     renderer: Renderer, config: HarnessConfig, tools: Mapping[str, Tool]
 ) -> tuple[dict[str, Any], ...]:
     """The tools that the chat template states. None where the dialect is our own, or the template states none."""
-    is_able = isinstance(renderer, TemplateRenderer) and renderer.shows_functions
+    is_able = isinstance(renderer, TemplateRenderer) and renderer.states_functions
     is_stated = is_able and dialect_of(config).is_published
     return tuple(tool_schemas(tools.values())) if is_stated else ()
 

@@ -15,8 +15,8 @@ class ParsedCall:
     status: CallStatus = CallStatus.OK
     error: str = ""
     values: dict[str, Value] = field(default_factory=dict)  # typed arguments
+    call_id: str = ""  # given by an API or the model; empty: numbered by turn and place
     note: str = ""  # begins the result
-    call_id: str = ""  # given by an API; empty: numbered by turn and place
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.dialects.full.calls import write_call
+from ostinato.infra.agent.dialects.dialect import dialect_of
+from ostinato.infra.agent.dialects.edits.blocks import write_edit, write_function
 from ostinato.infra.agent.loop.prompts import START_OVER, SUMMARY_REQUEST
 from ostinato.infra.agent.tools.names import EDIT_FILE, PASSED
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.vocabulary import ASSISTANT, END, TOOL, USER
@@ -131,7 +133,9 @@ class _Lines:
 def write_repair(
     problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig
 ) -> str | None:
-    """The calls that put the gold lines back. None where a wrong line is not in the prompt."""
+    """The calls, or blocks, that put the gold lines back. None where a wrong line is not in the prompt, and
+    where one answer cannot hold them all.
+    """
     seen = {
         (file.path, file.first_line + number)
         for file in facts_of(problem, broken, harness).recent_files
@@ -139,14 +143,31 @@ def write_repair(
     }
     if problem.blocks or any((edit.path, edit.line_number) not in seen for edit in problem.edits):
         return None
-    return "\n".join(_calls(problem, broken))
+    if harness.edits == "tool" and len(problem.edits) > 1 and not dialect_of(harness).several_calls:
+        return None
+    return "\n".join(_calls(problem, broken, harness))
 
 
-def _calls(problem: Problem, broken: Mapping[str, bytes]) -> Iterator[str]:
+def _calls(problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig) -> Iterator[str]:
     files = {path: _Lines(content.decode().split("\n")) for path, content in broken.items()}
     for edit in sorted(problem.edits, key=lambda edit: (edit.path, edit.line_number)):
         old, new = files[edit.path].replace(edit)
-        yield write_call(EDIT_FILE, {"path": edit.path, "old": old, "new": new})
+        if harness.edits == "tool":
+            yield _write_call(harness, {"path": edit.path, "old": old, "new": new})
+        elif harness.edits != "whole_function":
+            yield write_edit(harness.edits, edit.path, old, new)
+    if harness.edits == "whole_function":
+        yield write_function(problem.symbol, files[problem.path].lines)
+
+
+def _write_call(harness: HarnessConfig, arguments: Mapping[str, str]) -> str:
+    write = dialect_of(harness).write
+    if write is None:
+        raise ConfigError(
+            f"dialect {harness.dialect!r} writes no calls, wanted one with `write` for demonstrations; "
+            "set [corpus.demonstrations] count = 0"
+        )
+    return write(EDIT_FILE, arguments)
 
 
 def repair_plainly(calls: str) -> AnswerScript:

@@ -5,11 +5,13 @@ whole function is such a call once its place is found (functions.py).
 """
 
 import ast
+import difflib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ostinato.infra.agent.dialects.full.calls import call_from_texts
+from ostinato.infra.agent.regions import find_symbol
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.tools.names import DELETE_FILE, EDIT_FILE, WRITE_FILE
@@ -65,6 +67,24 @@ def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer
             if call.status is not CallStatus.OK or last[call.arguments[FUNCTION]] is call
         ]
     return ParsedAnswer(tuple(calls), (prose + text[position:]).strip())
+
+
+def write_edit(edits: str, path: str, old: str, new: str) -> str:
+    """A stretch of lines in place of another, as a search block or a diff. `read_edits` gives it back."""
+    before, after = ([f"{line}\n" for line in text.split("\n")] for text in (old, new))
+    if edits == "search_replace":
+        body = f"<<<<<<< SEARCH\n{''.join(before)}=======\n{''.join(after)}>>>>>>> REPLACE"
+        return f"{path}\n```python\n{body}\n```"
+    hunk = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", n=max(len(before), 3))
+    return f"```diff\n{''.join(hunk)}```"
+
+
+def write_function(symbol: str, lines: Sequence[str]) -> str:
+    """The function of a file's lines as a whole, a method below its class."""
+    first, end = find_symbol(list(lines), symbol)
+    scope, _, _ = symbol.rpartition(".")
+    head = [f"class {scope}:"] if scope else []
+    return "\n".join(["```python", *head, *lines[first - 1 : end], "```"])
 
 
 Found = tuple[int, int, list[ParsedCall]]

@@ -173,6 +173,7 @@ _EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"
 
 DIALECT = Dialect(
     parse=parse_calls,
+    write=write_call,
     whole_call=WHOLE_CALL,
     guide=(
         f"A call is written like this:\n{write_call('edit_file', _EXAMPLE)}\n"

@@ -69,6 +69,17 @@ class CallForm:
         """Pattern of a whole call, without named groups."""
         return "|".join(_NAMED_GROUP.sub("(?:", _whole(way)) for way in self.ways)
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as a model writes it. `parse` gives back the same arguments."""
+        head, *texts = re.split(r"\[([^\]]*KEY[^\]]*)\]", self.written)
+        values = {"NAME": name, "ARGUMENTS": json.dumps(arguments, ensure_ascii=False)}
+        parts = [re.sub("NAME|ARGUMENTS", lambda place: values[place[0]], head)]
+        for key, value in arguments.items() if texts else ():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            tagged = {"KEY": key, "VALUE": text}
+            parts.append(re.sub("KEY|VALUE", lambda place: tagged[place[0]], texts[0]))  # noqa: B023
+        return "".join([*parts, *texts[1:]])
+
     @cached_property
     def openings(self) -> tuple[re.Pattern[str], ...]:
         """Beginnings: of hidden text, of each way, of a call that no way explains."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_conversation
@@ -53,7 +53,7 @@ def converse(
                 client,
                 "m",
                 tools,
-                call_reader(FULL, tools),
+                call_reader(FULL, ToolPolicy()),
                 prompt="Fix it",
                 system_prompt="Be good",
             )

@@ -9,8 +9,9 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
 from tests.fakes.memory_sandbox import MemorySandbox
-from tests.fakes.published_templates import HERMES, PublishedTemplate
+from tests.fakes.published_templates import HERMES, TEMPLATES, PublishedTemplate
 from tests.fakes.scripted_model import ScriptedModel
+from tests.unit.infra.agent.test_published_forms import FORMS
 
 READ = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
 EDIT = '```json\n{\n  "name": "edit_file",\n  "arguments": {"path": "a.py", "old": "{1}", "new": "{2}"}\n}\n```'
@@ -59,6 +60,26 @@ def test_sampled_tokens_are_kept_as_sampled() -> None:
     sampled = segment.token_ids_T[segment.loss_mask_T].tolist()
     wanted = [model.renderer.encode_answer(answer) for answer in (READ, EDIT, "Done.")]
     assert sampled == [token for answer in wanted for token in answer]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_attempt_in_each_form_runs_its_calls_and_shows_their_results(name: str) -> None:
+    form = FORMS[name]
+    said = [
+        form.write("read_file", {"path": "a.py"}),
+        form.write("edit_file", {"path": "a.py", "old": "{1}", "new": "{2}"}),
+        "Done.",
+    ]
+    transcript, model, sandbox = attempt(TEMPLATES[name], said, dialect=name)
+    assert sandbox.files["a.py"] == b"x = {2}\n"
+    assert transcript.end_reason is EndReason.FINISHED
+    (segment,) = transcript.segments
+    assert model.renderer.decode(segment.token_ids_T[segment.loss_mask_T].tolist()) == "".join(
+        f"{text}{TEMPLATES[name].end}" for text in said
+    )
+    text = model.renderer.decode(segment.token_ids_T.tolist())
+    assert text.count('"name": "write_file"') == 1
+    assert "x = {1}" in text.split(said[0])[1].split(said[1])[0]  # the result of reading
 
 
 def test_a_template_without_tools_has_them_explained() -> None:

@@ -7,7 +7,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.dialects.dialect import catalogue_of
+from ostinato.infra.agent.dialects.dialect import catalogue_of, dialect_of
+from ostinato.infra.agent.dialects.edits.blocks import read_edits
 from ostinato.infra.agent.dialects.full.calls import parse_calls
 from ostinato.infra.agent.extensions import FULL
 from ostinato.infra.agent.tools.matching import replace_text
@@ -78,6 +79,36 @@ def test_the_calls_of_a_repair_are_exact_and_give_the_whole_file(edits: dict[str
         old, new = str(call.values["old"]), str(call.values["new"])
         text = replace_text(text, old, new, all_of_them=False, exact=True).text
     assert text == WHOLE
+
+
+@pytest.mark.parametrize("edits", ["search_replace", "udiff", "whole_function"])
+def test_a_repair_in_a_form_of_edits_is_read_back(edits: str) -> None:
+    harness = HARNESS.model_copy(update={"edits": edits})
+    problem = problem_with(L6="    if not n:", L8="    n += 2")
+    broken = problem.break_files({PATH: WHOLE.encode()})
+    written = write_repair(problem, broken, harness)
+    assert written is not None
+    text = broken[PATH].decode()
+    for call in read_edits(written, edits, catalogue_of(HARNESS)).calls:
+        assert call.error == ""
+        if edits == "whole_function":
+            assert call.arguments["new"] in WHOLE
+            return
+        old, new = call.arguments["old"], call.arguments["new"]
+        text = replace_text(text, old, new, all_of_them=False, exact=True).text
+    assert text == WHOLE
+
+
+@pytest.mark.parametrize(("dialect", "few"), [("hermes", 2), ("llama3", 1)])
+def test_a_repair_is_written_in_the_dialect(dialect: str, few: int) -> None:
+    harness = HARNESS.model_copy(update={"dialect": dialect})
+    for edits in ({"L7": "    return 1"}, {"L6": "    if not n:", "L8": "    n += 2"}):
+        problem = problem_with(**edits)
+        written = write_repair(problem, problem.break_files({PATH: WHOLE.encode()}), harness)
+        assert (written is not None) == (len(edits) <= few)
+        if written is not None:
+            parsed = dialect_of(harness).parse(written, catalogue_of(harness))
+            assert [call.error for call in parsed.calls] == [""] * len(edits)
 
 
 def test_a_wrong_line_that_the_prompt_does_not_show_is_no_demonstration() -> None:
