@@ -32,6 +32,7 @@ async def reach(fleet: EngineFleet, name: str, state: ReplicaState) -> None:
         await fleet.refresh_states()
 
 
+@pytest.mark.nightly
 async def test_replicas_that_freeze_die_join_and_leave(tmp_path: Path) -> None:
     chain = (ObjectStore.from_url(f"file://{tmp_path}/objects"), "c")
     publisher = ChainPublisher(*chain)

@@ -29,7 +29,7 @@ def failures(part: str, directory: Path) -> int:
 
 
 @pytest.mark.parametrize("part", ["resume_points", "steps"])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_a_checkpoint_that_finds_no_room_leaves_the_last_one(part: str, tmp_path: Path) -> None:
     assert failures(part, tmp_path) > 40  # pages of a checkpoint
 

@@ -104,6 +104,7 @@ def test_stopped_at_fifteen_moments_nothing_is_left(home: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("with_server", [False, True], ids=["alone", "with its server"])
+@pytest.mark.sampled(1)
 def test_killed_command_takes_server_and_flow_along(home: Path, with_server: bool) -> None:
     """SIGKILL of the command itself: what it started ends; a stage under way may go on. A flow whose server is gone
     cannot report its end, and does not wait for it.

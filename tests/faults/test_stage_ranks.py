@@ -73,6 +73,7 @@ def check(result: PretrainingResult, wanted: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(seen[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_ranks_again_that_lost_one(
     request_of_two: PretrainingRequest, wanted: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

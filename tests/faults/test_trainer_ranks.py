@@ -144,7 +144,7 @@ def check_chain_is_whole(store: ObjectStore) -> int:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     tmp_path: Path, room: PlacementGroup, ending: signal.Signals
 ) -> None:
@@ -168,6 +168,7 @@ def test_rank_ended_during_a_step_ends_the_trainer_which_goes_on_anew(
     check_goes_on(request, room, newest)
 
 
+@pytest.mark.nightly
 def test_rank_killed_during_a_publish_leaves_no_half_version(
     tmp_path: Path, room: PlacementGroup
 ) -> None:

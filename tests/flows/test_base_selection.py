@@ -29,6 +29,7 @@ window_tokens = 64
 """
 
 
+@pytest.mark.nightly
 def test_models_are_measured_once(prefect_server: None, home: Path, tmp_path: Path) -> None:
     context = open_context(tmp_path, "mine", AMOUNTS)
 

@@ -87,6 +87,7 @@ def chat(directory: Path, url: str, *options: str, **variables: str) -> subproce
     ],
     ids=["default", "named"],
 )
+@pytest.mark.sampled(1)
 def test_a_key_of_the_environment_opens_a_small_server(
     tmp_path: Path, url: str, options: tuple[str, ...], variables: dict[str, str]
 ) -> None:

@@ -263,6 +263,7 @@ def replace_worker(here: PrefectHere) -> None:
     wait_until("another worker", lambda: here.services.mend(time.time()), 30)
 
 
+@pytest.mark.nightly
 def test_second_trigger_is_dropped_and_a_cancelled_run_leaves_the_stage_to_the_first(
     here: PrefectHere, counting: str, tmp_path: Path
 ) -> None:

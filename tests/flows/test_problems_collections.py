@@ -15,6 +15,7 @@ from tests.unit.tasks.problems.given.collections import instance, write_clone, w
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_tasks_of_harbor_become_problems_and_go_out_again(tmp_path: Path) -> None:
     write_harbor_task(tmp_path / "tasks" / "halve")
     write_harbor_task(tmp_path / "tasks" / "image", **{"environment/Dockerfile": "FROM nginx:1\n"})

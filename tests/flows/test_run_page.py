@@ -52,6 +52,7 @@ EVENTS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path) -> None:
     work = tmp_path / "miniature-seed4" / "work"
     work.mkdir(parents=True)

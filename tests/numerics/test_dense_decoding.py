@@ -144,6 +144,7 @@ def test_shape_that_the_compiled_trunk_lacks_is_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_smollm2_decodes_as_in_transformers(
     answer: Callable[[Path, list[list[int]], int], list[Generation]], tmp_path: Path
 ) -> None:

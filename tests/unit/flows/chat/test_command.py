@@ -35,6 +35,7 @@ async def test_a_model_that_the_server_lacks_is_named(monkeypatch: pytest.Monkey
             pass
 
 
+@pytest.mark.nightly
 def test_set_reaches_the_recipe_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

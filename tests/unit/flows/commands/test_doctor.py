@@ -184,7 +184,7 @@ def _make(api: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schedules", [True, False])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_scheduler_that_does_not_schedule_is_named(tmp_path: Path, schedules: bool) -> None:
     enabled = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": str(schedules).lower()}
     with _prefect_server(tmp_path, **enabled) as api:

@@ -87,7 +87,7 @@ def test_gpu_hours_are_steps_times_seconds_times_gpus_and_prices_follow_them(
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_30b_a3b", 16), ("kimi_k2", 256)])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> None:
     options = [line for line in _plan(gpus, {}, name).splitlines() if line.startswith("--set")]
     overrides = [part for line in options for part in line.split() if part != "--set"]
@@ -99,6 +99,7 @@ def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> 
     assert recipe.learning.parallel_layout.is_cut
 
 
+@pytest.mark.nightly
 def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> None:
     text = io.StringIO()
     console = Console(file=text, width=160)

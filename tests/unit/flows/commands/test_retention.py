@@ -156,7 +156,7 @@ def test_users_are_not_rolled_back_to_removed_bytes(context: StageContext) -> No
 
 
 @pytest.mark.parametrize("call", range(1, 5))
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_kill_at_any_delete_leaves_no_half_checkpoint_and_the_next_gc_ends_it(
     context: StageContext, call: int
 ) -> None:

@@ -80,6 +80,7 @@ print(sum(node["Alive"] for node in ray.nodes()), os.environ["RAY_AUTH_MODE"], o
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_run_with_stand_ins_for_slurm_has_all_nodes_and_leaves_nothing(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

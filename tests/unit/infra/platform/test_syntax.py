@@ -41,6 +41,7 @@ def eager_switches():
     gc.set_threshold(*thresholds)
 
 
+@pytest.mark.nightly
 def test_parsing_in_threads_equals_parsing_alone(eager_switches):
     text = "".join(FUNCTION.format(i=i) for i in range(20))
     wanted = ast.dump(ast.parse(text))

@@ -242,6 +242,7 @@ def rl_step(kind: DeviceKind, samples: list[Sample]) -> tuple[StepReport, list[f
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.nightly
 def test_a_step_of_rl_computes_the_same_on_the_chosen_device(kind: DeviceKind) -> None:
     samples = rl_samples()
 

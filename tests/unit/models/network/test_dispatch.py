@@ -92,7 +92,7 @@ def run_under(given: tuple[ModelSpec, str, str], rank: int) -> Seen:
         ({"expert": 2, "tensor": 2}, "even"),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_both_dispatchers_give_the_same_layer(degrees: dict[str, int], rows: str) -> None:
     layout = ParallelLayout.over(2, **degrees)
     wanted, wanted_gradients, gathering = run_ranks(run_under, (SPEC, "allgather", rows), layout)

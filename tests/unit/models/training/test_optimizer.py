@@ -171,7 +171,7 @@ def test_muon_treats_each_head_as_its_own_matrix(tmp_path: Path, spec: ModelSpec
 @pytest.mark.parametrize(
     "degrees", [{"tensor": 2}, {"expert": 2}, {"expert_tensor": 2}, {"pipeline": 2}]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_muon_treats_each_head_alike_in_every_layout(
     tmp_path: Path, spec: ModelSpec, degrees: dict[str, int]
 ) -> None:

@@ -166,6 +166,7 @@ def test_loss_that_is_no_number_ends_the_run_and_the_last_checkpoint_goes_on(
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.nightly
 def test_pretraining_resume_point_of_another_request_is_ignored(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def adapting(corpus: Path, plain: PretrainingResult, **changes: Any) -> Pretrain
     )
 
 
+@pytest.mark.nightly
 def test_adapters_interrupted_end_with_the_same_weights_and_are_kept_apart(
     corpus: Path, tmp_path: Path, plain: PretrainingResult
 ) -> None:

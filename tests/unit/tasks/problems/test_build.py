@@ -57,6 +57,7 @@ def built(tmp_path_factory):
     return directory, *build(directory)
 
 
+@pytest.mark.nightly
 def test_every_split_is_filled(built):
     _, result, problems = built
     assert result.num_problems == len(problems) == 38

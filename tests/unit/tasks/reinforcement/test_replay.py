@@ -159,6 +159,7 @@ def test_every_step_of_a_sound_run_leads_to_the_recorded_bits(
 
 
 @pytest.mark.parametrize("metric", ["weights", "loss"])
+@pytest.mark.nightly
 def test_bisect_finds_the_first_step_with_the_wrong_sign(
     turned: ReplayRequest, settings: Settings, tmp_path: Path, metric: str
 ) -> None:
@@ -177,7 +178,7 @@ def test_bisect_finds_the_first_step_with_the_wrong_sign(
         ("bisect", True, f"first step that differs in weights: {BAD_FROM}", 1),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_commands_repeat_all_steps_and_find_the_one_where_the_sign_turned(
     request: pytest.FixtureRequest,
     settings: Settings,

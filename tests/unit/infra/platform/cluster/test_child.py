@@ -392,6 +392,7 @@ def test_child_without_progress_is_ended(tmp_path: Path) -> None:
     assert not is_running(_pid(tmp_path / "work"))
 
 
+@pytest.mark.nightly
 def test_live_child_of_another_host_is_not_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ pytest_plugins = ["tests.fakes.ray_here"]
 
 
 @pytest.mark.usefixtures("ray_here")
+@pytest.mark.nightly
 def test_each_rank_has_a_core_of_its_own_until_they_are_released() -> None:
     room = reserve_ranks(2, "cpu")
     assert [rank_options(room, rank)["num_cpus"] for rank in range(2)] == [1.0, 1.0]

@@ -34,7 +34,7 @@ def test_draw(number, nothing):
 
 
 @pytest.mark.parametrize("tests", [CHANCE, ADDRESSES], ids=["chance", "addresses"])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_right_fix_is_not_refused_for_luck(
     runner: asyncio.Runner, tmp_path: Path, tests: str
 ) -> None:

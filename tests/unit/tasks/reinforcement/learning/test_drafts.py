@@ -91,6 +91,7 @@ def is_equal(left: Weights, right: Weights) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.nightly
 def test_draft_layers_follow_a_trunk_that_is_the_one_without_them(
     tmp_path: Path, kind: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_ranks_that_share_experts_take_them_and_ranks_that_do_not_go_on(
     check(reports, weights, alone, start)
 
 
+@pytest.mark.nightly
 def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
     tmp_path: Path, start: Path, batches: list[list[Sample]], alone: dict[bool, Trained]
 ) -> None:
@@ -161,7 +162,7 @@ def test_stages_take_the_steps_of_one_rank_and_ranks_that_share_rows_go_on(
         [(4, {"pipeline": 2, "tensor": 2}), (4, {"context": 2, "expert": 2}), (2, {"pipeline": 2})],
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_run_that_changes_its_layout_takes_the_same_steps(
     tmp_path: Path,
     start: Path,

@@ -227,7 +227,7 @@ def take_steps(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> tupl
 
 
 @pytest.mark.parametrize("changes", [{"lora": LoraConfig(rank=2)}, {"trains_drafts": True}])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_adapters_and_draft_layers_of_two_ranks_are_those_of_one(tmp_path, start, changes) -> None:
     ways, batches = [], [batch(1), batch(2)]
     for world_size in (1, 2):
