@@ -67,7 +67,11 @@ async def draw_original_calls(
     path, symbol = drawn.function or ("", "")
     name = f"{module_of(path)}:{symbol}"
     given = [{"function": name, "on": None, "arguments": text} for text in known]
-    request = {"root": drawn.root, "order": drawn.order, "known": given, "modules": modules}
+    request = {
+        "root": drawn.root, "order": drawn.order, "modules": modules,
+        "function": name if symbol else "",
+        "known": given,
+    }  # fmt: skip
     calls, _ = await _run(sandbox, "draw", request, drawn, 0)
     own = [call for call in calls if call.get("function") == name]
     made = DrawnCalls(tuple(calls), (), own[0] if own else None, 400 + drawn.order % 1200, 0.0)

@@ -15,6 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call, vary_value
@@ -73,10 +74,21 @@ def _drawn(request: dict, rng: random.Random) -> Iterator[Call]:
         function = find(request["known"][0]["function"])
         for arguments in _guesses(function, 0, rng, _FROM_POOL):
             yield {"function": request["known"][0]["function"], "on": None, "arguments": arguments}
+    elif request["function"]:  # tests call it with objects alone, or on one
+        with contextlib.suppress(Exception):
+            name = request["function"]
+            found = _calls_of(name, int(_is_method(name)), rng)
+            yield from (call for call in found if "function" in call)
     for module, left_out in request["modules"]:
         with contextlib.suppress(Exception):
             for name, skipped in _shown_names(importlib.import_module(module), left_out):
                 yield from _calls_of(f"{module}:{name}", skipped, rng)
+
+
+def _is_method(name: str) -> bool:
+    """Whether a function is called on an object of a class."""
+    owner, _, last = name.rpartition(".")
+    return ":" in owner and type(inspect.getattr_static(find(owner), last)) is FunctionType
 
 
 def _near(known: list[Call], rng: random.Random) -> Iterator[Call]:

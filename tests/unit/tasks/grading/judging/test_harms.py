@@ -268,3 +268,74 @@ def test_tests_whose_ids_hold_a_time_are_no_harm(
         judge(problem, changed, server, time_limit_seconds=20.0, trials=BlindTrials())
     )
     assert verdict.passed, verdict.detail
+
+
+OBJECTS = """class Scale:
+    held = []
+
+    def __init__(self, unit=1):
+        self.unit = unit
+
+    def weigh(self, parcel):
+        return 2 * self.unit * len(str(parcel))
+
+
+def twice(function):
+    return function if function is None else lambda *given: 2 * function(*given)
+"""
+OF_OBJECTS = """from pkg.code import Scale, twice
+
+
+class Parcel:
+    def __str__(self):
+        return "parcel"
+
+
+def test_weigh():
+    assert Scale(3).weigh(Parcel()) == 36
+
+
+def test_twice():
+    assert twice(len)("abc") == 6
+"""
+WEIGHED = "        return 2 * self.unit * len(str(parcel))"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "line", "broken", "change", "harm"),
+    [
+        ("Scale.weigh", WEIGHED, "2 *", "        self.held.append(bytes(200_000))\n", Harm.LEAKING),
+        (
+            "Scale.weigh",
+            WEIGHED,
+            "2 *",
+            "        self.held.append(0)\n        if len(self.held) > 400: return None\n",
+            "",
+        ),
+        (
+            "twice",
+            "    return function if function is None else lambda *given: 2 * function(*given)",
+            "2 *",
+            "    if not callable(function): raise ValueError\n",
+            "",
+        ),
+    ],
+    ids=["keeps memory", "only the first calls", "raises elsewhere"],
+)
+def test_harm_is_found_in_a_function_that_tests_call_with_objects_alone(
+    runner: asyncio.Runner,
+    tmp_path: Path,
+    symbol: str,
+    line: str,
+    broken: str,
+    change: str,
+    harm: str | Harm,
+) -> None:
+    edit = (line, line.replace(broken, "3 *"))
+    failing = "test_weigh" if symbol == "Scale.weigh" else "test_twice"
+    repository, problem = make_one_line_problem(
+        tmp_path, OBJECTS, OF_OBJECTS, edit, symbol=symbol, failing=failing
+    )
+    text = OBJECTS.replace(line, change + line).encode()
+    found = runner.run(BlindTrials().judge(problem, {PATH: text}, repository))
+    assert harm in found.harms or (not harm and found.difference), found
