@@ -181,6 +181,9 @@ class ValidityRules(Record):
     tries_stubs: bool = True
     """a mutation whose tests pass with a constant in place of the function is not published either;
     deletions never are"""
+    tries_right_fix: bool = True
+    """a change is not published whose original, with a comment, the grader refuses: nobody could repair it.
+    Takes some two seconds a problem"""
     drops_repeated_lines: bool = True
     """a change whose right line stands in a comment, in a text, or with both its neighbours in
     another file is not published"""

@@ -165,7 +165,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     stubs, failure, refused = under_test.stub_trials, report.first_failure, ""
     if finding is ProofOutcome.PROVEN and is_tried and await stubs.is_passed(problem):
         finding = ProofOutcome.STUB_PASSES
-    if finding is ProofOutcome.PROVEN:
+    if finding is ProofOutcome.PROVEN and under_test.rules.tries_right_fix:
         refused = await _refuse_right_fix(problem, under_test)
         finding = ProofOutcome.RIGHT_FIX_REFUSED if refused else finding
     if finding not in TESTED:

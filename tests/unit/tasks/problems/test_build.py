@@ -39,7 +39,11 @@ CONFIG = ProblemsConfig(
     max_per_function=40,
     operator_mix="noticed",
     rules=ValidityRules(
-        max_failing_ratio=1.0, max_fail_to_pass=4, max_pass_to_pass=2, hidden_share=0.0
+        max_failing_ratio=1.0,
+        max_fail_to_pass=4,
+        max_pass_to_pass=2,
+        hidden_share=0.0,
+        tries_right_fix=False,  # test_stub_trials.py does
     ),
     oracle=OracleConfig(enabled=False),
 )

@@ -36,7 +36,7 @@ CONFIG = ProblemsConfig(
         GONE,
     ),
     quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2),
-    rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5),
+    rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5, tries_right_fix=False),
     prompt_shares={PromptLevel.DETAILED: 0.3, PromptLevel.TERSE: 0.5, PromptLevel.VAGUE: 0.2},
 )
 
