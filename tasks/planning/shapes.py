@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from typing import Any
 
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
@@ -48,9 +49,15 @@ def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
     return 0 if name == EMBEDDING else layout.pipeline - 1
 
 
-@functools.lru_cache  # memory, gradients and optimiser of one layout each ask for it
 def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
     """Parameters per rank, by stage. A tied embedding is held by the first and the last stage."""
+    key: Any = (spec, layout)  # frozen records have a hash, which pydantic does not declare
+    return _count_parameters(key)
+
+
+@functools.lru_cache  # memory, gradients and optimiser of one layout each ask for it
+def _count_parameters(key: tuple[ModelSpec, ParallelLayout]) -> tuple[StageParameters, ...]:
+    spec, layout = key
     last = layout.pipeline - 1
     dense, expert = [0] * layout.pipeline, [0] * layout.pipeline
     for name, shape in weight_shapes(spec).items():
