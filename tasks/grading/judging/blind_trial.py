@@ -39,6 +39,7 @@ _DRAWS = 2  # at most, until other arguments tell the broken state from the orig
 _TEST_SECONDS = 0.5
 _SLACK = 3.0  # a change may be slower than the original
 _SECONDS = 60.0
+_LONGER = 5.0  # where the original's tests did not end
 _KEPT_TRIALS = 256
 _BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
 _WHOLE: dict[str, object] = {"ended": ""}
@@ -67,6 +68,7 @@ class Shown:
     places: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0  # median time of a call of the function
     calls: tuple[str, ...] = ()  # arguments of some of its calls
+    has_ended: bool = False  # whether all chosen tests ran in the time that they had
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Trial:
     """facts by test that ends without an exception; with an empty name, of imports"""
     seconds: float
     calls: tuple[str, ...]
+    limit_seconds: float = _SECONDS  # of all tests of the original
+    has_ended: bool = True  # whether they ended within it
     separates: bool = True  # whether the broken state shows anything else
 
 
@@ -187,7 +191,7 @@ async def prepare_trial(
         trial = await _observe_original(repository, drawn)
         try:
             async with open_box(repository, {**broken, **drawn.files}, LIMITS) as sandbox:
-                seen = await observe(sandbox, trial.drawn, wanted=trial.wanted)
+                seen = await _observe_change(sandbox, trial)
             different = find_different(trial, seen)
         except _UNREADABLE:
             different = list(trial.wanted)
@@ -202,12 +206,16 @@ async def prepare_trial(
 
 
 async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -> Trial:
+    limit_seconds = _SECONDS
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await observe(sandbox, drawn)
+        if not first.has_ended:  # the machine is busy: a trial of fewer tests would tell less
+            limit_seconds *= _LONGER
+            first = await observe(sandbox, drawn, limit_seconds=limit_seconds)
         ended = tuple(test for test, values in first.values.items() if has_ended(values))
         drawn = replace(drawn, chosen=ended or tuple(first.values), places=first.places)
         # other hashes, other luck, and what changes will run after: what they decide differs
-        second = await observe(sandbox, drawn, is_second=True)
+        second = await observe(sandbox, drawn, is_second=True, limit_seconds=limit_seconds)
     return Trial(
         drawn,
         {test: keep_stable(its, second.values.get(test, [])) for test, its in first.values.items()},
@@ -218,6 +226,8 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
         },
         max(first.seconds, second.seconds),
         first.calls,
+        limit_seconds,
+        first.has_ended and second.has_ended,
     )
 
 
@@ -256,11 +266,13 @@ def _types_in(form: object) -> Iterator[str]:
 
 async def compare(trial: Trial, sandbox: Sandbox) -> Found:
     """What tells the change in a box from the original in the tests of a trial."""
-    seen = await observe(sandbox, trial.drawn, wanted=trial.wanted)
+    seen = await _observe_change(sandbox, trial)
     different = find_different(trial, seen)
     if different:
         told = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
         return Found(told)
+    if trial.has_ended and not seen.has_ended:
+        return Found("the process of the blind tests ended before they did")
     found, symbol = Found(), (trial.drawn.function or ("", ""))[1]
     for test, facts in trial.facts.items():
         found.add_facts(seen.facts.get(test, frozenset()) - facts, symbol)
@@ -303,12 +315,18 @@ def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
     return all(two is None or is_same(one, two) for one, two in pairs)
 
 
+async def _observe_change(sandbox: Sandbox, trial: Trial) -> Shown:
+    limit_seconds = _SLACK * trial.limit_seconds
+    return await observe(sandbox, trial.drawn, wanted=trial.wanted, limit_seconds=limit_seconds)
+
+
 async def observe(
     sandbox: Sandbox,
     drawn: DrawnTests,
     *,
     is_second: bool = False,
     wanted: Mapping[str, Sequence[object]] | None = None,
+    limit_seconds: float | None = None,
 ) -> Shown:
     """What the tests show. `wanted`: what they show in the original; None: this is the original.
     Where a change takes too long in a test that shows something in the original, the rest of the
@@ -336,7 +354,7 @@ async def observe(
         sandbox,
         "observe",
         request,
-        slack * _SECONDS,
+        limit_seconds or _SECONDS,
         hash_seed=hash_seed,
         shift_seconds=drawn.shift_seconds,
     )
@@ -352,6 +370,7 @@ def _read_line(line: dict[str, object], shown: Shown) -> None:
             shown.places = tuple((str(module), str(name)) for module, name in places)
         case {"seconds": float() | int() as seconds, "calls": [*calls], **rest} if not rest:
             shown.seconds, shown.calls = float(seconds), tuple(map(str, calls))
+            shown.has_ended = True
         case {"test": str() as test, "facts": [*facts], **rest} if not rest:
             shown.facts[test] = frozenset(map(str, facts))
         case {"test": str() as test, **rest} if len(rest) == 1:

@@ -126,8 +126,9 @@ class Observer:
 
     def pytest_sessionfinish(self) -> None:
         """All tests ended."""
-        if self._watched is not None:
-            self._tell({"seconds": self._watched.median_seconds, "calls": self._watched.calls})
+        watched = self._watched
+        seconds, calls = (watched.median_seconds, watched.calls) if watched else (0.0, [])
+        self._tell({"seconds": seconds, "calls": calls})
 
     def _arm(self) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])

@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.grading.judging import blind_trial
 from ostinato.tasks.grading.judging.blind_trial import LIMITS, Shown, observe, prepare_trial
 from ostinato.tasks.records import Problem
 from tests.fakes.one_line_problem import make_one_line_problem
@@ -75,3 +76,32 @@ def test_a_change_whose_subtests_never_end_is_told_from_the_original_soon(
     files = {test.partition("::")[0] for test in trial.drawn.tests}
     # the first of a file takes too long, and the other does not begin
     assert ends == {(file, end): 1 for file in files for end in ("CallTimeout", "TimeoutError")}
+
+
+MANY = "import time\nimport pytest\nfrom pkg.code import f\n\n\n" + "\n\n".join(
+    f"def test_{number}():\n    time.sleep(0.1)\n    assert f({number}) == {number + 1}\n"
+    for number in range(6)
+)
+
+
+def test_a_trial_on_a_busy_machine_has_all_its_tests(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # waits stand for the processor time of others: the original's tests do not end within the first limit
+    monkeypatch.setattr(blind_trial, "_SECONDS", 2.0)
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        "def f(number):\n    return number + 1\n",
+        MANY,
+        ("    return number + 1", "    return number + 2"),
+        symbol="f",
+        failing="test_0",
+    )
+    path = problem.fail_to_pass[0].partition("::")[0]
+    tests = tuple(f"{path}::test_{number}" for number in range(6))
+    problem = problem.model_copy(update={"fail_to_pass": tests})
+    trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
+    assert trial.has_ended
+    assert trial.limit_seconds > 2.0
+    names = {test.partition("#")[0].rpartition("::")[2] for test in trial.wanted}
+    assert names >= {f"test_{number}" for number in range(6)}
