@@ -56,7 +56,7 @@ def test_second_call_with_the_name_finds_the_first_actor() -> None:
 def test_actors_that_were_ended_answer_no_more() -> None:
     actors = [get_or_create_actor(Counter, f"ended-{n}", n) for n in range(6)]
     for n, actor in enumerate(actors):
-        assert wait_for(actor.add.remote(), "add", 60) == n + 1
+        assert wait_for(actor.add.remote(), "add", 180) == n + 1
         end_actor(actor)
         assert not is_actor_alive(actor)
 
