@@ -36,7 +36,10 @@ def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The string below each field in the source of a model and of those that it extends."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        source = textwrap.dedent(inspect.getsource(owner))
+        try:
+            source = textwrap.dedent(inspect.getsource(owner))
+        except (OSError, TypeError):  # made at run time, as a generic class with its parameter is
+            continue
         body = ast.parse(source).body[0]  # noqa: TID251 - layers below know no lock; inspect parses too
         assert isinstance(body, ast.ClassDef)
         for field, below in itertools.pairwise(body.body):

@@ -283,8 +283,9 @@ async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsC
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
-    """Every kind of one repository up to its quota. A candidate that a stub passes, or whose right
-    fix is refused, counts towards it and is not published: weak tests give fewer problems, not others.
+    """Every kind of one repository up to its quota. Two sorts of candidates count towards the quota and are not
+    published: those that a stub passes, and those whose right fix the grader refuses. So a repository with weak
+    tests gives fewer problems, and the others stay the same.
     """
     part, repository, built = prover.part, prover.part.repository, prover.built
     by_name = {repository.name: prover}

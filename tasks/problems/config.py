@@ -182,8 +182,8 @@ class ValidityRules(Record):
     """a mutation whose tests pass with a constant in place of the function is not published either;
     deletions never are"""
     tries_right_fix: bool = True
-    """a change is not published whose original, with a comment, the grader refuses: nobody could repair it.
-    Takes some two seconds a problem"""
+    """whether the grader is asked to pay the original with a comment added. A problem where it refuses is not
+    published, since it would refuse every repair. Takes about two seconds per problem"""
     drops_repeated_lines: bool = True
     """a change whose right line stands in a comment, in a text, or with both its neighbours in
     another file is not published"""

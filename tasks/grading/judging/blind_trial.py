@@ -68,7 +68,7 @@ class Shown:
     places: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0  # median time of a call of the function
     calls: tuple[str, ...] = ()  # arguments of some of its calls
-    has_ended: bool = False  # whether all chosen tests ran in the time that they had
+    is_complete: bool = False  # whether all chosen tests ran in the time that they had
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Trial:
     seconds: float
     calls: tuple[str, ...]
     limit_seconds: float = _SECONDS  # of all tests of the original
-    has_ended: bool = True  # whether they ended within it
+    is_complete: bool = True  # whether all of them ran within it
     separates: bool = True  # whether the broken state shows anything else
 
 
@@ -209,7 +209,7 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
     limit_seconds = _SECONDS
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await observe(sandbox, drawn)
-        if not first.has_ended:  # the machine is busy: a trial of fewer tests would tell less
+        if not first.is_complete:  # the machine is busy: a trial of fewer tests would tell less
             limit_seconds *= _LONGER
             first = await observe(sandbox, drawn, limit_seconds=limit_seconds)
         ended = tuple(test for test, values in first.values.items() if has_ended(values))
@@ -227,7 +227,7 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
         max(first.seconds, second.seconds),
         first.calls,
         limit_seconds,
-        first.has_ended and second.has_ended,
+        first.is_complete and second.is_complete,
     )
 
 
@@ -271,8 +271,8 @@ async def compare(trial: Trial, sandbox: Sandbox) -> Found:
     if different:
         told = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
         return Found(told)
-    if trial.has_ended and not seen.has_ended:
-        return Found("the process of the blind tests ended before they did")
+    if trial.is_complete and not seen.is_complete:
+        return Found("the process ended before all blind tests had run")
     found, symbol = Found(), (trial.drawn.function or ("", ""))[1]
     for test, facts in trial.facts.items():
         found.add_facts(seen.facts.get(test, frozenset()) - facts, symbol)
@@ -370,7 +370,7 @@ def _read_line(line: dict[str, object], shown: Shown) -> None:
             shown.places = tuple((str(module), str(name)) for module, name in places)
         case {"seconds": float() | int() as seconds, "calls": [*calls], **rest} if not rest:
             shown.seconds, shown.calls = float(seconds), tuple(map(str, calls))
-            shown.has_ended = True
+            shown.is_complete = True
         case {"test": str() as test, "facts": [*facts], **rest} if not rest:
             shown.facts[test] = frozenset(map(str, facts))
         case {"test": str() as test, **rest} if len(rest) == 1:

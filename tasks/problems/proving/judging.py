@@ -1,4 +1,4 @@
-"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing, and the grader believes a
+"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing, and the grader pays a
 right fix.
 
 Only tests that call a changed function are run, and one test of every test file, so that a broken import is seen.

@@ -112,6 +112,17 @@ def _inside(*lines: str) -> str:
     return SOURCE.replace(RIGHT, "".join(f"    {line}\n" for line in lines) + RIGHT)
 
 
+ENDING = """import os, pluggy
+
+_call = pluggy.HookCaller.__call__
+
+
+def _end(hook, **given):
+    return os._exit(0) if hook.name == "pytest_sessionfinish" else _call(hook, **given)
+
+
+pluggy.HookCaller.__call__ = _end
+"""
 HARMS: dict[str, tuple[str, str | Harm]] = {
     "another raises": (SOURCE.replace("return [text] * _double(count)", "raise NotImplementedError"), Harm.OTHER_CODE),
     "another raises something": (SOURCE.replace("return [text] * _double(count)", "raise KeyError(text)"), Harm.OTHER_CODE),
@@ -138,6 +149,7 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "only by hash seed": (_inside("if os.environ.get('PYTHONHASHSEED') not in ('0', '1'):", "    return []"), ""),
     "only until a date": (_inside("import time", "if time.time() > UNTIL:", "    return []"), ""),
     "only the first calls": (_inside(*COUNTED, "if len(calls) > 400:", "    return []"), ""),
+    "ends before its times are told": (ENDING + _inside("import time", "time.sleep(0.1)"), ""),
     "not for a third": (_inside("if sum(map(ord, text)) % 3 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
     "not for a tenth": (_inside("if sum(map(ord, text)) % 10 == 0 and (text, sizes) not in KNOWN:", "    return []"), ""),
     "by text without digits": (SOURCE.replace(RIGHT, CACHED).replace("import os\n", "import os\nCACHE = {}\n"), ""),
