@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -30,6 +30,9 @@ from ostinato.models.rendering.vocabulary import (
     TOOL,
     USER,
 )
+
+if TYPE_CHECKING:  # its module brings Jinja, which our own form does without
+    from ostinato.models.rendering.call_results import NamedCall
 
 Tags = Literal["none", "lines", "all"]
 TOKENIZER_FILE = "tokenizer.json"
@@ -106,8 +109,17 @@ class Renderer:
         """Whether a token belongs to the conversation's form and no content holds it."""
         return token_id < len(CONTROL_TOKENS)
 
-    def start(self, user: str, system: str | None = None) -> list[int]:
-        """Opens a conversation: system message if any, user's message, the answer's header."""
+    @property
+    def states_functions(self) -> bool:
+        """Whether `start` states tools. Our own form does not: its models were trained on them."""
+        return False
+
+    def start(
+        self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """Opens a conversation: system message if any, user's message, the answer's header. `tools`: schemas for
+        forms that state them.
+        """
         ids: list[int] = []
         if system is not None:
             ids += [SPECIAL_IDS[SYSTEM], *self.encode_content(system), self.end_id]
@@ -117,9 +129,12 @@ class Renderer:
         """A further user message and the header of the answer to it."""
         return [SPECIAL_IDS[USER], *self.encode_content(text), self.end_id, self.assistant_id]
 
-    def append_results(self, results: Sequence[str], note: str | None = None) -> list[int]:
+    def append_results(
+        self, results: Sequence[str], note: str | None = None, calls: "Sequence[NamedCall]" = ()
+    ) -> list[int]:
         """The tool results of a turn in call order, a note of the harness if any, and the header of
-        the next answer. The note is a system message: no result can look like it.
+        the next answer. The note is a system message: no result can look like it. `calls`: those answered, for forms
+        that name them beside their results.
         """
         ids: list[int] = []
         for result in results:

@@ -20,7 +20,6 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, ModelClient, StopReason
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.call_results import NamedCall
-from ostinato.models.rendering.chat_template import TemplateRenderer
 
 CallReader = Callable[[str, bool], ParsedAnswer]
 """Calls and prose of an answer's text; whether the prompt opened a thought."""
@@ -93,18 +92,12 @@ class TokenConversation:
         if self.request.earlier_token_ids:
             tokens = [*self.request.earlier_token_ids, *self.renderer.append_user(self.prompt)]
         else:
-            tokens = self._start(self.prompt)
+            tokens = self.renderer.start(self.prompt, self.system_prompt, self.tools)
         self.builder = SegmentBuilder(tokens, self._sampling)
 
-    def _start(self, prompt: str) -> list[int]:
-        if isinstance(self.renderer, TemplateRenderer):
-            return self.renderer.start(prompt, self.system_prompt, self.tools)
-        return self.renderer.start(prompt, self.system_prompt)
-
     def _show_results(self, results: Sequence[str], note: str | None) -> list[int]:
-        if self.is_published and isinstance(self.renderer, TemplateRenderer):
-            return self.renderer.append_results(results, note, self.unanswered)
-        return self.renderer.append_results(results, note)
+        calls = self.unanswered if self.is_published else ()
+        return self.renderer.append_results(results, note, calls)
 
     @property
     def num_tokens(self) -> int:
@@ -192,7 +185,8 @@ class TokenConversation:
         old_session_id = self.session_id
         self.finished_segments.append(self.builder.build())
         await self.model.end_session(old_session_id)
-        self.builder = SegmentBuilder(self._start(prompt), self._sampling)
+        tokens = self.renderer.start(prompt, self.system_prompt, self.tools)
+        self.builder = SegmentBuilder(tokens, self._sampling)
         self.has_header, self.unanswered = True, []
 
     def segments(self) -> tuple[Segment, ...]:
@@ -214,18 +208,21 @@ def stated_tools(
     renderer: Renderer, config: HarnessConfig, tools: Mapping[str, Tool]
 ) -> tuple[dict[str, Any], ...]:
     """The tools that the chat template states. None where the dialect is our own, or the template states none."""
-    is_able = isinstance(renderer, TemplateRenderer) and renderer.states_functions
-    is_stated = is_able and dialect_of(config).is_published
+    is_stated = renderer.states_functions and dialect_of(config).is_published
     return tuple(tool_schemas(tools.values())) if is_stated else ()
 
 
-def call_reader(config: HarnessConfig, policy: ToolPolicy) -> CallReader:
-    """The parser of a dialect over the tools an attempt may call, and of edits in the answer's text."""
+def call_reader(
+    config: HarnessConfig, policy: ToolPolicy, *, reads_calls: bool = True
+) -> CallReader:
+    """The parser of a dialect over the tools an attempt may call, and of edits in the answer's text.
+    `reads_calls`: False where a server has read the calls, and text that looks like one is prose.
+    """
     dialect = dialect_of(config)
     offered, tools = offered_tools(config, policy), enabled_tools(config, policy)
 
     def parse(text: str) -> ParsedAnswer:
-        answer = dialect.parse(text, offered)
+        answer = dialect.parse(text, offered) if reads_calls else ParsedAnswer((), text)
         if config.edits == "tool":
             return answer
         edits = read_edits(answer.prose, config.edits, tools)

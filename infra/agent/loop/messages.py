@@ -44,6 +44,7 @@ class MessageConversation:
     model_name: str
     tools: Mapping[str, Tool]
     read_calls: CallReader  # for calls a server leaves in the text
+    read_edits: CallReader  # for the text beside calls that the server has read
     prompt: str
     system_prompt: str | None = None
     temperature: float = 1.0
@@ -117,9 +118,12 @@ class MessageConversation:
             texts = [text if len(text) <= each else cut_to_fit(text, each) for text in texts]
         if note is not None and texts:
             texts[-1] = f"{texts[-1]}\n[{note}]"
+        has_ids = any(call_id is not None for call_id in self._pending_ids)
         for call_id, text in zip(self._pending_ids, texts, strict=True):
-            said = {"role": "tool", "content": text}
-            self._append(said if call_id is None else said | {"tool_call_id": call_id})
+            if call_id is not None:
+                self._append({"role": "tool", "content": text, "tool_call_id": call_id})
+            else:  # behind results with ids a server takes none without
+                self._append({"role": "user" if has_ids else "tool", "content": text})
         self._pending_ids = []
 
     def append_user(self, text: str) -> None:
@@ -151,9 +155,11 @@ class MessageConversation:
         self._uncounted_characters += len(message["content"])
 
     def _parse(self, content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
-        written = self.read_calls(content, False)
-        called = tuple(self._parse_call(call) for call in calls)
-        return ParsedAnswer((*written.calls, *called), written.prose) if called else written
+        if not calls:
+            return self.read_calls(content, False)
+        edits = self.read_edits(content, False)
+        called = (self._parse_call(call) for call in calls)
+        return ParsedAnswer((*called, *edits.calls), edits.prose)
 
     def _parse_call(self, call: Mapping[str, Any]) -> ParsedCall:
         function = call["function"]
@@ -243,6 +249,7 @@ def open_messages(
         model_name=model_name,
         tools=tools,
         read_calls=call_reader(config, policy),
+        read_edits=call_reader(config, policy, reads_calls=False),
         prompt=prompt,
         system_prompt=system,
         temperature=request.temperature,

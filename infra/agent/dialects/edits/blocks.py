@@ -59,14 +59,18 @@ def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer
         prose += text[position:begin]
         calls += found
         position = end
-    if edits == "whole_function":  # of two blocks for one function the later holds
-        last = {call.arguments.get(FUNCTION, ""): call for call in calls}
+    if edits == "whole_function":  # of two blocks for one function of one file the later holds
+        last = {_function_of(call): call for call in calls}
         calls = [
             call
             for call in calls
-            if call.status is not CallStatus.OK or last[call.arguments[FUNCTION]] is call
+            if call.status is not CallStatus.OK or last[_function_of(call)] is call
         ]
     return ParsedAnswer(tuple(calls), (prose + text[position:]).strip())
+
+
+def _function_of(call: ParsedCall) -> tuple[str, str]:
+    return call.arguments.get("path", ""), call.arguments.get(FUNCTION, "")
 
 
 def write_edit(edits: str, path: str, old: str, new: str) -> str:

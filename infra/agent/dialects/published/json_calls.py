@@ -41,7 +41,10 @@ def call_of_json(value: Any) -> WrittenCall:
     if not others and len(given) <= 1:
         arguments = given[0] if given else {}
     if isinstance(arguments, str):
-        arguments, _ = read_json(arguments, 0)
+        written = arguments
+        arguments, end = read_json(written, 0)
+        if behind := written[end:].strip():
+            raise ValueError(f"{behind[:40]!r} follows the arguments, wanted one JSON object")
     if not isinstance(name, str) or not isinstance(arguments, dict):
         wanted = f"name and one of {', '.join(ARGUMENT_KEYS)}, an object"
         raise ValueError(f"call is {json.dumps(value)[:80]}, wanted {wanted}")

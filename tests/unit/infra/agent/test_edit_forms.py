@@ -215,3 +215,10 @@ def test_a_search_block_is_read_back(old: list[str], new: list[str], prose: str)
 def test_no_text_raises(text: str, edits: str) -> None:
     for call in read_edits(text, edits, FULL_TOOLS).calls:
         assert (call.status is CallStatus.OK) == (call.error == "")
+
+
+def test_functions_of_one_name_in_two_files_are_two_edits() -> None:
+    block = "```python\n# {}\ndef double(value):\n    return value\n```\n"
+    text = "".join(map(block.format, ("pkg/core.py", "pkg/box.py", "pkg/core.py")))
+    calls = read_edits(text, "whole_function", FULL_TOOLS).calls
+    assert [call.arguments["path"] for call in calls] == ["pkg/box.py", "pkg/core.py"]

@@ -103,7 +103,9 @@ def test_an_answer_that_breaks_off_is_the_servers_failure(url: str) -> None:
 
     async def answer() -> None:
         async with open_client(Endpoint(url=url, model="m")) as client:
-            conversation = MessageConversation(client, "m", {}, lambda _: ANSWERED, "Fix it")
+            conversation = MessageConversation(
+                client, "m", {}, *[lambda *_: ANSWERED] * 2, "Fix it"
+            )
             await conversation.answer(5)
 
     with pytest.raises(EngineError, match="RemoteProtocolError"):

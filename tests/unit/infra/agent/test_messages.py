@@ -43,7 +43,7 @@ def tool_call(call_id: str, name: str, **arguments: object) -> dict:
 
 
 def converse(
-    server: Callable[[httpx.Request], httpx.Response],
+    server: Callable[[httpx.Request], httpx.Response], config: HarnessConfig = FULL
 ) -> tuple[Transcript, MessageConversation]:
     async def run() -> tuple[Transcript, MessageConversation]:
         transport = httpx.MockTransport(server)
@@ -53,12 +53,13 @@ def converse(
                 client,
                 "m",
                 tools,
-                call_reader(FULL, ToolPolicy()),
+                call_reader(config, ToolPolicy()),
+                call_reader(config, ToolPolicy(), reads_calls=False),
                 prompt="Fix it",
                 system_prompt="Be good",
             )
             environment = AgentEnvironment(MemorySandbox({"a.txt": b"one\n"}))
-            return await run_conversation(conversation, environment, "Fix it", FULL), conversation
+            return await run_conversation(conversation, environment, "Fix it", config), conversation
 
     return asyncio.run(run())
 
@@ -78,6 +79,24 @@ def test_calls_come_back_under_their_ids_in_call_order() -> None:
     assert [message["tool_call_id"] for message in sent[3:]] == ["x", "y"]
     assert sent[3]["content"] == "[x read_file ok]\n1\tone"
     assert sent[:2] == server.bodies[0]["messages"]
+
+
+def test_text_beside_calls_that_the_server_read_holds_edits_and_no_calls() -> None:
+    edit = "a.txt\n<<<<<<< SEARCH\none\n=======\ntwo\n>>>>>>> REPLACE"
+    shown = '<call tool="read_file"><path>a.txt</path></call>'
+    config = FULL.model_copy(update={"edits": "search_replace"})
+    answer = {
+        "content": f"{shown}\n{edit}",
+        "tool_calls": [tool_call("x", "read_file", path="a.txt")],
+    }
+    server = Server(answer, {"content": "Done."})
+    transcript, _ = converse(server, config)
+    assert [call.tool for call in transcript.turns[0].calls] == ["read_file", "edit_file"]
+    sent = server.bodies[1]["messages"][3:]
+    assert [message["role"] for message in sent] == ["tool", "user"]
+    assert sent[0]["tool_call_id"] == "x"
+    transcript, _ = converse(Server({**answer, "content": shown}, {"content": "Done."}))
+    assert len(transcript.turns[0].calls) == 1
 
 
 def test_calls_left_in_the_text_are_read_from_it() -> None:

@@ -226,6 +226,13 @@ def test_calls_of_models_that_do_not_know_the_tags_are_read(key: str, form: str)
     assert read.values == {"pattern": "{*}.py"}
 
 
+def test_text_behind_arguments_in_a_string_is_not_lost() -> None:
+    call = json.dumps({"name": "glob", "arguments": '{"pattern": "*"} {"pattern": "b"}'})
+    (read,) = HERMES_FORM.parse(f"<tool_call>\n{call}\n</tool_call>", FULL_TOOLS).calls
+    assert read.status is CallStatus.MALFORMED
+    assert "follows the arguments" in read.error
+
+
 @pytest.mark.parametrize(
     "text",
     [
