@@ -29,6 +29,7 @@ from ostinato.models.training.config import DEMONSTRATIONS
 from ostinato.tasks.corpus.config import SHARDS, CorpusConfig
 from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
 from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
+from ostinato.tasks.evaluation.formats.config import FormatTrialConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import ENVIRONMENTS, EnvironmentConfig
 from ostinato.tasks.pretraining.config import PretrainingConfig
@@ -87,6 +88,7 @@ class Recipe(Record):
     evaluation: EvaluationConfig = EvaluationConfig()
     controls: ControlsConfig = ControlsConfig()
     base_selection: BaseSelectionConfig = BaseSelectionConfig()
+    format_trial: FormatTrialConfig = FormatTrialConfig()
     cycle: CycleConfig = CycleConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     serving: ServingConfig = ServingConfig()

@@ -62,6 +62,8 @@ def import_model(
         f"{facts['family']}, {facts['parameters']:,} parameters, {facts['vocabulary']:,} tokens, "
         f"{facts['dtype']}"
     )
+    if facts["note"]:
+        say(facts["note"])
     say(f"chat template: {facts['chat_template']}")
     say(f'calls: in a recipe, [harness] dialect = "{facts["dialect"]}"')
     if find_hub_model(place) is not None:

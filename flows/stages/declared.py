@@ -18,6 +18,7 @@ from ostinato.infra.platform.cluster.workspace import Placed
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
 from ostinato.tasks.evaluation.base_models.config import BaseMeasures, BaseSelectionRequest
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
+from ostinato.tasks.evaluation.formats.config import FormatTrialRequest, FormatTrialResult
 from ostinato.tasks.pretraining.config import PretrainingRequest, PretrainingResult
 from ostinato.tasks.pretraining.mtp.config import (
     MtpRequest,
@@ -139,6 +140,10 @@ BASE_SELECTION = _child(
     "base-selection", "base-measures", "ostinato.tasks.evaluation.base_models.run",
     BaseSelectionRequest, BaseMeasures, "problems checkpoint",
     placement={"sources", "humaneval"}, file="measures.json")
+FORMAT_TRIAL = _child(
+    "format-trial", "format-trial", "ostinato.tasks.evaluation.formats.run",
+    FormatTrialRequest, FormatTrialResult, "problems checkpoint",
+    placement={"processes"}, file="trial.json")
 CANDIDATE = _child(
     "candidate", "candidate", "ostinato.tasks.realtime.cycle_training",
     CycleTrainingRequest, CycleTrainingResult, "checkpoint",
@@ -153,7 +158,7 @@ STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
         PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, REINFORCEMENT, EVALUATION,
-        ENDPOINT, BASE_SELECTION, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
+        ENDPOINT, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
     )
 }
 # fmt: on

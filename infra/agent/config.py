@@ -23,6 +23,7 @@ from ostinato.models.decode.protocol import Priority
 from ostinato.models.rendering.vocabulary import TOOL_NAMES
 
 SHORTEST_RESULT_CHARACTERS = 100
+EditForm = Literal["tool", "whole_function", "search_replace", "udiff"]
 
 
 class ToolPolicy(Record):
@@ -82,7 +83,7 @@ class HarnessConfig(Record):
     dialect: str = COMPACT
     """call format the template was trained with: compact, full, one of published models (`ostinato import`
     says which) or an installed one"""
-    edits: Literal["tool", "whole_function", "search_replace", "udiff"] = "tool"
+    edits: EditForm = "tool"
     """form of edits: calls of edit_file and write_file, or instead of them blocks in a plain answer: whole
     functions, search and replace, unified diffs. Only tool in the compact dialect"""
     policy: ToolPolicy = ToolPolicy()

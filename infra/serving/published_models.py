@@ -24,6 +24,7 @@ FAMILIES = PluginGroup(
     "model family",
     {
         "llama": "ostinato.models.families.dense:LLAMA",
+        "mistral": "ostinato.models.families.dense:MISTRAL",
         "qwen2": "ostinato.models.families.dense:QWEN2",
         "qwen3": "ostinato.models.families.dense:QWEN3",
         "qwen3_moe": "ostinato.models.families.experts:QWEN3_MOE",

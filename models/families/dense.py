@@ -1,4 +1,4 @@
-"""Families without experts: llama (SmolLM2 and Llama 3 are of it), qwen2, qwen3."""
+"""Families without experts: llama (SmolLM2 and Llama 3 are of it), mistral, qwen2, qwen3."""
 
 from typing import Any
 
@@ -38,6 +38,15 @@ def _write_llama(spec: ModelSpec) -> dict[str, Any] | None:
     return None if fields is None else fields | {"attention_bias": False, "mlp_bias": False}
 
 
+def _read_mistral(fields: ConfigFields) -> ModelSpec:
+    """llama's network, which `family_of_spec` writes it as. A file that names no window means one of 4096."""
+    if not fields.is_null("sliding_window"):
+        window = fields.take("sliding_window", 4096)
+        raise ValueError(f"config.json: sliding_window = {window}, wanted null: full attention")
+    fields.count("num_key_value_heads")  # where it is absent transformers takes 8, not all heads
+    return _read(fields, qk_norm=False, qkv_bias=False)
+
+
 def _read_qwen2(fields: ConfigFields) -> ModelSpec:
     _expect_full_attention(fields)
     return _read(fields, qk_norm=False, qkv_bias=True)
@@ -70,5 +79,6 @@ def _expect_full_attention(fields: ConfigFields) -> None:
 
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama)
+MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, lambda spec: None)
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2)
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3)

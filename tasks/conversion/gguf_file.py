@@ -53,6 +53,9 @@ _FURTHER_ENDS = (Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
 _END_TEXTS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
 ) | {"<end_of_turn>", "</s>"}
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED_ROWS = 1024  # of embedding and output matrix
+_OUTLIERS = 0.01  # share of values that importance-weighted blocks may round further
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
@@ -97,9 +100,12 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
     files["generation_config.json"] = json.dumps(
         named_ids | ({"eos_token_id": ends} if ends else {})
     ).encode()
+    note = tensors.tie_copies()
+    if note:
+        fields["tie_word_embeddings"] = True
     # without what transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
-    return PublishedModel(place, plain, tensors.headers, tensors.fetch, files)
+    return PublishedModel(place, plain, tensors.headers, tensors.fetch, files, note)
 
 
 class _NamingReader(GGUFReader):
@@ -186,6 +192,17 @@ class _Stored:
     def byte_shape(self) -> tuple[int, ...]:
         return quant_shape_to_byte_shape(self.shape, self.kind)
 
+    @property
+    def bits(self) -> int:
+        """Bits per value, without those of a block's scale."""
+        of_block, bytes_of_block = GGML_QUANT_SIZES[self.kind]
+        return 8 * bytes_of_block // of_block
+
+    def every(self, path: Path, step: int) -> np.ndarray:
+        """Every `step`-th row as fp32."""
+        blocks = np.memmap(path, np.uint8, "r", self.start, self.byte_shape)
+        return dequantize(np.ascontiguousarray(blocks[::step]), self.kind)
+
 
 class _Tensors:
     """Tensors of a file by their published names."""
@@ -213,6 +230,31 @@ class _Tensors:
             name: TensorHeader(stored.shape, torch.float32, path)
             for name, stored in self._stored.items()
         }
+
+    def tie_copies(self) -> str:
+        """Makes one tied matrix, of the finer form, of an output matrix that is a copy of the embedding: they
+        differ by no more than rounding, a step of the coarser form in each block. Returns a line that says so.
+        Empty: they differ, or there is no output matrix.
+        """
+        embedding, output = self._stored.get(_EMBEDDING), self._stored.get(_OUTPUT)
+        if embedding is None or output is None or embedding.shape != output.shape:
+            return ""
+        finer, coarser = sorted((embedding, output), key=lambda one: one.bits, reverse=True)
+        step = -(-embedding.shape[0] // _COMPARED_ROWS)
+        of_block = GGML_QUANT_SIZES[coarser.kind][0]
+        rows, rounded = (
+            one.every(self._path, step).reshape(-1, of_block) for one in (finer, coarser)
+        )
+        step_N1 = np.abs(rows).max(axis=1, keepdims=True) / 2 ** (coarser.bits - 1)
+        if np.mean(np.abs(rows - rounded) > step_N1) > _OUTLIERS:
+            return ""
+        self._stored[_EMBEDDING] = finer
+        for tensors in (self._stored, self.headers):
+            del tensors[_OUTPUT]
+        return (
+            f"{output.name} ({output.kind.name}) is a copy of {embedding.name} ({embedding.kind.name}): "
+            f"one tied matrix, from {finer.kind.name}"
+        )
 
     def fetch(self, name: str) -> Tensor:
         """One tensor. KeyError when there is none of that name."""

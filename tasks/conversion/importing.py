@@ -67,6 +67,7 @@ def import_model(
             "vocabulary": tokenizer.get_vocab_size(),
             "chat_template": template,
             "dialect": dialect,
+            "note": source.note,
         }
         files = {
             f"{PUBLISHED}/{name}": content

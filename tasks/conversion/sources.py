@@ -48,6 +48,7 @@ class PublishedModel:
     headers: dict[str, TensorHeader]
     fetch: Callable[[str], Tensor]
     files: dict[str, bytes]  # side files and the tokenizer by name
+    note: str = ""  # how the model here differs from its files
 
 
 @contextmanager

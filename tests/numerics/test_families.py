@@ -50,6 +50,7 @@ GROUPS = {  # of experts, with a shared one and a first layer without
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_theta": 100_000.0}),
     "llama-3": ("llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA_3}),
+    "mistral": ("mistral", {"sliding_window": None, "rope_theta": 1e6}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True, "head_dim": 4}),
     "qwen3": ("qwen3", {"tie_word_embeddings": False}),
     "qwen3_moe": (
@@ -175,7 +176,8 @@ def test_import_and_export_change_no_bit(name: str, dtype: torch.dtype, tmp_path
     files = TensorFiles.of(sorted((tmp_path / "in").glob("*.safetensors")))
     weights = dict(family.read_weights(ours.spec, files.fetch))
     written = write_model_directory(tmp_path / "out", ours.spec, weights.__getitem__, dtype)
-    assert written.model_type == family.model_type
+    written_as = {"mistral": "llama"}  # the same network
+    assert written.model_type == written_as.get(name, name.partition("-")[0])
     again = TensorFiles.of([tmp_path / "out" / "model.safetensors"])
     assert again.headers.keys() == files.headers.keys()
     for key in files.headers:
@@ -183,7 +185,7 @@ def test_import_and_export_change_no_bit(name: str, dtype: torch.dtype, tmp_path
             assert again.fetch(key).dtype == files.fetch(key).dtype
         assert torch.equal(again.fetch(key), files.fetch(key).to(again.fetch(key).dtype)), key
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert family.spec_of(config) == ours.spec
+    assert written.spec_of(config) == ours.spec
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3"])

@@ -52,6 +52,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 # the chain of an imported model, last: it takes as long as all others together
 IMPORTED: tuple[tuple[str, ...], ...] = (
     ("import", "smollm2"),
+    ("try", "checkpoint/smollm2@1", "--problems", "2"),
     ("export", "checkpoint/smollm2@1", "dense", "--dtype", "bfloat16", "--gguf"),
     ("import", "dense/model.gguf", "--as", "quantised"),
     # without a cycle: on the line of tests `miniature` serves, whose context is shorter

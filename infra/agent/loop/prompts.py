@@ -33,14 +33,16 @@ def write_system_prompt(
     """
     if config.system_prompt is not None:
         return config.system_prompt
+    tools = tuple(tools)
+    means, end = ("with tools ", " and no tool call") if tools else ("", "")
     parts = [
-        "You are a coding agent. You work on a repository with tools until the user's request is "
-        "done, then answer with a short final message and no tool call.",
+        f"You are a coding agent. You work on a repository {means}until the user's request is "
+        f"done, then answer with a short final message{end}.",
         _describe_place(facts),
-        _describe_calls(config, states_tools=states_tools),
+        *([_describe_calls(config, states_tools=states_tools)] if tools else []),
         *([] if config.edits == "tool" else [f"# Edits\n{GUIDES[config.edits]}"]),
-        *([] if states_tools else _describe_tools(tools, config)),
-        _describe_conduct(policy),
+        *([] if states_tools or not tools else _describe_tools(tools, config)),
+        _describe_conduct(policy, has_tools=bool(tools)),
     ]
     if config.max_restarts:
         parts.append(
@@ -130,10 +132,11 @@ def _describe_calls(config: HarnessConfig, *, states_tools: bool) -> str:
     )
 
 
-def _describe_conduct(policy: ToolPolicy) -> str:
+def _describe_conduct(policy: ToolPolicy, *, has_tools: bool) -> str:
+    look = "- Look before you change; run the tests or check your work before you finish."
     lines = [
         "# Conduct",
-        "- Look before you change; run the tests or check your work before you finish.",
+        *([look] if has_tools else []),
         "- Change only what the request needs. Do not edit tests unless asked.",
         "- Ask the user only what the repository cannot answer.",
     ]

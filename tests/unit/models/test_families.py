@@ -20,6 +20,7 @@ DENSE = {
 EXPERTS = DENSE | {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 REQUIRED = {
     "llama": DENSE,
+    "mistral": DENSE | {"sliding_window": None},
     "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": EXPERTS | {"num_experts": 8},
@@ -36,6 +37,14 @@ def test_a_field_left_out_means_what_it_means_in_transformers(model_type: str) -
     whole = {name: value for name, value in whole.items() if not name.startswith("_")}
     family: Family = FAMILIES.load(model_type)
     assert family.spec_of(stated) == family.spec_of(whole)
+
+
+def test_a_mistral_with_a_window_is_refused_also_where_the_file_leaves_it_out() -> None:
+    for config in (DENSE, DENSE | {"sliding_window": 4096}):
+        with pytest.raises(ValueError, match="sliding_window = 4096, wanted null"):
+            FAMILIES.load("mistral").spec_of(config)
+    spec = FAMILIES.load("mistral").spec_of(REQUIRED["mistral"])
+    assert family_of_spec(spec).model_type == "llama"
 
 
 def test_kimi_k2_is_read_as_the_network_that_it_copies() -> None:

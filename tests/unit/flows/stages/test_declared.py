@@ -21,6 +21,7 @@ def requests_of(recipe: Recipe) -> dict[str, BaseModel]:
         "reinforcement": {"run_id": "", **dict(recipe.reinforcement)},
         "evaluation": {"checkpoint_name": "pretrained/miniature@1"},
         "base-selection": {"sources": (), "humaneval": ""},
+        "format-trial": {"formats": ({"dialect": "hermes"},)},
     }
     requests = {}
     for stage in CHILDREN:
@@ -53,7 +54,7 @@ def changed_stages(override: str) -> tuple[set[str], set[str]]:
         ("reinforcement.max_steps=3", {"reinforcement"}),
         ("corpus.held_out_share=0.2", {"corpus"}),
         ("retrieval.contrastive.epochs=7", {"retrieval"}),
-        ("harness.max_turns=3", {"corpus", "reinforcement", "evaluation"}),
+        ("harness.max_turns=3", {"corpus", "reinforcement", "evaluation", "format-trial"}),
     ],
 )
 def test_a_setting_decides_the_stages_whose_request_holds_it(

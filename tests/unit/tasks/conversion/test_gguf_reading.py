@@ -221,3 +221,36 @@ def test_a_file_that_is_cut_meanwhile_names_the_tensor(tmp_path: Path) -> None:
             ConfigError, match=r"model\.gguf: tensor output_norm\.weight cannot be read"
         ):
             source.fetch("model.norm.weight")
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_second_quantised_copy_of_the_embedding_is_one_tied_matrix(
+    is_copy: bool, tmp_path: Path
+) -> None:
+    out = write_files(tmp_path, "qwen2", hidden_size=64, tie_word_embeddings=True)
+    embedding: dict[str, np.ndarray] = {}
+
+    def round_embedding(name: str, rows: np.ndarray) -> tuple[np.ndarray, Kind]:
+        if name != "token_embd.weight":
+            return rows, Kind.F32
+        embedding["exact"] = rows
+        return quantize(rows, Kind.Q5_0), Kind.Q5_0
+
+    rewrite_gguf(out / GGUF_FILE, tmp_path / "rounded.gguf", round_embedding)
+    output = embedding["exact"] if is_copy else embedding["exact"][::-1]
+    rewrite_gguf(
+        out / GGUF_FILE,
+        tmp_path / "two.gguf",
+        round_embedding,
+        more={"output.weight": np.ascontiguousarray(output)},
+    )
+    facts = import_model(str(tmp_path / "two.gguf"), tmp_path / "tied", tmp_path / "cache")
+    once = import_model(str(tmp_path / "rounded.gguf"), tmp_path / "once", tmp_path / "cache")
+    if not is_copy:
+        assert facts["parameters"] == int(once["parameters"]) + output.size
+        assert facts["note"] == once["note"] == ""
+        return
+    assert facts["parameters"] == once["parameters"]
+    assert "one tied matrix, from F32" in str(facts["note"])
+    weights = load_file(tmp_path / "tied" / "model.safetensors")
+    assert torch.equal(weights["model.embed_tokens.weight"], torch.from_numpy(output))

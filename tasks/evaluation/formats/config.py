@@ -1,0 +1,114 @@
+"""Settings, request and result of a format trial: which tool-call dialect and edit form a model can write."""
+
+from typing import Literal, get_args
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ostinato.infra.agent.config import EditForm, HarnessConfig
+from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.protocol import SandboxKind
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.grading.config import GradingConfig
+
+EXAMPLES = 3
+
+
+class AnswerFormat(Record):
+    """A form of answers: of tool calls and of edits."""
+
+    dialect: str
+    edits: EditForm = "tool"
+
+    @property
+    def title(self) -> str:
+        """Both by name."""
+        return f"{self.dialect}, {self.edits}"
+
+
+class FormatTrialConfig(Record):
+    """Amounts of `ostinato try`."""
+
+    problems: PositiveInt = Field(
+        default=8, description="training problems, one attempt at each in every format"
+    )
+    seconds: PositiveFloat = Field(
+        default=210.0,
+        description="time of all formats together; attempts that are not done by then do not count",
+    )
+    temperature: float = Field(default=0.5, ge=0, description="0 is greedy")
+    slots: PositiveInt = Field(default=8, description="attempts that one process decodes together")
+
+
+class FormatTrialRequest(Record):
+    """One checkpoint and the formats to try."""
+
+    checkpoint_directory: str
+    problems_directory: str
+    formats: tuple[AnswerFormat, ...] = Field(min_length=1)
+    config: FormatTrialConfig
+    harness: HarnessConfig
+    """everything but dialect and edits"""
+    grading: GradingConfig = GradingConfig()
+    sandbox: SandboxKind = SandboxKind.NAMESPACE
+    decoding: DecodingConfig = DecodingConfig()
+    processes: int = Field(default=2, ge=1, description="engines that decode at the same time")
+    seed: int = 0
+
+
+class FormatTrialShard(Record):
+    """One process of a trial."""
+
+    trial: FormatTrialRequest
+    index: int
+    count: int
+
+
+Ending = Literal["solved", "changed", "parsed", "unread"]
+"""The furthest that an attempt came: the tests pass, a file is changed, a call or an edit could be read, none could."""
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+class FormatAttempt(Record):
+    """A whole attempt as the model read and wrote it."""
+
+    format: AnswerFormat
+    problem_id: str
+    ending: Ending
+    generated_tokens: int
+    text: str = Field(description="prompt, answers and results, special tokens by name")
+
+
+class FormatTrialShardResult(Record):
+    """The attempts of one process that ended in time."""
+
+    attempts: tuple[FormatAttempt, ...]
+
+
+class FormatScore(Record):
+    """Counts of one format's attempts."""
+
+    format: AnswerFormat
+    attempts: int = Field(description="attempts that ended in time")
+    parsed: int = Field(description="attempts with a call or an edit that could be read")
+    changed: int = Field(description="attempts that left a changed file")
+    solved: int
+    generated_tokens: float = Field(description="tokens per attempt, mean; 0 of none")
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Larger is better: solved, changed, parsed, then fewer tokens. Shares, as attempts differ in number."""
+        shares = (self.solved, self.changed, self.parsed)
+        return *(count / max(1, self.attempts) for count in shares), -self.generated_tokens
+
+
+class FormatTrialResult(Record):
+    """Scores in the order that the formats were tried in, and attempts of the best one to read."""
+
+    scores: tuple[FormatScore, ...]
+    examples: tuple[FormatAttempt, ...]
+    wall_seconds: float
+
+    @property
+    def best(self) -> FormatScore:
+        """The score of the format to take."""
+        return max(self.scores, key=lambda score: score.rank)
