@@ -55,6 +55,27 @@ class OpenCheckpoint:
     metadata: dict[str, Any]
     tokenizer_path: Path | None
 
+    @property
+    def weights(self) -> "StoredWeights":
+        """The weights by canonical name, each read whenever it is asked for."""
+        return StoredWeights(self)
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """Weights of an open checkpoint, in the order of its spec."""
+
+    def __init__(self, opened: OpenCheckpoint) -> None:
+        self._read, self._names = opened.read, weight_shapes(opened.spec)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 def save_checkpoint(
     directory: Path,

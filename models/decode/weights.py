@@ -22,7 +22,7 @@ from ostinato.models.decode.compiled.packed import join_flat, join_packed, pack_
 from ostinato.models.decode.config import Precision
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
-from ostinato.models.weight_shapes import check_shapes, weight_shapes
+from ostinato.models.weight_shapes import check_shapes
 
 _LAYER_NORMS = "input_layernorm", "post_attention_layernorm"
 
@@ -46,8 +46,8 @@ class TrunkArrays(NamedTuple):
     and its rounding would move close choices of experts away from the trainer's, which is float32.
     """
 
-    embedding_VD: np.ndarray
-    head: np.ndarray  # the embedding again, packed as [D, V]
+    embedding: np.ndarray  # packed [D, V]
+    head: np.ndarray  # packed [D, V]; the same array where the embedding is tied
     qkv: np.ndarray  # packed [D, (H + 2G) * d] per layer
     qk_scale: np.ndarray  # [H + G, d] per layer, the attention scale folded into queries
     output: np.ndarray  # packed [H * d, D] per layer
@@ -71,13 +71,20 @@ class DecodeWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Canonical weights in the number formats that are stored."""
+    """Canonical weights in the number formats that are stored, each made when it is packed."""
 
-    tensors: Mapping[str, Tensor]
-    folds_norms: bool
+    weights: Mapping[str, Tensor]
+    precision: Precision
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+        tensor = self.weights[name].detach()
+        is_matrix = tensor.dim() > 1 and not name.endswith(".mlp.gate.weight")
+        is_rounded = is_matrix and self.precision is Precision.BF16
+        return tensor.to(torch.bfloat16 if is_rounded else torch.float32)
+
+    @property
+    def folds_norms(self) -> bool:
+        return self.precision is Precision.FP32
 
     def fold_norm(self, matrix: Tensor, norm: str) -> Tensor:
         """A matrix whose input has passed a norm, which is folded in where norms are."""
@@ -95,29 +102,19 @@ def prepare_weights(
     version: int,
     precision: Precision = Precision.FP32,
 ) -> DecodeWeights:
-    """Checks, fuses and packs a copy. The input may be changed afterwards.
+    """Checks, fuses and packs a copy, a layer at a time, so that memory holds little beside the copy where
+    `weights` reads a file. The input may be changed afterwards.
 
     Raises ValueError that names the tensor, so that nothing half-applied is ever served.
     """
     check_weights(spec, weights)
     check_vectors(spec)
-    source = _Source(
-        {
-            name: weights[name].detach().to(_stored_as(name, shape, precision))
-            for name, shape in weight_shapes(spec).items()
-        },
-        folds_norms=precision is Precision.FP32,
-    )
+    source = _Source(weights, precision)
     return DecodeWeights(
         version=version,
         trunk=_pack_trunk(spec, source),
         drafts=tuple(_pack_draft(spec, source, depth) for depth in range(spec.mtp_depth)),
     )
-
-
-def _stored_as(name: str, shape: tuple[int, ...], precision: Precision) -> torch.dtype:
-    is_matrix = len(shape) > 1 and not name.endswith(".mlp.gate.weight")
-    return torch.bfloat16 if is_matrix and precision is Precision.BF16 else torch.float32
 
 
 def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
@@ -138,21 +135,31 @@ def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def _pack_trunk(spec: ModelSpec, source: _Source) -> TrunkArrays:
-    head = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+    embedding = pack_matrix(source["model.embed_tokens.weight"].t())
     layers = [f"model.layers.{layer}" for layer in range(spec.num_layers)]
-    mixes = [_expert_matrices(spec, source, layer) for layer in layers]
+    parts = len(layers) * expert_sizes(spec)[0]
     return TrunkArrays(
-        embedding_VD=join_flat([source["model.embed_tokens.weight"]]),
-        head=pack_matrix(source[head].t()),
-        qkv=join_packed(pack_matrix(_fuse_qkv(spec, source, layer).t()) for layer in layers),
+        embedding=embedding,
+        head=embedding if spec.tied_embeddings else pack_matrix(source["lm_head.weight"].t()),
+        qkv=join_packed(
+            (pack_matrix(_fuse_qkv(spec, source, layer).t()) for layer in layers), len(layers)
+        ),
         qk_scale=join_flat([_fuse_scales(spec, source, layer) for layer in layers]),
         output=join_packed(
-            pack_matrix(source[f"{layer}.self_attn.o_proj.weight"].t()) for layer in layers
+            (pack_matrix(source[f"{layer}.self_attn.o_proj.weight"].t()) for layer in layers),
+            len(layers),
         ),
-        gate=join_packed(pack_matrix(mix.gate_ED.t()) for mix in mixes),
-        gate_bias=join_flat([mix.bias_E for mix in mixes]),
-        up=join_packed(pack_matrix(up.t()) for mix in mixes for up in mix.up_EFD),
-        down=join_packed(pack_matrix(down.t()) for mix in mixes for down in mix.down_EDF),
+        gate=join_packed(
+            (pack_matrix(_gate_ED(spec, source, layer).t()) for layer in layers), len(layers)
+        ),
+        gate_bias=join_flat([_gate_bias_E(spec, source, layer) for layer in layers]),
+        up=join_packed(
+            (pack_matrix(up.t()) for layer in layers for up in _up_EFD(spec, source, layer)), parts
+        ),
+        down=join_packed(
+            (pack_matrix(down.t()) for layer in layers for down in _down_EDF(spec, source, layer)),
+            parts,
+        ),
         final_norm_D=join_flat([source["model.norm.weight"]]),
         qkv_bias=join_flat(
             [_fuse_biases(spec, source, layer) for layer in layers]
@@ -163,31 +170,32 @@ def _pack_trunk(spec: ModelSpec, source: _Source) -> TrunkArrays:
     )
 
 
-class _Experts(NamedTuple):
-    """Matrices of one layer. F counts gate and up rows."""
-
-    gate_ED: Tensor
-    bias_E: Tensor
-    up_EFD: Tensor
-    down_EDF: Tensor
+# Matrices of a layer's experts; a dense layer is one of a single expert. F counts gate and up rows.
+_EXPERT_NORM = "post_attention_layernorm.weight"
 
 
-def _expert_matrices(spec: ModelSpec, source: _Source, layer: str) -> _Experts:
-    norm = f"{layer}.post_attention_layernorm.weight"
+def _gate_ED(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
     if not spec.num_moe_layers:
-        up_FD = source.fold_norm(source[f"{layer}.mlp.gate_up_proj.weight"], norm)
-        down_DF = source[f"{layer}.mlp.down_proj.weight"]
-        nothing = torch.zeros(1, spec.hidden_size), torch.zeros(1)
-        return _Experts(*nothing, up_FD[None], down_DF[None])
-    return _Experts(
-        source.fold_norm(source[f"{layer}.mlp.gate.weight"], norm),
-        # a softmax router has no bias
-        source.tensors.get(
-            f"{layer}.mlp.gate.e_score_correction_bias", torch.zeros(spec.num_experts)
-        ),
-        source.fold_norm(source[f"{layer}.mlp.experts.gate_up_proj"], norm),
-        source[f"{layer}.mlp.experts.down_proj"],
-    )
+        return torch.zeros(1, spec.hidden_size)
+    return source.fold_norm(source[f"{layer}.mlp.gate.weight"], f"{layer}.{_EXPERT_NORM}")
+
+
+def _gate_bias_E(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
+    name = f"{layer}.mlp.gate.e_score_correction_bias"  # a softmax router has none
+    return source[name] if name in source.weights else torch.zeros(expert_sizes(spec)[0])
+
+
+def _up_EFD(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
+    norm = f"{layer}.{_EXPERT_NORM}"
+    if spec.num_moe_layers:
+        return source.fold_norm(source[f"{layer}.mlp.experts.gate_up_proj"], norm)
+    return source.fold_norm(source[f"{layer}.mlp.gate_up_proj.weight"], norm)[None]
+
+
+def _down_EDF(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
+    if spec.num_moe_layers:
+        return source[f"{layer}.mlp.experts.down_proj"]
+    return source[f"{layer}.mlp.down_proj.weight"][None]
 
 
 def _fuse_qkv(spec: ModelSpec, source: _Source, layer: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ostinato.infra.platform.errors import StorageError, boundary
 from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.infra.serving.engine.health import SwapReport
-from ostinato.models.checkpoint import load_checkpoint
+from ostinato.models.checkpoint import open_checkpoint
 from ostinato.models.decode.config import (
     CachePolicy,
     DecodingConfig,
@@ -110,6 +110,6 @@ def load_engine(directory: Path, name: str, decoding: DecodingConfig, **sizes: A
     `configure_engine` takes them. ConfigError as `start_engine`.
     """
     with boundary(StorageError, f"checkpoint {name} in {directory}"):
-        checkpoint = load_checkpoint(directory)
+        checkpoint = open_checkpoint(directory)
     config = configure_engine(decoding, cache_policy=CachePolicy.EXACT, **sizes)
     return start_engine(checkpoint.spec, checkpoint.weights, 0, config, name)

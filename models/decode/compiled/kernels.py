@@ -200,6 +200,18 @@ def copy_floats(x, x_at, y, y_at, count):
 
 
 @numba.njit(**BARE)
+def copy_column(packed, column, depth, columns, y, y_at):
+    """y = a column of a packed matrix [depth, columns], which may be of bf16."""
+    first = column // PANEL * PANEL
+    panel_width = min(PANEL, columns - first)
+    place = first * depth + column - first
+    target = y[y_at : y_at + depth]
+    for row in range(depth):
+        target[row] = as_float(packed[place])
+        place += panel_width
+
+
+@numba.njit(**BARE)
 def choose_experts(
     logits, at, bias_E, bias_at, num_experts, routing, scratch_E, experts_K, shares_K
 ):

@@ -158,7 +158,7 @@ class NativeTrunk:
         self._make_room(len(tokens_B))
         run_draft(
             tuple(weights.drafts[depth]),
-            weights.trunk.embedding_VD,
+            weights.trunk.embedding,
             weights.trunk.head,
             self._width,
             self._step,
@@ -181,7 +181,7 @@ class NativeTrunk:
         """
         if self._opened is None or self._opened[0] is not weights:
             trunk = weights.trunk
-            self._opened = weights, (_addresses(trunk), trunk.embedding_VD, trunk.norms)
+            self._opened = weights, (_addresses(trunk), trunk.embedding, trunk.norms)
         return self._opened[1]
 
     def _logits_view(self, rows: int) -> np.ndarray:

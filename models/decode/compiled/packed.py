@@ -6,7 +6,7 @@ product reads memory in order. Numbers are float32, or bf16 as the uint16 of the
 Shapes: K rows, O columns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -37,22 +37,34 @@ def _aligned(count: int, kind: np.dtype) -> np.ndarray:
 def pack_matrix(matrix_KO: Tensor) -> np.ndarray:
     """Panels of a matrix, columns padded with zeros to whole vectors."""
     depth, columns = matrix_KO.shape
-    padded = torch.zeros(depth, whole_vectors(columns), dtype=matrix_KO.dtype)
-    padded[:, :columns] = matrix_KO
-    panels = padded.split(PANEL, dim=1)
-    return join_flat(panels)
+    padded = whole_vectors(columns)
+    is_bf16 = matrix_KO.dtype == torch.bfloat16
+    packed = _aligned(depth * padded, np.dtype(np.uint16 if is_bf16 else np.float32))
+    items = torch.from_numpy(packed).view(matrix_KO.dtype)
+    for first in range(0, padded, PANEL):
+        last = min(first + PANEL, padded)
+        panel_KC = items[depth * first : depth * last].view(depth, last - first)
+        part_KC = matrix_KO[:, first:last]
+        panel_KC[:, : part_KC.shape[1]] = part_KC
+    return packed
 
 
 def join_flat(parts: Iterable[Tensor]) -> np.ndarray:
     """The elements of all parts in order."""
-    flat = [part.contiguous().view(-1) for part in parts]
-    return join_packed(
-        (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy() for part in flat
-    )
+    parts = [part.contiguous().view(-1) for part in parts]
+    arrays = [
+        (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy()
+        for part in parts
+    ]
+    joined = _aligned(sum(map(len, arrays)), arrays[0].dtype)
+    return np.concatenate(arrays, out=joined)
 
 
-def join_packed(matrices: Iterable[np.ndarray]) -> np.ndarray:
-    """Flat arrays one after another."""
-    parts = list(matrices)
-    joined = _aligned(sum(map(len, parts)), parts[0].dtype)
-    return np.concatenate(parts, out=joined)
+def join_packed(matrices: Iterator[np.ndarray], count: int) -> np.ndarray:
+    """`count` flat arrays of one length after another, each made when it is copied."""
+    first = next(matrices)
+    joined = _aligned(count * len(first), first.dtype)
+    joined[: len(first)] = first
+    for number, matrix in enumerate(matrices, start=1):
+        joined[number * len(first) :][: len(first)] = matrix
+    return joined

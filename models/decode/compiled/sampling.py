@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from ostinato.models.decode.compiled.kernels import (
+    copy_column,
     copy_floats,
     exponential,
     gate_row,
@@ -167,7 +168,7 @@ def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, b
             scale_row(normal[row * width : (row + 1) * width], norms[:width])
     multiply_packed(normal, 0, width, hidden_in, 0, mixed, 0, width, rows, width, width, 1)
     for row in range(rows):
-        copy_floats(embedding, tokens_B[row] * width, normal, row * width, width)
+        copy_column(embedding, tokens_B[row], width, vocab, normal, row * width)
         normalize_row(normal, row * width, normal, row * width, width, epsilon)
         if len(norms):
             scale_row(normal[row * width : (row + 1) * width], norms[width : 2 * width])

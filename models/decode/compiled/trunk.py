@@ -13,6 +13,7 @@ import numba
 from ostinato.models.decode.compiled.kernels import (
     attend_rows,
     choose_experts,
+    copy_column,
     copy_floats,
     gate_row,
     multiply_packed,
@@ -198,7 +199,7 @@ def _normalize(rows, hidden, normal, width, epsilon, norms, norm):
 @numba.njit(**BARE)
 def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     """All layers for N rows. `weights` as `NativeTrunk` opens them, `buffers` are addresses."""
-    shape, sizes, epsilon, _, _, (has_norm, has_bias), routing = constants
+    shape, sizes, epsilon, _, step, (has_norm, has_bias), routing = constants
     addresses, embedding, norms = weights
     (qkv_w, qkv_bias), qk_scale, output_w, gate_w, experts, final_norm = _open_weights(
         addresses, embedding
@@ -209,7 +210,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
     width, _, padded_experts, _, layers, _ = sizes
     rows, qkv_width = len(tokens_N), (heads + 2 * groups) * head_width
     for row in range(rows):
-        copy_floats(embedding, tokens_N[row] * width, hidden, row * width, width)
+        copy_column(embedding, tokens_N[row], width, step, hidden, row * width)
     for layer in range(layers):
         _normalize(rows, hidden, normal, width, epsilon, norms, 2 * layer)
         at = layer * width * qkv_width

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ostinato.infra.serving.engine.start import start_engine
+from ostinato.models.decode.compiled.packed import PANEL, pack_matrix
 from ostinato.models.decode.config import CachePolicy, EngineConfig, Precision
 from ostinato.models.decode.engine import DecodeEngine
 from ostinato.models.decode.protocol import GenerateRequest, Generation
@@ -199,8 +200,7 @@ def test_weights_that_arrive_in_bf16_are_taken_as_they_are(spec: ModelSpec) -> N
         for array, same in zip(one, other, strict=True):
             np.testing.assert_array_equal(array, same)
     np.testing.assert_array_equal(
-        taken.trunk.embedding_VD,
-        arriving["model.embed_tokens.weight"].view(torch.uint16).numpy().reshape(-1),
+        taken.trunk.embedding, pack_matrix(arriving["model.embed_tokens.weight"].t())
     )
 
 
@@ -208,7 +208,7 @@ def test_rounding_is_to_nearest_even() -> None:
     weights = random_weights(DENSE)
     ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8 - 2**-20, 2**-130])
     weights["model.embed_tokens.weight"][0, :4] = ties
-    packed = prepare_weights(DENSE, weights, 0, Precision.BF16).trunk.embedding_VD[:4]
+    packed = prepare_weights(DENSE, weights, 0, Precision.BF16).trunk.embedding[: 4 * PANEL : PANEL]
     seen = (packed.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(seen, np.float32([1, 1 + 2**-6, -1 - 2**-7, 2**-130]))
 

@@ -2,18 +2,23 @@
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.local import LocalEngine
+from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, StopReason
 from ostinato.models.decode.weights import prepare_weights
 from tests.fakes.engine_runs import read_some
+from tests.fakes.small_spec import make_spec
 from tests.fakes.tiny_model import TINY, random_weights
 
 
@@ -190,3 +195,35 @@ async def test_a_closed_engine_fails_its_streams() -> None:
             pass
     with pytest.raises(EngineError, match="is closed"):
         stream.close()
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from ostinato.infra.serving.engine.start import load_engine
+from ostinato.models.decode.config import DecodingConfig
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+directory, precision = sys.argv[1:]
+load_engine(Path(directory) / "small", "warm", DecodingConfig(precision=precision), slots=1).close()
+before = resident_bytes()
+engine = load_engine(
+    Path(directory) / "large", "engine", DecodingConfig(precision=precision), slots=1, max_context_tokens=32
+)
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 1.25), ("bf16", 0.65)])
+def test_a_decoding_process_holds_little_more_than_the_packed_weights(
+    precision: str, most: float, tmp_path: Path
+) -> None:
+    spec = make_spec(32_000, 512, experts=(4, 2, 1024), num_layers=4)
+    save_checkpoint(tmp_path / "small", TINY, random_weights(TINY))
+    path = save_checkpoint(tmp_path / "large", spec, random_weights(spec))
+    command = [sys.executable, "-c", HOLDS, str(tmp_path), precision]
+    held = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    # a tied embedding is packed once, and nothing of the file stays
+    assert held < most * (path / "model.safetensors").stat().st_size
