@@ -85,7 +85,7 @@ class ChatSession:
         elif self._fits(message):
             self.conversation.append_user(message)
         else:
-            await self.conversation.restart(write_first_message(prompt, self._facts()))
+            await self.conversation.restart(write_first_message(prompt, self._facts(), harness))
         transcript = await run_conversation(
             self.conversation,
             self.workplace.environment,

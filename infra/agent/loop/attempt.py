@@ -123,7 +123,7 @@ def first_messages(
         system = write_system_prompt(
             tools.values(), config, policy, request.facts, states_tools=states_tools
         )
-    return system, write_first_message(request.prompt, request.facts)
+    return system, write_first_message(request.prompt, request.facts, config)
 
 
 async def run_conversation(

@@ -127,9 +127,14 @@ def _word_results(
     if not dialect_of(config).is_explained:
         return [cut_middle(text, limit) for text, limit in zip(texts, limits, strict=True)]
     return [
-        f"[{call.call_id} {call.tool or 'call'} {ran.status}]\n{cut_lines(text, limit)}"
+        f"[{_title(call, ran)}]\n{cut_lines(text, limit)}"
         for call, ran, text, limit in zip(calls, done, texts, limits, strict=True)
     ]
+
+
+def _title(call: ParsedCall, ran: _Ran) -> str:
+    """A block in a plain answer has no id."""
+    return " ".join(filter(None, (call.call_id, call.tool or "call", ran.status)))
 
 
 def _record(call: ParsedCall, ran: _Ran) -> ToolCallRecord:

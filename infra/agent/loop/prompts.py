@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import dialect_of
-from ostinato.infra.agent.dialects.edits.blocks import GUIDES
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES, REMINDERS
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.tools.definition import Argument, Tool, tool_schemas
 
@@ -54,8 +54,12 @@ def write_system_prompt(
     return "\n\n".join(parts)
 
 
-def write_first_message(prompt: str, facts: PromptFacts) -> str:
-    """The user's message after the files that the user has looked at lately."""
+def write_first_message(prompt: str, facts: PromptFacts, config: HarnessConfig) -> str:
+    """The user's message after the files that the user has looked at lately, and before the form of edits:
+    small models follow what they read last.
+    """
+    if config.edits != "tool" and config.system_prompt is None:
+        prompt = f"{prompt}\n\n{REMINDERS[config.edits]}"
     if not facts.recent_files:
         return prompt
     shown = "\n\n".join(

@@ -49,6 +49,12 @@ GUIDES = {
     ),
 }
 """What a system prompt says of each form. Without an example, which small models repeat."""
+REMINDERS = {
+    "whole_function": "Answer with each changed function, whole, in a fenced block of Python.",
+    "search_replace": "Answer with the path of each changed file and its search and replace blocks.",
+    "udiff": "Answer with a unified diff in a fenced block.",
+}
+"""What the user's message ends with."""
 
 
 def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer:

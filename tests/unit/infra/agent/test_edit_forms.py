@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import offered_tools
-from ostinato.infra.agent.dialects.edits.blocks import GUIDES, read_edits
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES, REMINDERS, read_edits
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
@@ -85,7 +85,8 @@ def test_an_answer_is_the_same_edit_in_each_form(edits: str) -> None:
 
 @pytest.mark.parametrize("edits", GUIDES)
 def test_the_guide_is_no_edit_and_edit_tools_are_not_offered(edits: str) -> None:
-    assert read_edits(GUIDES[edits], edits, FULL_TOOLS).calls == ()
+    for text in (GUIDES[edits], REMINDERS[edits]):
+        assert read_edits(text, edits, FULL_TOOLS).calls == ()
     config = HarnessConfig.model_validate({"dialect": "full", "edits": edits})
     assert offered_tools(config, ToolPolicy()).keys() == FULL_TOOLS.keys() - {
         "edit_file",

@@ -4,6 +4,8 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
+
 from ostinato.infra.agent.config import (
     AgentRequest,
     HarnessConfig,
@@ -11,7 +13,8 @@ from ostinato.infra.agent.config import (
     RecentFile,
     ToolPolicy,
 )
-from ostinato.infra.agent.dialects.dialect import enabled_tools
+from ostinato.infra.agent.dialects.dialect import enabled_tools, offered_tools
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES, REMINDERS
 from ostinato.infra.agent.dialects.full.calls import parse_calls, write_call
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment, HarnessState
@@ -76,9 +79,28 @@ def test_the_example_in_the_prompt_is_a_call_that_runs() -> None:
 
 def test_recent_files_stand_before_the_request() -> None:
     facts = PromptFacts(recent_files=(RecentFile(path="a.py", first_line=3, text="x = 1\n"),))
-    message = write_first_message("Fix it", facts)
+    message = write_first_message("Fix it", facts, FULL)
     assert message == "Recently viewed files:\n\na.py (from line 3)\nx = 1\n\nRequest:\nFix it"
-    assert write_first_message("Fix it", PromptFacts()) == "Fix it"
+    assert write_first_message("Fix it", PromptFacts(), FULL) == "Fix it"
+
+
+@pytest.mark.parametrize("edits", REMINDERS)
+def test_a_prompt_of_edits_in_plain_answers_ends_with_their_form_and_explains_no_calls(
+    edits: str,
+) -> None:
+    config = HarnessConfig.model_validate(
+        {"dialect": "hermes", "tools": ["edit_file"], "edits": edits}
+    )
+    text = write_system_prompt(
+        offered_tools(config, ToolPolicy()).values(), config, ToolPolicy(), FACTS
+    )
+    assert GUIDES[edits] in text
+    assert "tool" not in text
+    assert "# Calls" not in text
+    assert write_first_message("Fix it", FACTS, config) == f"Fix it\n\n{REMINDERS[edits]}"
+    # a model that was fine-tuned on a prompt of its own gets that alone
+    tuned = config.model_copy(update={"system_prompt": "You repair Python code."})
+    assert write_first_message("Fix it", FACTS, tuned) == "Fix it"
 
 
 def test_a_continuation_carries_the_state_of_the_work() -> None:
