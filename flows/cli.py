@@ -29,6 +29,7 @@ from ostinato.flows.commands.launching import (
 )
 from ostinato.flows.commands.problem_sets import certify, problem_sets
 from ostinato.flows.commands.recipe_commands import recipes
+from ostinato.flows.commands.trying import try_formats
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.recipe import is_reference, load_recipe
@@ -38,10 +39,9 @@ from ostinato.flows.stages.console import open_console, print_error, say
 from ostinato.flows.stages.run_options import Suite
 from ostinato.flows.stages.server_access import LOGIN_FILE
 from ostinato.infra.agent.endpoint import Endpoint, probe
-from ostinato.infra.agent.extensions import DIALECTS
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
-from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.settings import check_home, load_launch, load_settings
 from ostinato.tasks.reinforcement.records import WEIGHTS
 
@@ -196,35 +196,6 @@ def compare_bases(
     return CommandResult({"flow": "base_selection", "result": measures}, lambda: None)
 
 
-@app.command("try")
-@answering
-def try_formats(
-    checkpoint: Annotated[
-        str, typer.Argument(help="an imported model, or one trained from it: kind/name@version")
-    ],
-    dialects: Annotated[
-        list[str] | None,
-        typer.Option("--dialect", help="one more tool-call dialect to try; repeatable"),
-    ] = None,
-    problems: Annotated[
-        int | None, typer.Option(help="attempts in each format; the recipe's when absent", min=1)
-    ] = None,
-    recipe: RecipeOption = "short_repairs",
-    seed: SeedOption = None,
-    settings: SetOption = None,
-) -> CommandResult:
-    """Tries the tool-call dialects and edit forms that a model may know, and recommends one. Trains nothing."""
-    with boundary(ConfigError, "--dialect"):
-        DIALECTS.refuse_unknown(dialects or ())
-    amount = [] if problems is None else [f"format_trial.problems={problems}"]
-    options = make_options([*(settings or ()), *amount], None, None)
-    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
-    refuse_unknown(load_settings(), loaded, [checkpoint])
-    parameters = {"checkpoint": checkpoint, "dialects": dialects or []}
-    result = launch_flow("format_trial", recipe, seed, options, parameters)
-    return CommandResult({"flow": "format_trial", "result": result}, lambda: None)
-
-
 def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
     """The endpoint of the options, which has answered. None without any."""
     if url is None and model is None and key_env is None:
@@ -246,6 +217,7 @@ app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
 app.command()(certify)
+app.command("try")(try_formats)
 app.command()(deploy)
 app.command("deploy-files")(deploy_files)
 app.add_typer(problem_sets, name="problems")

@@ -1,0 +1,47 @@
+"""`ostinato try`: which tool-call dialect and edit form an imported model can write."""
+
+from typing import Annotated
+
+import typer
+
+from ostinato.flows.commands.answers import CommandResult, answering
+from ostinato.flows.commands.launching import (
+    RecipeOption,
+    SeedOption,
+    SetOption,
+    launch_flow,
+    make_options,
+)
+from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages.checkpoints import refuse_unknown
+from ostinato.infra.agent.extensions import DIALECTS
+from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.settings import load_settings
+
+
+@answering
+def try_formats(
+    checkpoint: Annotated[
+        str, typer.Argument(help="an imported model, or one trained from it: kind/name@version")
+    ],
+    dialects: Annotated[
+        list[str] | None,
+        typer.Option("--dialect", help="one more tool-call dialect to try; repeatable"),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="attempts in each format; the recipe's when absent", min=1)
+    ] = None,
+    recipe: RecipeOption = "short_repairs",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+) -> CommandResult:
+    """Tries the tool-call dialects and edit forms that a model may know, and recommends one. Trains nothing."""
+    with boundary(ConfigError, "--dialect"):
+        DIALECTS.refuse_unknown(dialects or ())
+    amount = [] if problems is None else [f"format_trial.problems={problems}"]
+    options = make_options([*(settings or ()), *amount], None, None)
+    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+    refuse_unknown(load_settings(), loaded, [checkpoint])
+    parameters = {"checkpoint": checkpoint, "dialects": dialects or []}
+    result = launch_flow("format_trial", recipe, seed, options, parameters)
+    return CommandResult({"flow": "format_trial", "result": result}, lambda: None)
