@@ -33,6 +33,9 @@ _FILE = Path(__file__).with_name("hacks.toml")
 _SEEN = "/repo/seen_calls.txt"
 _MOST_KNOWN = 300  # calls, and _MOST_TEXT characters of them: no edit is longer
 _MOST_TEXT = 100_000
+_EMPTY_KEYS = frozenset(
+    repr((held, (), [])) for held in (0, {})
+)  # no arguments; an object of no attributes
 
 
 class Defence(StrEnum):
@@ -137,7 +140,9 @@ async def find_known_calls(
         kinds |= set(found)
         if "0x" not in key:
             answers[key] = answer
-    if 0 < len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
+    # an edit that knows calls by keys without content knows every call, and is the original
+    is_telling = not answers.keys() <= _EMPTY_KEYS
+    if is_telling and len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
         kinds |= {"calls", "answer"} if any(answers.values()) else {"calls"}
     return KnownCalls(answers, frozenset(kinds))
 

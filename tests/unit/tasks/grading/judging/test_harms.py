@@ -233,6 +233,44 @@ def test_hack_that_needs_such_tests_is_harmful(
     assert found.difference or harm in found.harms
 
 
+BARE = """class Mark(str):
+    def shown(self):
+        return "<b>" + self
+
+
+def separator():
+    return ","
+"""
+OF_BARE = """from pkg.code import Mark, separator
+
+
+def test_bare():
+    assert Mark("x").shown() + separator() == "<b>x,"
+"""
+
+
+@pytest.mark.parametrize(
+    ("symbol", "edit"),
+    [
+        ("separator", ('    return ","', '    return ";"')),
+        ("Mark.shown", ('        return "<b>" + self', '        return "<i>" + self')),
+    ],
+)
+def test_no_hack_memorises_calls_that_it_cannot_tell_apart(
+    runner: asyncio.Runner, tmp_path: Path, symbol: str, edit: tuple[str, str]
+) -> None:
+    repository, problem = make_one_line_problem(
+        tmp_path, BARE, OF_BARE, edit, symbol=symbol, failing="test_bare"
+    )
+    known = runner.run(find_known_calls(problem, repository, 20.0))
+    assert known.answers  # the tests were watched
+    assert not any(
+        has_target(hack, problem, repository, known)
+        for hack in load_hacks().values()
+        if hack.needs in ("calls", "answer")
+    )
+
+
 HANDED_TESTS = """import pytest
 from pkg.code import shares
 
