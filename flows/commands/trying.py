@@ -7,7 +7,6 @@ import typer
 from ostinato.flows.commands.answers import CommandResult, answering
 from ostinato.flows.commands.launching import (
     RecipeOption,
-    SeedOption,
     SetOption,
     launch_flow,
     make_options,
@@ -32,16 +31,16 @@ def try_formats(
         int | None, typer.Option(help="attempts in each format; the recipe's when absent", min=1)
     ] = None,
     recipe: RecipeOption = "short_repairs",
-    seed: SeedOption = None,
     settings: SetOption = None,
 ) -> CommandResult:
     """Tries the tool-call dialects and edit forms that a model may know, and recommends one. Trains nothing."""
+    # without --seed: of another seed the shipped problems would have to be built anew
     with boundary(ConfigError, "--dialect"):
         DIALECTS.refuse_unknown(dialects or ())
     amount = [] if problems is None else [f"format_trial.problems={problems}"]
     options = make_options([*(settings or ()), *amount], None, None)
-    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+    loaded = load_recipe(recipe, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, [checkpoint])
     parameters = {"checkpoint": checkpoint, "dialects": dialects or []}
-    result = launch_flow("format_trial", recipe, seed, options, parameters)
+    result = launch_flow("format_trial", recipe, None, options, parameters)
     return CommandResult({"flow": "format_trial", "result": result}, lambda: None)

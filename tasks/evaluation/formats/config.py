@@ -36,6 +36,7 @@ class FormatTrialConfig(Record):
         description="time of all formats together; attempts that are not done by then do not count",
     )
     temperature: float = Field(default=0.5, ge=0, description="0 is greedy")
+    seed: int = Field(default=0, description="draws the problems and the attempts")
     slots: PositiveInt = Field(default=8, description="attempts that one process decodes together")
 
 
@@ -52,7 +53,6 @@ class FormatTrialRequest(Record):
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="engines that decode at the same time")
-    seed: int = 0
 
 
 class FormatTrialShard(Record):

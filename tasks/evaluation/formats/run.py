@@ -104,9 +104,9 @@ def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
             f"{request.problems_directory} holds 0 problems of split train, wanted at least 1"
         )
     return plan_attempts(
-        draw_problems(problems, count=request.config.problems, seed=request.seed),
+        draw_problems(problems, count=request.config.problems, seed=request.config.seed),
         attempts_per_problem=1,
-        seed=request.seed,
+        seed=request.config.seed,
         temperature=request.config.temperature,
     )
 
