@@ -35,7 +35,7 @@ from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.stages import lineage
 from ostinato.flows.stages.checkpoints import refuse_unknown
-from ostinato.flows.stages.console import open_console, print_error, say
+from ostinato.flows.stages.console import as_printable, open_console, print_error, say
 from ostinato.flows.stages.run_options import Suite
 from ostinato.flows.stages.server_access import LOGIN_FILE
 from ostinato.infra.agent.endpoint import Endpoint, probe
@@ -407,7 +407,7 @@ def show(
         )
     facts = [attempt.facts for attempt in attempts]
     return CommandResult(
-        facts, lambda: typer.echo("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts)))
+        facts, lambda: typer.echo(as_printable("\n".join(load_entry(DESCRIBE_ATTEMPTS)(attempts))))
     )
 
 

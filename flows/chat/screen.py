@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
+from ostinato.flows.stages.console import as_printable
 from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
@@ -15,8 +16,6 @@ from ostinato.infra.agent.transcript import (
 MAX_RESULT_LINES = 8
 MAX_LINE_CHARACTERS = 110
 MAX_DIFF_LINES = 400
-# control characters as pictures: a carriage return is seen, and none reaches the terminal
-_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 ENDINGS = {
     EndReason.TURN_LIMIT: "stopped: no turns left",
     EndReason.TOKEN_LIMIT: "stopped: no tokens left",
@@ -52,8 +51,8 @@ class ChatScreen:
         for call, result in zip(turn.calls, turn.results, strict=True):
             mark, style = ("●", "green") if call.status is CallStatus.OK else ("✗", "red")
             line = Text(f"{mark} ", style=style)
-            line.append(call.tool or "call", style="bold")
-            line.append(f" {_short(describe_arguments(call))}")
+            line.append(as_printable(call.tool or "call"), style="bold")
+            line.append(as_printable(f" {_short(describe_arguments(call))}"))
             if call.status is not CallStatus.OK:
                 line.append(f"  {call.status.value}", style="red")
             self.console.print(line, highlight=False)
@@ -77,7 +76,7 @@ class ChatScreen:
 
     def show_diff(self, diff: str) -> None:
         """Prints a unified diff in colour."""
-        lines = diff.removesuffix("\n").translate(_SHOWN).split("\n")
+        lines = as_printable(diff.removesuffix("\n")).split("\n")
         shown = "\n".join(lines[:MAX_DIFF_LINES])
         if self.console.is_terminal:
             self.console.print(Syntax(shown, "diff", background_color="default", word_wrap=True))
@@ -88,6 +87,7 @@ class ChatScreen:
 
     def say(self, text: str, style: str = "") -> None:
         """Prints a plain line."""
+        text = as_printable(text)
         self.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
     def ask(self, question: str) -> str:

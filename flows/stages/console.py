@@ -10,12 +10,19 @@ from rich.console import Console
 
 _WATCH_SECONDS = 3.0
 _FILE_COLUMNS = 120  # of tables in files and pipes, where no terminal says how wide they may be
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _is_watched: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
-def say(line: str) -> None:
-    """Prints one line as it is."""
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+def as_printable(text: str) -> str:
+    """Text of a model, a tool or a file with control characters as pictures, so that none reaches the terminal."""
+    return text.translate(_PICTURES)
+
+
+def say(text: str) -> None:
+    """Prints lines as they are, but for control characters."""
+    Console(stderr=True).print(as_printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def open_console() -> Console:

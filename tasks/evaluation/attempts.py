@@ -5,7 +5,7 @@ Finished ones are JSON lines of a file, so that a killed evaluation goes on wher
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.models.decode.protocol import Priority
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
 from ostinato.tasks.evaluation.statistics import AttemptRow, attempt_row
-from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
@@ -151,14 +152,21 @@ async def _attempt_with_retries(
 SOLVED = "solved_attempts"  # metric
 
 
-def plan_of(request: EvaluationRequest, problems: Iterable[Problem]) -> list[AttemptRequest]:
-    """All attempts of a request. ProblemError when the split has no problem."""
-    wanted = [problem for problem in problems if problem.split is request.split]
+def load_split(problems_directory: str, split: Split) -> list[Problem]:
+    """The problems of a split. ProblemError when there is none."""
+    problems = load_problems(Path(problems_directory))
+    wanted = [problem for problem in problems if problem.split is split]
     if not wanted:
         raise ProblemError(
-            f"{request.problems_directory} holds 0 problems of split {request.split}, wanted at least 1; "
+            f"{problems_directory} holds 0 problems of split {split}, wanted at least 1; "
             "make some ([problems.sizes], or `split` of a source), or evaluate on another suite"
         )
+    return wanted
+
+
+def plan_of(request: EvaluationRequest) -> list[AttemptRequest]:
+    """All attempts of a request. ProblemError when the split has no problem."""
+    wanted = load_split(request.problems_directory, request.split)
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,

@@ -19,6 +19,7 @@ from ostinato.models.decode.config import (
 )
 from ostinato.models.decode.protocol import Generation, StreamingClient
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.allocator import return_free_memory
 
 
 class EngineStream:
@@ -112,4 +113,6 @@ def load_engine(directory: Path, name: str, decoding: DecodingConfig, **sizes: A
     with boundary(StorageError, f"checkpoint {name} in {directory}"):
         checkpoint = open_checkpoint(directory)
     config = configure_engine(decoding, cache_policy=CachePolicy.EXACT, **sizes)
-    return start_engine(checkpoint.spec, checkpoint.weights, 0, config, name)
+    engine = start_engine(checkpoint.spec, checkpoint.weights, 0, config, name)
+    return_free_memory(0)  # what packing has freed; evaluations run an engine per core
+    return engine

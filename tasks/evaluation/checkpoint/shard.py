@@ -24,7 +24,6 @@ from ostinato.tasks.evaluation.attempts import (
     shard_of,
 )
 from ostinato.tasks.evaluation.checkpoint.records import ShardRequest, ShardResult
-from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue
@@ -40,7 +39,7 @@ def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
     """One process: an engine, boxes, and the attempts of this shard."""
     configure_logging()
     evaluation = request.evaluation
-    plan = plan_of(evaluation, load_problems(Path(evaluation.problems_directory)))
+    plan = plan_of(evaluation)
     mine = shard_of(plan, index=request.index, count=request.count)
     rows_path = workspace.directory / ROWS_FILE
     asyncio.run(_run_attempts(request, mine, rows_path, workspace))

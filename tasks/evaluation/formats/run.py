@@ -6,13 +6,11 @@ Shards do the work, each a process with its own engine and boxes, as in an evalu
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ostinato.infra.agent.transcript import CallStatus
-from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
-from ostinato.infra.platform.errors import GradingError, ProblemError
+from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.decode.protocol import ModelClient
@@ -20,6 +18,7 @@ from ostinato.models.rendering import Renderer, load_renderer
 from ostinato.tasks.evaluation.attempts import (
     INFRASTRUCTURE_OUTCOMES,
     draw_problems,
+    load_split,
     plan_attempts,
     shard_of,
 )
@@ -35,8 +34,8 @@ from ostinato.tasks.evaluation.formats.config import (
     FormatTrialShard,
     FormatTrialShardResult,
 )
+from ostinato.tasks.evaluation.shards import run_shards
 from ostinato.tasks.evaluation.statistics import mean
-from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Split, Trajectory
 from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue
@@ -52,26 +51,15 @@ def main(request: FormatTrialRequest, workspace: Workspace) -> FormatTrialResult
     started_at = time.monotonic()
     plan = _plan_of(request)
     count = min(request.processes, len(plan))
-    done = [0.0] * count
 
-    def run(index: int) -> FormatTrialShardResult:
-        def listen(progress: Progress) -> None:
-            done[index] = progress.done
-            workspace.progress.update(
-                sum(done), len(plan) * len(request.formats), f"attempts; {progress.message}"
-            )
+    def report(newest: Sequence[Progress]) -> None:
+        done = sum(one.done for one in newest)
+        total = len(plan) * len(request.formats)
+        workspace.progress.update(done, total, f"attempts; {newest[-1].message}")
 
-        return run_child(
-            SHARD_ENTRY,
-            FormatTrialShard(trial=request, index=index, count=count),
-            FormatTrialShardResult,
-            directory=workspace.directory / f"shard{index}of{count}",
-            on_progress=listen,
-            settings=workspace.settings,
-        )
-
-    with ThreadPoolExecutor(count) as threads:
-        attempts = [one for shard in threads.map(run, range(count)) for one in shard.attempts]
+    requests = [FormatTrialShard(trial=request, index=index, count=count) for index in range(count)]
+    shards = run_shards(SHARD_ENTRY, requests, FormatTrialShardResult, workspace, report)
+    attempts = [one for shard in shards for one in shard.attempts]
     scores = tuple(score_of(form, attempts) for form in request.formats)
     best = max(scores, key=lambda score: score.rank)
     return FormatTrialResult(
@@ -94,15 +82,7 @@ def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
     """One attempt at each drawn problem. Held-out problems stay unseen: a format that was chosen on them
     would no longer be measured by them.
     """
-    problems = [
-        problem
-        for problem in load_problems(Path(request.problems_directory))
-        if problem.split is Split.TRAIN
-    ]
-    if not problems:
-        raise ProblemError(
-            f"{request.problems_directory} holds 0 problems of split train, wanted at least 1"
-        )
+    problems = load_split(request.problems_directory, Split.TRAIN)
     return plan_attempts(
         draw_problems(problems, count=request.config.problems, seed=request.config.seed),
         attempts_per_problem=1,

@@ -216,7 +216,7 @@ print(resident_bytes() - before)
 """
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 1.5), ("bf16", 0.9)])
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 1.25), ("bf16", 0.65)])
 def test_a_decoding_process_holds_little_more_than_the_packed_weights(
     precision: str, most: float, tmp_path: Path
 ) -> None:
