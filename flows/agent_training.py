@@ -1,4 +1,4 @@
-"""Flow: the whole chain, one recipe in, one checkpoint out, promoted where the recipe has a serving line, one report."""
+"""Flow: the whole chain from a recipe to a checkpoint and its report. A recipe with a serving line also promotes it."""
 
 from prefect import flow
 
@@ -27,7 +27,7 @@ def agent_training(
     """Runs every stage that is not finished yet. Returns the path of the report.
 
     Args:
-        budget_seconds: RL begins no step after this much run time; the recipe's
+        budget_seconds: run time after which RL begins no further step; the recipe's
             reinforcement.budget_seconds when absent.
     """
     options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)

@@ -1,4 +1,4 @@
-"""Flow: base models side by side on what RL does not change much. Trains nothing."""
+"""Flow: compares base models on abilities that RL does not change much. Trains nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,11 +34,11 @@ def base_selection(
     checkpoints: Sequence[CheckpointName] = (),
     options: Options = None,
 ) -> list[ArtifactRef]:
-    """Measures checkpoints: loss on the code of the recipe's held-out repositories, completions of
-    HumanEval, files rebuilt from patches, speed. Returns an artifact per checkpoint.
+    """Measures checkpoints: loss on the code of the recipe's held-out repositories, HumanEval
+    completions, files rebuilt from patches, speed. Returns an artifact per checkpoint.
 
     Args:
-        recipe: name of a shipped recipe or path of a TOML file; its problems give the code.
+        recipe: name of a shipped recipe or path of a TOML file; its problems provide the code.
         checkpoints: champion, newest (the recipe's), or kind/name@version.
     """
     if not checkpoints:
@@ -58,7 +58,7 @@ def base_selection(
 
 
 def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef) -> ArtifactRef:
-    """A checkpoint -> its measures."""
+    """Artifact with a checkpoint's measurements."""
     cache = context.settings.cache_directory
     return context.make(
         BASE_SELECTION,
@@ -71,7 +71,7 @@ def measure(context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRe
 
 
 def held_out_sources(problems_directory: Path) -> tuple[str, ...]:
-    """Held-out repositories without a training problem, in alphabetical order. All of them where each has one."""
+    """Editable files of the repositories without a training problem, or of all when each has one. Sorted by name."""
     problems = load_problems(problems_directory)
     repositories = load_repositories(problems_directory)
     trained_on = {problem.repository for problem in problems if problem.split is Split.TRAIN}
@@ -85,7 +85,7 @@ def held_out_sources(problems_directory: Path) -> tuple[str, ...]:
 
 
 def show_bases(measures: Mapping[str, BaseMeasures]) -> None:
-    """A row per model: what a base is chosen by."""
+    """Prints and publishes a table with a row of measurements per model."""
     rows = [
         {
             "model": name,

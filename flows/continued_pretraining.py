@@ -1,4 +1,4 @@
-"""Flow: corpus, bulk and long-context pretraining, then fine-tuning on agent transcripts."""
+"""Flow: builds the corpus, pretrains (bulk, then long context), then fine-tunes on agent transcripts."""
 
 from prefect import flow
 
@@ -19,7 +19,7 @@ def continued_pretraining(
     problems: ProblemSet = None,
     options: Options = None,
 ) -> ArtifactRef:
-    """Trains the recipe's base checkpoint on. Returns the fine-tuned checkpoint."""
+    """Continues training the recipe's base checkpoint. Returns the fine-tuned checkpoint."""
     context = StageContext.open(recipe, seed, options)
     corpus = chain.build_corpus(
         context,

@@ -1,4 +1,4 @@
-"""Flow: the checkpoint after RL beside its start at equal tokens, and beside its start fine-tuned further."""
+"""Flow: compares the checkpoint after RL with its start at equal tokens, and with its start fine-tuned further."""
 
 import json
 import math
@@ -30,8 +30,8 @@ FINE_TUNING = "further fine-tuning"  # name of the control
 def controls(
     recipe: RecipeName = "nano", seed: Seed = None, options: Options = None
 ) -> ArtifactRef:
-    """Evaluates a checkpoint before and after RL and compares at equal tokens; with the start fine-tuned further
-    too where the recipe's `[controls]` say so. Returns the table.
+    """Evaluates a checkpoint before and after RL and compares both at equal tokens. Also compares with the start
+    fine-tuned further when the recipe's `[controls]` ask for it. Returns the table.
     """
     context = StageContext.open(recipe, seed, options)
     problems = problem_building(recipe, seed, options=context.options)
@@ -50,8 +50,8 @@ def controls(
 def fine_tune_further(
     context: StageContext, problems: ArtifactRef, start: ArtifactRef
 ) -> ArtifactRef:
-    """Trains RL's start by the recipe's last phase on demonstrations of the same problems, drawn anew, as many
-    as `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a name of its own.
+    """Trains RL's start with the recipe's last phase on newly drawn demonstrations of the same problems, as
+    many as `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a separate name.
     """
     recipe, tokens = context.recipe, context.recipe.controls.fine_tuning_tokens
     last = recipe.pretraining.phases[-1]
@@ -60,7 +60,7 @@ def fine_tune_further(
     further = recipe.model_copy(
         update={
             "name": f"{recipe.name}-further",
-            "base_checkpoint": str(start),  # whose tokenizer the corpus takes
+            "base_checkpoint": str(start),  # the corpus uses its tokenizer
             "corpus": recipe.corpus.model_copy(
                 update={
                     "seed": recipe.corpus.seed + 1,
@@ -102,7 +102,7 @@ def compare(
 
 
 def _say_times(context: StageContext, trained: ArtifactRef, other: ArtifactRef) -> None:
-    """How long RL took, and the training that is held against it."""
+    """Prints the time of RL and of the fine-tuning it is compared with."""
     rl_seconds = chain.result_of(context, trained, ReinforcementResult).used_seconds
     phases = chain.result_of(context, other, PretrainingResult).phases
     seconds = sum(phase.seconds for phase in phases)

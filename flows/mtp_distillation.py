@@ -1,4 +1,4 @@
-"""Flow: draft layers that match the main head, and the speed-up they give."""
+"""Flow: distils draft layers to match the main head, and measures their speed-up."""
 
 from prefect import flow
 
@@ -21,8 +21,8 @@ def mtp_distillation(
     pretrained: Checkpoint | None = None,
     options: Options = None,
 ) -> ArtifactRef:
-    """Distils draft layers, unless they learned with the trunk, and measures them. Returns the
-    checkpoint with both; the trunk alone where the recipe wants no draft layers.
+    """Distils draft layers, unless they were trained with the trunk, and measures them. Returns the
+    checkpoint with both, or the trunk alone when the recipe has no draft layers.
 
     Args:
         pretrained: the trunk; trained when absent.
@@ -36,7 +36,7 @@ def mtp_distillation(
         return pretrained
     corpus = chain.build_corpus(context, problems)
     drafted = pretrained
-    if context.parent_of(pretrained, "mtp") is None:  # else they learned with the trunk
+    if context.parent_of(pretrained, "mtp") is None:  # else they were trained with the trunk
         drafted = chain.distil_draft_layers(context, corpus, pretrained)
     speculation = chain.measure_speculation(context, corpus, drafted)
     showing.show_drafting(context, drafted, speculation)

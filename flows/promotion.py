@@ -1,4 +1,4 @@
-"""Flow: a checkpoint before the gate of the recipe's serving line, and before users when it passes."""
+"""Flow: offers a checkpoint to the recipe's serving line, which promotes it when its gate passes."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -25,13 +25,12 @@ def promotion(
     directly: bool = True,
     options: Options = None,
 ) -> State:
-    """Promotes a checkpoint that passes the gate against the champion. Trains nothing. Ends Failed
-    when the gate refuses. Started by hand, and by an evaluation of a recipe with
-    `serving.promote_evaluated`.
+    """Promotes a checkpoint if it passes the gate against the champion. Trains nothing. Ends Failed when
+    the gate refuses it. Started by hand, or by an evaluation of a recipe with `serving.promote_evaluated`.
 
     Args:
         checkpoint: newest (the recipe's), or kind/name@version.
-        directly: users get it at once, without the canary that the recipe may have.
+        directly: serves all users at once, without the recipe's canary.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     offered = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)

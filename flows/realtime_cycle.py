@@ -21,16 +21,16 @@ def realtime_cycle(
     budget_seconds: Budget = None,
     options: Options = None,
 ) -> realtime.CycleReport:
-    """Learns from what users did with the serving checkpoint and ships the result if it is not worse.
+    """Learns from users' interactions with the deployed checkpoint and ships the result if it is not worse.
 
     Args:
-        budget_seconds: time from the cycle's opening to its gate's word, by which it trains on less;
-            the recipe's cycle.deadline_seconds when absent.
-        trained: goes before the gate of the recipe's serving line first; made when absent.
+        budget_seconds: time from the cycle's opening to its gate's decision; a cycle that would exceed it
+            trains on less; the recipe's cycle.deadline_seconds when absent.
+        trained: checkpoint first offered to the recipe's serving line; made when absent.
     """
     options = (options or RunOptions()).with_setting("cycle.deadline_seconds", budget_seconds)
     context = StageContext.open(recipe, seed, options)
-    realtime.serving_line(context)  # a recipe without one stops here, before anything is trained
+    realtime.serving_line(context)  # a recipe without a line fails here, before anything is trained
     problems = problems_for(context, problems, recipe, seed)
     trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options

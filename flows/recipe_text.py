@@ -1,4 +1,4 @@
-"""A recipe as the TOML text that gives it, each setting under its description."""
+"""A recipe as commented TOML text."""
 
 import json
 import textwrap
@@ -11,7 +11,7 @@ from ostinato.models.record import field_docstrings
 
 
 def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
-    """Every setting of a recipe as TOML, each under its description, and so each table."""
+    """Every setting and table of a recipe as TOML, each under a comment with its description."""
     lines: list[str] = []
     tables: list[str] = []
     for name in type(recipe).model_fields:
@@ -27,7 +27,7 @@ def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
 
 
 def meaning_of(model: type[BaseModel], name: str) -> str:
-    """The description of a setting, in one line. A table without one says what it is in its class's docstring."""
+    """The description of a setting, in one line; for a table without one, the docstring of its class."""
     field = model.model_fields[name]
     described = (field.description, field_docstrings(model).get(name))
     tables = (table.__doc__ for table in tables_in(field.annotation))

@@ -22,11 +22,11 @@ def reinforcement(
     budget_seconds: Budget = None,
     options: Options = None,
 ) -> ArtifactRef:
-    """Runs RL from a fine-tuned checkpoint. Returns the checkpoint after it.
+    """Runs RL from a fine-tuned checkpoint. Returns the trained checkpoint.
 
     Args:
         start: the checkpoint to begin with; made when absent.
-        budget_seconds: no step begins after this much run time; the recipe's
+        budget_seconds: run time after which no further step begins; the recipe's
             reinforcement.budget_seconds when absent.
     """
     options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)

@@ -1,4 +1,4 @@
-"""Flow: a serving line's users get the champion before the present one again."""
+"""Flow: gives a serving line's users the previous champion again."""
 
 from prefect import flow
 
@@ -21,13 +21,13 @@ def rollback(
     reason: str = "by hand",
     options: Options = None,
 ) -> PromotionReport:
-    """Takes a checkpoint from users. Started by hand, and by the event checkpoint.regressed. Nothing
-    changes when the checkpoint serves nobody.
+    """Withdraws a checkpoint from users. Started by hand, or by the event checkpoint.regressed. Changes
+    nothing when the checkpoint serves nobody.
 
     Args:
-        recipe: whose serving line is meant, where none is named.
+        recipe: its serving line is used when `line` is empty.
         line: serving line; that of the recipe when empty.
-        checkpoint: champion, or kind/name@version that must go if it is champion.
+        checkpoint: champion, or kind/name@version, withdrawn only if it is the champion.
         reason: kept in the line's history.
     """
     name = line or line_of((options or RunOptions()).recipe_of(recipe))

@@ -1,4 +1,4 @@
-"""Flow: the code of packages in, a measured code-search encoder out."""
+"""Flow: trains and measures a code-search encoder on the code of packages."""
 
 from prefect import flow
 

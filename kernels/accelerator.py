@@ -1,18 +1,17 @@
-"""Loads the GPU kernels where there is a GPU, and says which GPUs run the grouped products.
-
-A process that sees no CUDA device never loads them.
+"""Loads the GPU kernels in processes that see a CUDA device, and checks that a GPU runs the grouped
+products.
 """
 
 import importlib
 
 import torch
 
-# mx128's fp8 products compile for no older GPU, and bf16's tiles spill registers there
+# On older GPUs mx128's fp8 products do not compile, and bf16's tiles spill registers.
 GROUPED_CAPABILITY = (9, 0)
 
 
 def load_gpu_kernels() -> bool:
-    """Gives every operation its CUDA path. Returns whether there is a device to run it."""
+    """Registers the CUDA path of every operation if there is a CUDA device. Returns whether there is."""
     if not torch.cuda.is_available():
         return False
     importlib.import_module("ostinato.kernels.triton_backend")

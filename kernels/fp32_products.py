@@ -1,11 +1,10 @@
-"""Which library multiplies fp32 matrices on this CPU.
+"""Process-wide choice of the library that multiplies fp32 matrices on a CPU.
 
-One process-wide choice. torch multiplies fp32 through MKL, which on AMD does not use AVX-512: 90
-GFLOP/s per core where oneDNN reaches 200 with the same error. torch offers oneDNN's products only
-under the name "medium" precision, which on CPUs with AMX rounds some shapes to bf16: on such a CPU
-the probe passed, and the loss of a model was off by 3e-4. So CPUs with AMX keep torch's choice. On
-others the error of a probe product decides, neither the CPU's name nor a timing, which varies from
-run to run.
+torch uses MKL, which on AMD does not use AVX-512: 90 GFLOP/s per core, while oneDNN reaches 200
+with the same error. torch offers oneDNN's products only as "medium" precision, which on CPUs with
+AMX rounds some shapes to bf16: on such a CPU the probe passed, and the loss of a model was off by
+3e-4. CPUs with AMX therefore keep torch's choice. On others the error of a probe product decides: a
+CPU's name proves nothing, and timings vary from run to run.
 """
 
 import torch
@@ -16,7 +15,7 @@ LARGEST_FP32_ERROR = 1e-4
 
 
 def choose_fp32_products() -> bool:
-    """Switches to oneDNN's fp32 products where they are exact. Returns whether they are in use."""
+    """Switches to oneDNN's fp32 products if they are exact. Returns whether they are in use."""
     if (
         torch.cuda.is_available()
         or torch.backends.cpu.get_cpu_capability() != "AVX512"

@@ -1,4 +1,4 @@
-"""How a kernel is called: by the function of its first argument's device."""
+"""Dispatch of a kernel by the device of its first argument."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Operation:
-    """One kernel with a path per device. Usable as a decorator of the CPU's."""
+    """One kernel with a path per device. Usable as a decorator of the CPU path."""
 
     def __init__(self, cpu: Callable[..., Any]) -> None:
         self.cpu = cpu

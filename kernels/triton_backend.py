@@ -1,7 +1,7 @@
-"""Loads the Triton kernels and so gives every operation its CUDA path.
+"""Importing this module loads the Triton kernels, which register every operation's CUDA path.
 
-Importing it needs Triton; on a machine with a GPU models/device.py imports it once. With
-TRITON_INTERPRET=1 the same functions run on CPU tensors.
+It needs Triton. `load_gpu_kernels` imports it on a machine with a GPU. With TRITON_INTERPRET=1 the
+same functions run on CPU tensors.
 """
 
 from ostinato.kernels.grouped_gemm import triton_bf16, triton_mx128

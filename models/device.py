@@ -1,8 +1,7 @@
-"""Where a trainer computes: its device, the backend of its process groups, the precision of its products.
+"""Device of a trainer, backend of its process groups, and precision of its products.
 
-The device is chosen by name (`choose_device`) before process groups are opened, which set it up by
-`use_device`; `current_device` then tells it. Checkpoints know no device: weights and optimiser
-states leave for the CPU and come from it.
+`choose_device` picks the device before process groups are opened, which set it with `use_device`;
+`current_device` then returns it. Checkpoints hold CPU tensors, so they do not depend on the device.
 """
 
 from collections.abc import Callable
@@ -15,19 +14,19 @@ from torch import Tensor
 from ostinato.kernels.accelerator import load_gpu_kernels
 from ostinato.kernels.fp32_products import choose_fp32_products
 
-# meta: shapes without values, for dry runs, in groups that talk to nobody
+# meta: shapes without values, for dry runs, in groups without communication
 DeviceKind = Literal["cpu", "cuda", "meta"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "meta": "fake"}
-# How tokens reach experts on other ranks, by backend. Megatron's all-to-all, which sends a token only where it goes,
-# opens streams of a GPU.
+# Dispatcher of tokens to experts on other ranks, by backend. Megatron's all-to-all sends a token
+# only to its experts' ranks, but needs a GPU's streams.
 TOKEN_DISPATCHERS: dict[str, Literal["allgather", "alltoall"]] = {
     "gloo": "allgather",
     "nccl": "alltoall",
-    "fake": "alltoall",  # a dry run takes the path of GPUs
+    "fake": "alltoall",  # a dry run follows the GPU path
 }
-# Below it kernel launches bound a GPU: nano (1.9 M) takes longer to launch than two cores take to
-# compute.
+# Smaller models are bound by kernel launches on a GPU: launching nano (1.9 M) takes longer than
+# computing it on two cores.
 CUDA_FROM_PARAMETERS = 50_000_000
 CPU = torch.device("cpu")
 
@@ -43,10 +42,10 @@ def count_gpus() -> int:
 def choose_device(
     wanted: Literal["auto", "cpu", "cuda"], *, num_parameters: int, num_ranks: int, num_gpus: int
 ) -> Literal["cpu", "cuda"]:
-    """The kind of device for a model that `num_ranks` processes train.
+    """Kind of device for a model that `num_ranks` processes train.
 
-    auto: CUDA for models from `CUDA_FROM_PARAMETERS` on where every rank has a GPU of its own, else the
-    CPU. cuda: ValueError where the GPUs do not suffice.
+    auto: CUDA for models of at least `CUDA_FROM_PARAMETERS` if every rank has its own GPU, else the
+    CPU. cuda: raises ValueError if there are too few GPUs.
     """
     if wanted == "cuda" and num_gpus < num_ranks:
         fewer = f"set the stage's world_size to {num_gpus} or " if num_gpus else "set "
@@ -61,8 +60,8 @@ def choose_device(
 
 
 def rank_device(kind: DeviceKind, rank: int) -> torch.device:
-    """The device of a rank. GPUs visible to its process are assigned in turn: the ranks of a
-    machine have consecutive numbers, and a Ray actor sees one GPU.
+    """The device of a rank. GPUs visible to its process are assigned in turn, since the ranks of a
+    machine have consecutive numbers and a Ray actor sees one GPU.
     """
     if kind != "cuda":
         return torch.device(kind)
@@ -70,10 +69,10 @@ def rank_device(kind: DeviceKind, rank: int) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes `device` the one that this process trains on. Unless it is a GPU, the machine's GPUs
-    are hidden from this process.
+    """Makes this process train on `device`. Unless it is a GPU, hides the machine's GPUs from this
+    process.
     """
-    # Engines read this module too, and importing Megatron takes 4 s.
+    # Imported here since engines import this module too, and Megatron takes 4 s to import.
     from ostinato.models.megatron_versions import set_megatron_device  # noqa: PLC0415
 
     global _device
@@ -82,7 +81,7 @@ def use_device(device: torch.device) -> None:
     set_megatron_device(device)
     if device.type == "cuda":
         cuda.is_available = _has_cuda
-        # what fp32_products may have chosen for a CPU means TF32 here
+        # the setting that fp32_products may have chosen for a CPU means TF32 on a GPU
         torch.set_float32_matmul_precision("highest")
         torch.cuda.set_device(device)
         load_gpu_kernels()
@@ -99,17 +98,17 @@ def current_device() -> torch.device:
 
 
 def token_dispatcher(device: torch.device) -> Literal["allgather", "alltoall"]:
-    """Megatron's name of the dispatcher that brings tokens to experts on other ranks."""
+    """Megatron's name of the dispatcher that sends tokens to experts on other ranks."""
     return TOKEN_DISPATCHERS[BACKENDS[device.type]]
 
 
 def on_device(array: np.ndarray) -> Tensor:
-    """A tensor of the array on the process's device."""
+    """The array as a tensor on this process's device."""
     return torch.from_numpy(array).to(_device)
 
 
 def newton_schulz_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where its products are fast (on a CPU with bf16 instructions 3x as fast), else fp32."""
+    """bf16 if its products are fast (3x as fast on a CPU with bf16 instructions), else fp32."""
     if device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32

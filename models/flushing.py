@@ -1,4 +1,4 @@
-"""Flushes of files and folders, after which a loss of power loses neither their bytes nor their names."""
+"""Flushes of files and folders, so that a loss of power loses neither their bytes nor their names."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ _ASIDE = "-replaced"
 
 
 def place_folder(temporary: Path, final: Path) -> None:
-    """Flushes a finished folder, renames it and flushes the new name. A folder that it replaces lies
-    beside it until then, where `put_back` finds it after a kill.
+    """Flushes a finished folder, renames it and flushes the new name. A replaced folder is kept
+    under another name until then, so that `put_back` can restore it after a kill.
     """
     for directory, _, names in os.walk(temporary):
         for name in names:
@@ -24,7 +24,7 @@ def place_folder(temporary: Path, final: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        # again where a reader put the old one back just now
+        # in a loop, since a reader may just have put the old one back
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     flush(final.parent)
@@ -32,13 +32,13 @@ def place_folder(temporary: Path, final: Path) -> None:
 
 
 def put_back(final: Path) -> None:
-    """Gives a folder its name back if a kill came before the one that was to replace it had the name."""
+    """Restores the name of a folder if a kill came before its replacement got the name."""
     if not final.exists() and _aside(final).is_dir():
         _aside(final).rename(final)
 
 
 def put_all_back(parent: Path) -> None:
-    """The same for all folders in one."""
+    """Calls `put_back` for all folders in `parent`."""
     for aside in parent.glob(f".*{_ASIDE}"):
         put_back(parent / aside.name.removeprefix(".").removesuffix(_ASIDE))
 
@@ -48,7 +48,7 @@ def _aside(final: Path) -> Path:
 
 
 def make_parents(folder: Path) -> None:
-    """Makes the folders above one and flushes their names."""
+    """Makes the parents of a folder and flushes their names."""
     present = next(parent for parent in folder.parents if parent.is_dir())
     folder.parent.mkdir(parents=True, exist_ok=True)
     for parent in folder.parents:

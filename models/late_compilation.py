@@ -1,9 +1,9 @@
-"""Megatron-core without PyTorch's compiler, in processes that have no GPU.
+"""Deferred compilation in Megatron-core, for processes without a GPU.
 
-Megatron decorates functions with `torch.compile` while it is imported, and the first decoration
-loads the compiler with its backend: 840 modules, 3 of the 9 s of processor time of a trainer's
-imports (docs/lab-log.md). On a CPU none of the functions is called, so compilation is deferred to
-the first call. PyTorch's optimizers still load part of the compiler, `torch._dynamo`.
+Importing Megatron decorates functions with `torch.compile`, and the first decoration loads the
+compiler with its backend: 840 modules, 3 of the 9 s of processor time of a trainer's imports
+(docs/lab-log.md). None of these functions is called on a CPU, so compilation waits for the first
+call. PyTorch's optimizers still load part of the compiler, `torch._dynamo`.
 """
 
 import functools
@@ -16,10 +16,10 @@ from typing import Any
 
 
 class _MegatronWatcher(MetaPathFinder):
-    """Finds nothing; changes `torch.compile` when Megatron-core is about to be imported."""
+    """Import hook that changes `torch.compile` just before Megatron-core is imported."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
-        """None, for any module."""
+        """Always returns None: it finds no module."""
         if fullname == "megatron.core":
             torch: Any = importlib.import_module("torch")
             if not torch.cuda.is_available():
@@ -27,7 +27,7 @@ class _MegatronWatcher(MetaPathFinder):
 
 
 def _compile_at_first_call(compile_now: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile` that waits, for plain functions, until the compiled one is called."""
+    """`torch.compile` that compiles a plain function only when it is first called."""
 
     @functools.wraps(compile_now)
     def compile_late(model: Any = None, **options: Any) -> Any:
@@ -40,5 +40,5 @@ def _compile_at_first_call(compile_now: Callable[..., Any]) -> Callable[..., Any
 
 
 def compile_late_in_megatron() -> None:
-    """Installs the watcher. To be called once per process, before it first imports Megatron-core."""
+    """Installs the hook. Call it once per process, before the first import of Megatron-core."""
     sys.meta_path.insert(0, _MegatronWatcher())

@@ -1,7 +1,7 @@
-"""Patches under which Megatron-core 0.16 (Python 3.11) and 0.19 (3.12) run on any device.
+"""Patches that let Megatron-core 0.16 (Python 3.11) and 0.19 (3.12) run on any device.
 
-Whatever device it trains on, Megatron allocates on `torch.cuda.current_device()` and counts tokens
-on the one called "cuda".
+Unpatched, Megatron always allocates on `torch.cuda.current_device()` and counts tokens on the
+device "cuda".
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _cuda_streams: dict[str, Any] = {
 
 
 class _DeviceTorch:
-    """torch for Megatron's schedules, with zeros on the process's device."""
+    """Stand-in for `torch` in Megatron's schedules that makes zeros on the process's device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -30,7 +30,7 @@ class _DeviceTorch:
         return getattr(torch, name)
 
     def zeros(self, *shape: Any, **options: Any) -> Tensor:
-        """torch's, on the process's device."""
+        """`torch.zeros` on the process's device."""
         return torch.zeros(*shape, **{**options, "device": self._device})
 
 
@@ -44,10 +44,10 @@ def set_megatron_device(device: torch.device) -> None:
     cuda.current_device = _cuda_device if is_cuda else (lambda: device)
     # otherwise an installed Transformer Engine is used, which needs CUDA
     moe_utils.te_general_gemm = None  # type: ignore[attr-defined]
-    # sums of gradients ask for the stream (0.19), all-to-alls of tokens for one of their own
+    # gradient sums use the current stream (0.19), token all-to-alls a stream of their own
     for name, function in _cuda_streams.items():
         setattr(cuda, name, function if is_cuda else getattr(torch.cpu, name))
     own_stream = None if is_cuda else torch.cpu.current_stream()  # None: Megatron makes it
     MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = own_stream  # type: ignore[assignment]
-    # Megatron forks a CUDA generator for the dropout of cut sequences; ours drop nothing.
+    # Megatron forks a CUDA generator for dropout under sequence parallelism; we use no dropout.
     initialize_rng_tracker(inference_rng_tracker=True)

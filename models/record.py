@@ -12,10 +12,10 @@ from pydantic_core import CoreSchema
 
 
 class Record(BaseModel):
-    """Frozen values. An unknown field is an error, and so is a number that is not finite: JSON has none.
+    """Frozen values. Unknown fields are errors, and so are non-finite numbers, which JSON lacks.
 
-    The description of a field that does not fit beside it stands below it. It is read when it is shown and validators
-    are built when they are first used, since both together would double the time that a process needs to start.
+    A long description is a string below its field. It is read only when shown, and validators are
+    built on first use: both at import would double the start time of a process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
@@ -33,12 +33,12 @@ class Record(BaseModel):
 
 @functools.cache
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The string below each field in the source of a model and of those that it extends."""
+    """The string below each field in the source of a model and its base classes."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         try:
             source = textwrap.dedent(inspect.getsource(owner))
-        except (OSError, TypeError):  # made at run time, as a generic class with its parameter is
+        except (OSError, TypeError):  # created at run time, such as a parametrised generic class
             continue
         body = ast.parse(source).body[0]  # noqa: TID251 - layers below know no lock; inspect parses too
         assert isinstance(body, ast.ClassDef)

@@ -1,3 +1,3 @@
-"""Stages of the mission, one folder each. Importing it prepares Megatron-core's import (models/late_compilation.py)."""
+"""Stages, one folder each. Importing this package prepares the import of Megatron-core (models/late_compilation.py)."""
 
 import ostinato.models  # noqa: F401 - before any stage imports Megatron-core

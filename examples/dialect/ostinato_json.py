@@ -11,7 +11,7 @@ from ostinato.infra.agent.transcript import CallStatus
 
 
 def parse(text: str, tools: Mapping[str, Tool]) -> ParsedAnswer:
-    """Lines that open a brace are calls, the others prose."""
+    """The calls, one per line that begins with a brace, and the other lines as prose."""
     lines = text.split("\n")
     calls = tuple(_parse_call(line, tools) for line in lines if line.startswith("{"))
     prose = "\n".join(line for line in lines if not line.startswith("{"))

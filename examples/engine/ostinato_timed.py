@@ -1,4 +1,4 @@
-"""Decode engine: the built-in one, whose statistics also hold the seconds of the slowest answer."""
+"""Decode engine: the built-in one, with the seconds of the slowest answer in its statistics."""
 
 from time import perf_counter
 from typing import Any
@@ -23,5 +23,5 @@ class TimedEngine(LocalEngine):
             self._slowest_seconds = max(self._slowest_seconds, perf_counter() - began)
 
     def statistics(self) -> dict[str, float]:
-        """Those of the engine, and the longest that an answer took."""
+        """The engine's statistics and the seconds of the slowest answer."""
         return super().statistics() | {"answer_seconds_max": self._slowest_seconds}

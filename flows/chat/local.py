@@ -16,7 +16,7 @@ from ostinato.models.rendering import load_renderer
 async def load_local(
     reference: str, recipe: str, overrides: Sequence[str] = ()
 ) -> AsyncIterator[ChatModel]:
-    """A checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
+    """The model of a checkpoint served inside this process: a directory, an artifact's name, or "promoted"."""
     context = StageContext.open(recipe, options=RunOptions(overrides=tuple(overrides)))
     directory, name = Path(reference), reference
     if not directory.is_dir():

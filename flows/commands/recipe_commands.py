@@ -16,7 +16,7 @@ recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes and their sett
 @recipes.command("list")
 @answering
 def list_recipes() -> CommandResult:
-    """Names of the shipped recipes, each with its description."""
+    """Lists the shipped recipes with their descriptions."""
     found = {name: load_recipe(name).description for name in recipe_names()}
 
     def show() -> None:
@@ -33,7 +33,7 @@ def show_recipe(
     seed: SeedOption = None,
     settings: SetOption = None,
 ) -> CommandResult:
-    """Every setting of a recipe with its value and its description."""
+    """Prints every setting of a recipe with its value and description."""
     loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
 
     def show() -> None:

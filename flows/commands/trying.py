@@ -1,4 +1,4 @@
-"""`ostinato try`: which tool-call dialect and edit form an imported model can write."""
+"""`ostinato try`: finds the tool-call dialect and edit form that an imported model can write."""
 
 from typing import Annotated
 
@@ -33,8 +33,10 @@ def try_formats(
     recipe: RecipeOption = "short_repairs",
     settings: SetOption = None,
 ) -> CommandResult:
-    """Tries the tool-call dialects and edit forms that a model may know, and recommends one. Trains nothing."""
-    # without --seed: of another seed the shipped problems would have to be built anew
+    """Tries the tool-call dialects and edit forms that a model may know, and recommends one. A recipe with a
+    foreign harness program tries that program. Trains nothing.
+    """
+    # There is no --seed option, because with another seed the shipped problems would have to be rebuilt.
     with boundary(ConfigError, "--dialect"):
         DIALECTS.refuse_unknown(dialects or ())
     amount = [] if problems is None else [f"format_trial.problems={problems}"]

@@ -17,11 +17,11 @@ from ostinato.infra.platform.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 5.0  # between two looks for a first checkpoint
+WAIT_SECONDS = 5.0  # between two checks for a first checkpoint
 
 
 def main() -> None:
-    """Serves until interrupted. Waits for a first checkpoint. Exit code 2 when the port is busy."""
+    """Waits for a first checkpoint, then serves until interrupted. Exit code 2 when the port is busy."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.operating.gateway_process")
     add_choice(parser)
     parser.add_argument("--line", help="serving line; the recipe's when absent")

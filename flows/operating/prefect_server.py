@@ -1,7 +1,7 @@
 """Process entry of the Prefect server of a home: `python -m ostinato.flows.operating.prefect_server --port 4200`.
 
-Prefect's own server for names of this machine alone: a page of another name that resolves to 127.0.0.1 gets no
-answer. Login, origins and protection against CSRF are settings in its environment.
+This is Prefect's own server, restricted to this machine's names: requests for another name that resolves to
+127.0.0.1 are refused. Login, origins and CSRF protection are settings in its environment.
 """
 
 import argparse
@@ -21,8 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="ostinato.flows.operating.prefect_server")
     parser.add_argument("--port", type=int, required=True)
     port = parser.parse_args().port
-    os.umask(0o077)  # the database and what else the server writes is for its user
-    # around the app: automations call the app itself, by a name of Prefect's own
+    os.umask(0o077)  # only its user may read the database and other files of the server
+    # wrapped, not added as middleware, because automations call the app itself under another host name
     app = TrustedHostMiddleware(create_app(final=True), allowed_hosts=[*NAMES])
     settings = get_current_settings().server
     uvicorn.run(

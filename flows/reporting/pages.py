@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, by the templates beside this file."""
+"""Self-contained HTML pages from the templates in this folder."""
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 

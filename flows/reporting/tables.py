@@ -1,4 +1,4 @@
-"""Tables of figures, and their forms for a terminal and for Markdown."""
+"""Tables of figures for the terminal and in Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class ReportRow(NamedTuple):
 
 
 def share(ratio: float | None) -> str:
-    """A part of a whole in percent. None: not measured."""
+    """A ratio in percent. None: not measured."""
     return NOT_MEASURED if ratio is None else f"{ratio:.1%}"
 
 
@@ -42,7 +42,7 @@ def print_table(
     title: str | None = None,
     caption: str | None = None,
 ) -> None:
-    """Prints rows under the names of the first one's columns."""
+    """Prints rows as a table. The keys of the first row are the column names."""
     table = Table(*(rows[0] if rows else ()), title=title, caption=caption)
     for row in rows:
         table.add_row(*map(str, row.values()))
@@ -50,7 +50,7 @@ def print_table(
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """Lines of a table whose first column is text. None without rows."""
+    """Lines of a table with text in its first column and numbers in the others. No lines without rows."""
     if rows:
         yield f"| {' | '.join(rows[0])} |"
         yield "| --- |" + " ---: |" * (len(rows[0]) - 1)

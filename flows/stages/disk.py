@@ -1,6 +1,7 @@
-"""Disk that a recipe's stages fill, estimated from its numbers before anything starts.
+"""Disk space that a recipe's stages need, estimated from its numbers before anything starts.
 
-An upper bound for weights, and a round figure for the rest: one seed of nano filled 0.5 GB beside its step checkpoints.
+The estimate is an upper bound for weights and a round figure for the rest: one seed of nano filled 0.5 GB besides
+its step checkpoints.
 """
 
 import shutil
@@ -13,13 +14,13 @@ from ostinato.tasks.reinforcement.learning.config import LearningConfig
 
 _OTHER_BYTES = 1 << 30  # source archives, boxes, problem sets, logs
 _WEIGHT_BYTES = 4  # fp32
-_RESUME_BYTES = 16  # weights, moments, and what is being written of them
+_RESUME_BYTES = 16  # per parameter: weights, moments, and the copy being written
 _COPIES = 3  # of a published checkpoint: run directory, object store, local copy
-_TOKEN_BYTES = 8  # of a corpus: run directory and object store
+_TOKEN_BYTES = 8  # per token of a corpus: run directory and object store
 
 
 def estimate_disk(recipe: Recipe) -> dict[str, int]:
-    """Bytes by what fills them, the whole chain and a cycle under way."""
+    """Bytes that the whole chain and one running cycle need, by purpose."""
     parameters = num_parameters(recipe.model)
     runs, steps = (recipe.learning, recipe.cycle.learning), recipe.reinforcement.max_steps
     return {
@@ -41,12 +42,12 @@ def _kept_checkpoints(learning: LearningConfig, steps: int) -> int:
 
 
 def _kept_versions(learning: LearningConfig, steps: int) -> int:
-    """Versions on a chain at most: the newest, and those before them up to a full copy."""
+    """Maximum number of versions on a chain: the kept newest ones, and those back to the full copy they build on."""
     return min(learning.keep_chain_versions + learning.anchor_every_versions, steps + 1)
 
 
 def refuse_small_disk(recipe: Recipe, home: Path, run_directory: Path) -> None:
-    """ConfigError when a disk has less room than the recipe's chain may fill beyond what the run has filled."""
+    """Raises ConfigError when the home's disk has too little free space for what the recipe has yet to write."""
     parts = estimate_disk(recipe)
     place = next(path for path in (home, *home.parents) if path.exists())
     free, needed = shutil.disk_usage(place).free, sum(parts.values())
@@ -60,7 +61,7 @@ def refuse_small_disk(recipe: Recipe, home: Path, run_directory: Path) -> None:
 
 
 def _filled_bytes(home: Path, run_directory: Path) -> int:
-    """Of the run's stages, finished or not, and of their weight chains."""
+    """Size of the directories of the run's stages, finished or not, and of their weight chains."""
     stages = [path for path in run_directory.glob("*") if path.is_dir()]
     chains = [home / "objects" / "chains" / f"chain-{stage.name}" for stage in stages]
     files = (path for top in (*stages, *chains) for path in top.rglob("*"))

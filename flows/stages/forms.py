@@ -1,4 +1,4 @@
-"""Parameters of the flows as Prefect's forms show them: menus, checks, and a recipe by its sections."""
+"""Parameters of the flows as Prefect's forms show them: menus, checks, and the sections of a recipe."""
 
 import functools
 import re
@@ -60,7 +60,7 @@ Seed = Annotated[
     FieldDescription("overrides the recipe's seed."),
 ]
 CheckpointName = Annotated[str, Field(pattern=_CHECKPOINT, title="Checkpoint")]
-# a flow hands on what it made; a person types its name
+# a flow passes the artifact itself; a person types its name
 Checkpoint = Annotated[
     ArtifactRef | str,
     WithJsonSchema({"title": "Checkpoint", "type": "string", "pattern": _CHECKPOINT}),
@@ -77,13 +77,13 @@ Budget = Annotated[float, Field(gt=0, title="Seconds")] | None
 
 
 def _drop_defaults(schema: dict[str, Any]) -> None:
-    """A form that shows no default sends nothing for what nobody touched."""
+    """Removes the defaults from a schema, so that the form sends nothing for untouched fields."""
     for described in schema.get("properties", {}).values():
         described.pop("default", None)
 
 
 class TableChanges(BaseModel):
-    """Changed settings of one table of a recipe. As JSON it holds these alone."""
+    """Changed settings of one table of a recipe. Its JSON holds only these."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
 
@@ -94,7 +94,7 @@ class TableChanges(BaseModel):
 
 @functools.cache
 def _changes_of(model: type[BaseModel]) -> type[TableChanges]:
-    """The model with every field optional, for values that replace those of a recipe."""
+    """The model with every field optional, for values that override a recipe."""
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind: Any = field.annotation
@@ -121,11 +121,11 @@ def _words(name: str) -> str:
 
 @dataclass(frozen=True)
 class CachedSchema:
-    """A model as a parameter whose schema is made once and holds no references. Prefect makes the schema of a form six
-    times for each flow that is deployed, and pydantic would walk through all 70 tables of a recipe each time.
+    """A model as a parameter, with a schema that is built once and holds no references. Prefect builds the schema of a
+    form six times per deployed flow, and pydantic would walk through all 70 tables of a recipe each time.
     """
 
-    model: Callable[[], type[BaseModel]]  # called when a value or the schema is wanted
+    model: Callable[[], type[BaseModel]]  # called when a value or the schema is needed
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -150,7 +150,7 @@ def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with each definition in the place of its reference."""
+    """The schema with each reference replaced by its definition."""
     if isinstance(schema, list):
         return [_without_references(item, definitions) for item in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
 """Regions of files: shown by read_file, changed by line edits.
 
-`Region`: a stretch of a file as it was last read, and the edits stated against it. An edit restates
-the region: it applies to the text as read, so a second edit replaces the first.
+A `Region` holds lines of a file as last read, and the edits to them. Edits always apply to the text as read, so a
+second edit replaces the first.
 """
 
 import re
@@ -46,7 +46,7 @@ class Region:
         return current
 
     def _with_returns(self, number: int, text: str) -> str:
-        """New lines that end as the line they replace, or the one before it where that is the file's last."""
+        """New lines with the line end of the line that they replace, or of the one before the file's last line."""
         is_last = number == len(self.lines) and not self.after
         before = (*self.before, *self.lines[: number - 1])
         ending = before[-1:] if is_last else self.lines[number - 1 : number]
@@ -140,7 +140,7 @@ def definition_at(lines: list[str], number: int) -> tuple[int, int]:
 
 
 def _with_decorators(lines: Sequence[str], start: int) -> int:
-    """The line (1-based) of the first decorator of what opens at an index."""
+    """The line (1-based) of the first decorator of the definition that opens at an index."""
     while start > 0 and lines[start - 1].lstrip().startswith("@"):
         start -= 1
     return start + 1

@@ -19,7 +19,7 @@ def make_workplace(
     baseline: Mapping[str, bytes] | None = None,
 ) -> AgentEnvironment:
     """The environment of an attempt in a sandbox of the server's repository. `baseline`: the agent's
-    files, where the repository also holds others. Tests then run in a box that never held those others.
+    files, if the repository also holds others. Tests then run in a box that never held those others.
     """
     repository = server.repository
     run_tests = make_test_runner(server, test_ids, test_limit_seconds, baseline)

@@ -23,11 +23,11 @@ def unified_diff(
 
 
 def count_changed_lines(patch: str) -> int:
-    """Lines that one file's patch without context changes: in each hunk those removed or those added,
-    whichever are more.
+    """Changed lines of one file's patch without context: for each hunk the removed or the added lines, whichever
+    are more.
     """
     count, removed, added = 0, 0, 0
-    for line in patch.split("\n")[2:]:  # below the two names
+    for line in patch.split("\n")[2:]:  # below the two header lines
         if line.startswith("@@"):
             count, removed, added = count + max(removed, added), 0, 0
         removed += line.startswith("-")
@@ -42,7 +42,7 @@ def changed_lines(before: str, after: str, context_lines: int = 1) -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines with their ends. Only a newline ends one, as in git, grep and the tools that read files."""
+    """Lines with their line ends. Only a newline ends a line, as in git, grep and the tools that read files."""
     parts = text.split("\n")
     return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 

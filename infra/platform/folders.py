@@ -1,4 +1,4 @@
-"""Folders as mappings: the content of each regular file by its path below."""
+"""Folders as mappings from the relative path of each regular file to its content."""
 
 import os
 import stat
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
-    """Path below the folder and bytes of each regular file, -1 for entries that cannot be read. Links are not followed;
-    `enters` says of a folder's path below whether it is looked into. Folders may be nested deeper than Python's stack.
+    """Relative path and bytes of each regular file; -1 bytes for entries that cannot be read. Links are not followed.
+    `enters` decides by its relative path whether a folder is listed. Folders may be nested deeper than Python's stack.
     """
     waiting = [""]
     while waiting:
@@ -22,7 +22,7 @@ def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[st
             path = f"{inside}/{entry.name}" if inside else entry.name
             try:
                 seen = entry.stat(follow_symlinks=False)
-            except OSError:  # it has vanished
+            except OSError:  # removed meanwhile
                 yield path, -1
                 continue
             if stat.S_ISREG(seen.st_mode):
@@ -34,8 +34,8 @@ def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[st
 def read_folder(
     folder: Path, *, left_out: Collection[str] = (), most_bytes: int | None = None
 ) -> dict[str, bytes]:
-    """Regular files below a folder. Links, files and folders of the names `left_out`, and files of more
-    than `most_bytes` are passed over.
+    """Regular files below a folder, without links, files and folders named in `left_out`, and files of more than
+    `most_bytes`.
     """
 
     def is_wanted(path: str) -> bool:
@@ -49,7 +49,7 @@ def read_folder(
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files below a folder, which is made with all that they need."""
+    """Writes files below a folder and creates missing folders."""
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         place = folder / path

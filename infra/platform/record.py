@@ -15,16 +15,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @runtime_checkable
 class Placed(Protocol):
-    """A request with fields that say only where it is computed. Changing those keeps its results and its
-    resume points.
+    """A request with placement fields, which say only where it is computed. A change of these keeps its
+    results and resume points valid.
     """
 
     def placement(self) -> Any:
-        """The fields, as pydantic's `exclude` takes them."""
+        """The placement fields, in the form of pydantic's `exclude`."""
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON: numbers that are not finite as text."""
+    """The value for JSON. Numbers that are not finite become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def finite(value: Any) -> Any:
 
 
 def dotted(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of nested tables with their dotted keys."""
+    """Dotted keys and values of nested tables."""
     for name, value in tables.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{name}.")

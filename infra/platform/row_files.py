@@ -9,7 +9,7 @@ from typing import IO, Any
 from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
 
-MAX_PARQUET_BYTES = 4 << 30  # of a whole file unpacked
+MAX_PARQUET_BYTES = 4 << 30  # of a whole file, unpacked
 _MAX_LIST_BYTES = 1 << 30  # of a JSON list, which is read as a whole
 _BATCH_ROWS = 64  # unpacked at once
 
@@ -17,8 +17,8 @@ _BATCH_ROWS = 64  # unpacked at once
 def read_rows(
     path: Path, suffixes: Sequence[str], columns: Sequence[str] | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Rows with their numbers from 1, counted in lines for JSON lines. `columns` of parquet alone are unpacked
-    (None: all). ConfigError when the file is missing, is of another kind, does not parse or unpacks to too much.
+    """Rows with their numbers from 1 (line numbers for JSON lines). `columns`: columns to unpack of a parquet file;
+    None: all. ConfigError when the file is missing, has another suffix, does not parse or unpacks to too many bytes.
     """
     wanted = " or ".join(suffixes)
     if not path.is_file():
@@ -38,7 +38,7 @@ def read_rows(
 
 @contextmanager
 def open_parquet(file: Path | IO[bytes], place: str) -> Iterator[Any]:
-    """The file as pyarrow's ParquetFile, of which the footer alone is read so far. `place`: its name in errors."""
+    """The file as pyarrow's ParquetFile. Only its footer is read here. `place`: its name in errors."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
@@ -57,7 +57,7 @@ def open_parquet(file: Path | IO[bytes], place: str) -> Iterator[Any]:
 def read_parquet(
     file: Path | IO[bytes], place: str, columns: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
-    """Rows, unpacked a few at a time."""
+    """Rows, unpacked in small batches."""
     num_bytes = 0
     with open_parquet(file, place) as opened:
         _refuse_large_groups(opened.metadata, place)
@@ -71,7 +71,7 @@ def read_parquet(
 
 
 def _refuse_large_groups(metadata: Any, place: str) -> None:
-    """ConfigError where the footer names a group of rows that is larger than a whole file may be."""
+    """Raises ConfigError when a row group is larger than a whole file may be, according to the footer."""
     for number in range(metadata.num_row_groups):
         num_bytes = metadata.row_group(number).total_byte_size
         if num_bytes > MAX_PARQUET_BYTES:

@@ -1,4 +1,4 @@
-"""Start of a process whose main takes seconds to load. Ctrl-C meanwhile ends it without a traceback."""
+"""Starts a program whose main module takes seconds to import. Ctrl-C during the import gives no traceback."""
 
 import importlib
 import sys
@@ -11,12 +11,12 @@ def start(module: str, *arguments: list[str]) -> NoReturn:
     """Exits with the code that `main` of the module returns."""
     try:
         sys.exit(importlib.import_module(module).main(*arguments))
-    except KeyboardInterrupt:  # while the module loads; main handles its own
+    except KeyboardInterrupt:  # during the import; main handles later ones
         sys.exit(_INTERRUPTED)
 
 
 def ostinato() -> NoReturn:
-    """The command that a person types."""
+    """Entry point of the `ostinato` command."""
     start("ostinato.flows.cli")
 
 

@@ -1,4 +1,4 @@
-"""Python source to syntax trees, from any thread.
+"""Parses Python source into syntax trees, from any thread.
 
 CPython 3.11 counts the depth of a tree under construction for the whole process, not for each
 thread: two `ast.parse` at once raise `SystemError: AST constructor recursion depth mismatch`
@@ -17,7 +17,7 @@ Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def parse_python(text: str | bytes) -> ast.Module:
-    """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does; SyntaxError too for one that is
+    """The tree of `text`. Raises SyntaxError and ValueError as `ast.parse` does, and SyntaxError for a text that is
     nested too deep for the interpreter.
     """
     with _construction:
@@ -28,7 +28,7 @@ def parse_python(text: str | bytes) -> ast.Module:
 
 
 def evaluate_literal(literal: ast.expr | str) -> Any:
-    """The value of a constant expression. ValueError, TypeError or SyntaxError where it is none."""
+    """The value of a constant expression. ValueError, TypeError or SyntaxError for any other text."""
     if isinstance(literal, ast.expr):
         return ast.literal_eval(literal)
     body = parse_python(literal).body
@@ -46,7 +46,7 @@ def parse_once(text: str | bytes) -> ast.Module:
 def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:
     """Functions, methods and classes with their qualified names, in file order.
 
-    Definitions within an `if` or `try` of a module or class count, those within a function do not.
+    Definitions within an `if` or `try` of a module or class are included, those within a function are not.
     """
     yield from _walk_body(tree.body, "")
 

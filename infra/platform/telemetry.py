@@ -1,4 +1,4 @@
-"""Log lines as key=value, and metrics of a long computation: one JSON line per step, readable while it grows
+"""Log lines as key=value, and metrics of a long computation: one JSON line per step, readable during the computation
 and after a kill.
 """
 
@@ -56,7 +56,7 @@ _NO_JSON = ("nan", "inf", "-inf")  # as `finite` writes them
 
 
 class MetricsLog:
-    """Append-only writer. Closes a killed writer's torn last line before its first."""
+    """Append-only writer. Ends a partial last line, which a killed writer left, before its own first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file of JSON lines, empty without a file. A killed writer's torn line is left out."""
+    """Rows of a file of JSON lines, empty without a file. A partial line of a killed writer is left out."""
     rows: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
@@ -95,8 +95,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | int | str]]:
-    """All lines in step order, with numbers that JSON has not as the floats they were. Steps repeated after a
-    resume count once, the last time they ran.
+    """All lines in step order, with NaN and infinities, which JSON lacks, as floats again. Of a step that was
+    repeated after a resume, only the last run is included.
     """
     rows: list[dict[str, float | int | str]] = []
     for row in read_lines(path):

@@ -1,4 +1,4 @@
-"""The device of a stage that trains, by this installation's setting, the model and its ranks."""
+"""Chooses the device of a training stage by settings, model and number of ranks, and runs its ranks there."""
 
 import functools
 import logging
@@ -30,8 +30,8 @@ _logger = logging.getLogger(__name__)
 def training_device(
     settings: Settings, spec: ModelSpec, num_ranks: int, num_gpus: int | None = None
 ) -> Literal["cpu", "cuda"]:
-    """The kind of device that all ranks train on. ConfigError where OSTINATO_DEVICE asks for GPUs that are
-    not there: `num_gpus` of a cluster (None: those of this machine).
+    """The kind of device that all ranks train on. ConfigError when OSTINATO_DEVICE asks for GPUs that are missing.
+    `num_gpus`: GPUs of a cluster; None: those of this machine.
     """
     parameters = num_parameters(spec)
     with boundary(ConfigError, "OSTINATO_DEVICE"):
@@ -53,8 +53,8 @@ def train_on_ranks(
     layout: ParallelLayout,
     stage: str,
 ) -> Answer:
-    """Rank 0's answer. Ranks are torchrun's processes under it, actors of the cluster of OSTINATO_RAY_ADDRESS,
-    else processes of this machine. Each is known to `ostinato status`.
+    """Rank 0's answer. Ranks are the processes of torchrun if it started this one, else actors of the cluster at
+    OSTINATO_RAY_ADDRESS, else processes of this machine. `ostinato status` shows each rank.
     """
     workspace = given[1]
     launch = load_launch()
@@ -74,7 +74,7 @@ def run_on_ranks(
     layout: ParallelLayout,
     stage: str,
 ) -> Answer:
-    """As `train_on_ranks`, on processes of its own under torchrun too."""
+    """Like `train_on_ranks`, but never on the processes of torchrun."""
     workspace, world_size = given[1], layout.world_size
     settings = workspace.settings
     marked = functools.partial(_train_marked, train_rank)

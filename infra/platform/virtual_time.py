@@ -1,8 +1,7 @@
 """An asyncio loop on a virtual clock that jumps to the next timer instead of sleeping.
 
-`run_virtual`. Work that only awaits timers and futures runs in virtual seconds: a simulated
-hour takes milliseconds and is the same on every run. Real sockets and threads must not be awaited
-in it.
+`run_virtual` runs work that only awaits timers and futures in virtual seconds: a simulated hour takes milliseconds
+and is the same on every run. The work must not await real sockets or threads.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Boxes for agents' commands and for verdicts: no network, no host files, limits on everything."""
+"""Sandboxes for agents' commands and for verdicts, without network or host files and with limits on every resource."""

@@ -1,6 +1,6 @@
 """The one place that chooses between kinds of sandboxes.
 
-Backends are imported when one is opened: every flow checks the kind of its recipe, and opens none.
+A backend is imported only when it is opened or checked, because every flow imports this module and few open a sandbox.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ def open_backend(kind: SandboxKind = SandboxKind.NAMESPACE) -> SandboxBackend:
 
 
 def check_kind(kind: SandboxKind) -> None:
-    """Refuse a kind that this machine cannot run. The error names what to install."""
+    """Raises SandboxError for a kind that this machine cannot run. The message names what to install."""
     if kind is SandboxKind.MICROVM:
         resolve_name("ostinato.infra.sandbox.microvm:check_host")(_image_folder())
 

@@ -1,8 +1,8 @@
-"""A pytest plugin of the second runner: runs the tests that are wanted, in their order, notes the outcome of each as
-a line of JSON, and ends the process once all have run, so that nothing a test leaves behind can hold it.
+"""A pytest plugin of the second runner (plain_run.py). It runs the requested tests in their order, writes the outcome of
+each as a line of JSON, and ends the process after the last one, so that nothing a test leaves behind can delay the end.
 
-Standard library and pytest only. It runs in a box, in the process of the code under test, and proves nothing: its
-lines carry a key, so that what is merely written to the file counts for nothing, and blind canaries run beside it.
+Standard library and pytest only. It runs in a box, in the process of the code under test, so its lines alone prove
+nothing: they carry a key, without which a line in the file does not count, and blind canaries run with the tests.
 """
 
 import json
@@ -18,7 +18,7 @@ _WORST = ("error", "failed", "skipped", "passed")
 
 
 class Reporter:
-    """Outcomes of one process. Of several items with one id the worst outcome counts."""
+    """Outcomes of one process. The worst outcome counts when several items have the same id."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._places = {test: place for place, test in enumerate(request["tests"])}
@@ -30,14 +30,14 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the wanted tests, as they are wanted, and the canaries behind them."""
+        """Keeps the requested tests, in their order, followed by the canaries."""
         kept = [item for item in items if item.nodeid in self._places]
         kept.sort(key=lambda item: self._places[item.nodeid])
         items[:] = kept + [item for item in items if item.path.name == self._canaries]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes what one part of a test adds. A part of a subtest counts where it failed."""
+        """Notes the result of one phase of a test. A subtest counts only if it failed."""
         is_subtest = hasattr(report, "context")
         if report.failed:
             self._note(report.nodeid, "failed" if report.when == "call" else "error")
@@ -54,7 +54,7 @@ class Reporter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Ends the process behind the last test, before threads, pools and exit handlers are waited for."""
+        """Ends the process after the last test, without waiting for threads, pools and exit handlers."""
         try:
             return (yield)
         finally:
@@ -62,7 +62,7 @@ class Reporter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, object, object]:
-        """Ends the process where no test could run."""
+        """Ends the process if no test could run."""
         self._end()
         return (yield)
 
@@ -76,7 +76,7 @@ class Reporter:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Reads the request beside this file and removes it."""
+    """Reads the request from the JSON file next to this one, and removes it."""
     place = Path(__file__).with_suffix(".json")
     sys.path.remove(str(place.parent))
     config.pluginmanager.register(Reporter(json.loads(place.read_text())))

@@ -1,6 +1,4 @@
-"""A repository made ready for the sandbox: which files are product code, which are tests, and one
-fingerprint of all.
-"""
+"""A repository prepared for the sandbox: which files are product code, which are tests, and a fingerprint of all."""
 
 import hashlib
 import json
@@ -20,7 +18,7 @@ TEST_FOLDERS = frozenset({"tests", "test"})
 NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 
 MANIFEST_NAME = "repository.json"
-# what a test runner or the interpreter's start reads
+# files that a test runner or the start of the interpreter reads
 RUNNER_FILES = frozenset(
     {
         "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py",
@@ -33,7 +31,7 @@ CACHE_DIRECTORIES = frozenset(
 
 
 class PreparedRepository(Record):
-    """Sources and tests in `directory`, as the sandbox shows them at /repo."""
+    """A repository whose `directory` the sandbox shows at /repo."""
 
     model_config = ConfigDict(ignored_types=(cached_property,))
 
@@ -42,13 +40,13 @@ class PreparedRepository(Record):
     directory: Path
     package_paths: tuple[str, ...] = Field(description="files or folders that hold product code")
     test_paths: tuple[str, ...]
-    """files or folders that hold tests; win over package_paths"""
+    """files or folders that hold tests; a path in both lists is a test"""
 
     @classmethod
     def from_directory(
         cls, name: str, directory: Path, package_paths: tuple[str, ...], test_paths: tuple[str, ...]
     ) -> "PreparedRepository":
-        """Describe a filled directory. Its fingerprint is computed now."""
+        """A record for a filled directory, with its fingerprint computed now."""
         for wanted in (*package_paths, *test_paths):
             if not (directory / wanted).exists():
                 raise SandboxError(f"repository {name}: {wanted} is missing below {directory}")
@@ -63,7 +61,7 @@ class PreparedRepository(Record):
 
     @classmethod
     def load(cls, directory: Path) -> "PreparedRepository":
-        """Read what `save` wrote: `directory`/repository.json beside `directory`/files."""
+        """Reads the manifest `directory`/repository.json that `save` wrote. The files are in `directory`/files."""
         manifest = directory / MANIFEST_NAME
         try:
             fields = json.loads(manifest.read_text())
@@ -72,7 +70,7 @@ class PreparedRepository(Record):
         return cls(directory=directory / "files", **fields)
 
     def save(self) -> None:
-        """Write repository.json beside the files folder. `directory` must be called `files`."""
+        """Writes repository.json next to the files folder. `directory` must be called `files`."""
         if self.directory.name != "files":
             raise SandboxError(
                 f"repository {self.name}: directory is {self.directory}, wanted .../files"
@@ -85,20 +83,20 @@ class PreparedRepository(Record):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """Every file of the pristine repository by relative path."""
+        """Content of every file of the pristine repository, by relative path."""
         return read_folder(self.directory, left_out=CACHE_DIRECTORIES)
 
     @property
     def collection_rules(self) -> str:
-        """Text of the file in which a repository has rules of its own for what a test is. Empty: it has none."""
+        """Text of the repository's own configuration of test collection. Empty: it has none."""
         return self.files.get(RULES_FILE, b"").decode(errors="replace")
 
     def is_test(self, path: str) -> bool:
-        """Whether `path` belongs to the tests."""
+        """Whether `path` is one of `test_paths` or below one."""
         return is_below(path, self.test_paths)
 
     def is_editable(self, path: str) -> bool:
-        """Whether a change of `path` counts: Python product code that steers no test runner."""
+        """Whether a change of `path` counts: only Python product code that does not configure a test runner."""
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or pure.suffix != ".py":
             return False
@@ -106,10 +104,7 @@ class PreparedRepository(Record):
         return is_product and pure.name not in RUNNER_FILES
 
     def keep_editable(self, changed: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
-        """The changes that count: editable paths whose content differs from the pristine one.
-
-        None: removed.
-        """
+        """The changes of editable paths whose content differs from the pristine one (None: removed)."""
         return {
             path: content
             for path, content in sorted(changed.items())
@@ -118,12 +113,12 @@ class PreparedRepository(Record):
 
 
 def module_of(path: str) -> str:
-    """Name by which a Python file of a repository is imported."""
+    """Import name of a Python file of a repository."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
-    """Order-free hash of paths and contents. A removed file (None) differs from an empty one."""
+    """Hash of paths and contents in any order. A removed file (None) differs from an empty one."""
     digest = hashlib.sha256()
     for path in sorted(files):
         content = files[path]
@@ -142,7 +137,7 @@ class RepositoryLayout:
 
 
 def guess_layout(paths: Iterable[str]) -> RepositoryLayout:
-    """Tests are folders named tests or test and files named test_*.py. Code is the other Python."""
+    """Tests are folders named tests or test, test_*.py and conftest.py. Other Python is code, but not setup.py or NO_PACKAGE."""
     tests: set[str] = set()
     packages: set[str] = set()
     for path in paths:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def causal_attention_reference(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
-    """Mixes the values of each token and those before it by softmax of scaled scores."""
+    """Sums the values of each token and of those before it, weighted by softmax of scaled scores."""
     scores = torch.einsum("crth,csh->crts", query_CRTH, key_CTH) * query_CRTH.shape[-1] ** -0.5
     num_queries, num_tokens = scores.shape[-2:]
     future = torch.ones(num_queries, num_tokens, dtype=torch.bool).triu(

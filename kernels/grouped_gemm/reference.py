@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def grouped_mm_reference(rows_PK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """Returns out_PN: each expert's rows times its weight transposed. Zeros where no expert is."""
+    """Returns out_PN: each expert's rows times its transposed weight. Zeros in rows without expert."""
     out_PN = torch.zeros(rows_PK.shape[0], weights_ENK.shape[1], dtype=torch.float64)
     start = 0
     for expert, end in enumerate(ends_E.tolist()):

@@ -1,12 +1,13 @@
 """Grouped products of MXFP8 in 128-blocks in Triton: fprop and dgrad, and wgrad.
 
-The kernels behind `grouped_mm_mx128_op` and `grouped_wgrad_mx128_op` and their registration for
-CUDA. Hopper's fp8 tensor cores know no scales and sum in less than fp32, so every 128 contracted
-elements the partial sum is scaled and added in fp32. They read both operands along the contracted
-dimension only: the caller brings transposed copies.
+CUDA paths of `grouped_mm_mx128_op` and `grouped_wgrad_mx128_op`. Hopper's fp8 tensor cores support
+no scales and sum in less than fp32, so after every 128 contracted elements the partial sum is
+scaled and added in fp32. They read both operands only along the contracted dimension, so the caller
+passes transposed copies.
 
-The scale bytes of rows are turned into fp32 numbers before, blocks of the contraction outermost: a
-tile then reads its scales in wide loads. It moves 5 bytes for each 128 elements of the rows.
+The scale bytes of rows are converted to fp32 numbers first, with blocks of the contraction
+outermost, so that a tile reads its scales in wide loads. This moves 5 bytes for each 128 elements
+of the rows.
 
 Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
 with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168); a tile 256 wide does not fit the
@@ -41,7 +42,7 @@ from ostinato.kernels.mxfp8.triton_quantize import power
 GROUP = tl.constexpr(WIDE_GROUP)
 PRODUCT_TILE = (128, 128)
 PRODUCT_OPTIONS = {"num_warps": 8, "num_stages": 4}
-# scales along both edges keep two sums live at once
+# smaller, since scales along both edges keep two sums in registers at once
 GRADIENT_TILE = (128, 64)
 GRADIENT_OPTIONS = {"num_warps": 4, "num_stages": 3}
 GRADIENT_PROGRAMS = 2  # per multiprocessor

@@ -1,11 +1,12 @@
-"""What the grouped products share: descriptors of operands, which tile a program works on, stores.
+"""Descriptors of operands, assignment of tiles to programs, and stores, for all grouped products.
 
-Tiles are loaded through tensor descriptors: a whole tile by one instruction, zeros past the end of
-a dimension. Experts are a dimension of the weights' descriptor: a tile that contracts past one
-expert's weights meets zeros, not the next one's numbers, where a NaN would spoil the sum.
+Tiles are loaded through tensor descriptors: one instruction loads a whole tile, with zeros past the
+end of a dimension. Experts are a dimension of the weights' descriptor, so that a tile that
+contracts past one expert's weights reads zeros, not the next expert's numbers, where a NaN would
+spoil the sum.
 
-Tiles go expert by expert and within an expert by bands of rows, so that programs that run at the
-same time read the same weights and rows from the cache.
+Tiles are ordered by expert, and within an expert by bands of rows, so that concurrent programs read
+the same weights and rows from the cache.
 
 Shapes: E experts.
 """
@@ -26,7 +27,7 @@ BAND_TILES = tl.constexpr(8)
 
 
 def num_programs(device: torch.device, each: int = 1) -> int:
-    """`each` per multiprocessor. On a CPU, where kernels are interpreted, a few."""
+    """Number of programs: `each` per multiprocessor, or 4 on a CPU, where kernels are interpreted."""
     if device.type != "cuda":
         return 4
     return each * torch.cuda.get_device_properties(device).multi_processor_count
@@ -40,8 +41,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where a descriptor could not read it: its rows start anywhere, overlap
-    or are not contiguous.
+    """The tensor, or a copy if a descriptor cannot read it because its rows are not aligned,
+    overlap or are not contiguous.
     """
     *outer, innermost = tensor.stride()
     starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in outer))
@@ -118,7 +119,7 @@ def store_rows(
 
 @triton.jit
 def store_halves(out_ptr, tile, row, end, column, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """`store_rows` of the left half, then of the right: half the shared memory at a time."""
+    """`store_rows` of the left half, then of the right half, so that half the shared memory suffices."""
     halves = tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
     left, right = tl.split(halves)
     store_rows(out_ptr, left, row, end, column, width, width, ROWS, COLUMNS // 2)

@@ -1,8 +1,7 @@
 """Log-probabilities of given tokens straight from hidden states and the output matrix.
 
-The logits live only a block of tokens at a time. The CPU path keeps each block's probabilities for
-the backward pass, since a CPU has the memory and not the arithmetic; `triton_head.py` computes them
-again.
+Logits exist only for one block of tokens at a time. The CPU path keeps their probabilities for the
+backward pass, since a CPU lacks arithmetic, not memory; `triton_head.py` recomputes them.
 
 Shapes: N tokens, D model width, V vocabulary, C tokens of a block.
 """
@@ -36,7 +35,7 @@ class _TokenLogprobs(torch.autograd.Function):
             rows = slice(start, start + BLOCK_TOKENS)
             logits_CV = hidden_ND[rows] @ head_VD.T
             probabilities_CV = torch.softmax(logits_CV, dim=-1)
-            # the largest probability is 1 over the sum of exponentials, which softmax does not tell
+            # softmax does not return the sum of exponentials; the largest probability is its inverse
             log_sum_C = logits_CV.amax(-1).sub_(probabilities_CV.amax(-1).log_())
             target_C = logits_CV.gather(-1, targets_N[rows, None])[:, 0]
             logprobs_N[rows] = target_C.sub_(log_sum_C)
@@ -81,8 +80,8 @@ def token_logprobs_op(
 def token_logprobs(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of `targets_N` and, if asked for, entropies, both [N] in nats.
-    Under torch's autocast the operands are rounded to its dtype, and their products summed in fp32.
+    """Returns log-probabilities of `targets_N` and entropies (zeros unless `with_entropy`), both
+    [N] in nats. Under autocast the operands are rounded to its dtype, and products summed in fp32.
     """
     dtype = autocast_dtype(hidden_ND.device)
     if dtype is None:

@@ -1,9 +1,9 @@
 """Output matrix, log-probability and entropy in one pass in Triton.
 
-The CUDA path of `token_logprobs_op`. The logits of a tile live in registers; what leaves the forward
-pass is a few numbers per token and vocabulary split, joined outside in order. The backward pass
-computes the logits of some thousand tokens once more, as gradients in the hidden states' dtype, and
-multiplies those twice: never a tensor of all tokens by the vocabulary.
+CUDA path of `token_logprobs_op`. Logits of a tile stay in registers. The forward pass writes a few
+numbers per token and vocabulary split, which are joined in order afterwards. The backward pass
+recomputes the logits of some thousand tokens at a time, as gradients in the hidden states' dtype,
+and multiplies these twice. There is never a tensor of all tokens by the vocabulary.
 
 Shapes: N tokens, C tokens of a chunk, V vocabulary, D model width, X splits of the vocabulary.
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 from ostinato.kernels.logprobs.op import token_logprobs_op
 
 TILE = (128, 128, 64)
-# The fastest of those measured on an H100: 8192 tokens, 151936 x 2048. The number of splits does not
-# follow the number of tokens, so that a token's sums do not either.
+# Fastest of those measured on an H100 with 8192 tokens, 151936 x 2048. The number of splits does
+# not depend on the number of tokens, so that a token's sums do not either.
 NUM_WARPS = 8
 NUM_SPLITS = 4
 CHUNK_TOKENS = 4096
@@ -43,7 +43,7 @@ def logits_tile(
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Logits of some tokens and some of the vocabulary in fp32. LOWEST outside it."""
+    """Logits in fp32 of a tile of tokens and vocabulary. LOWEST outside the vocabulary."""
     rows, columns = row + tl.arange(0, BLOCK_T), column + tl.arange(0, BLOCK_V)
     parts = tl.arange(0, BLOCK_D)
     left = hidden_ptr + rows.to(tl.int64)[:, None] * width + parts[None, :]
@@ -211,5 +211,5 @@ class _TokenLogprobs(torch.autograd.Function):
 def token_logprobs_triton(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (differentiable) and entropies, which cost nothing here."""
+    """Differentiable log-probabilities, and entropies, which have no extra cost here."""
     return _TokenLogprobs.apply(hidden_ND, head_VD, targets_N)  # type: ignore[no-any-return]

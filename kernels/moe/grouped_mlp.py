@@ -1,11 +1,11 @@
 """A mixture-of-experts layer's experts in bf16 or MXFP8, forward and backward.
 
-It chooses no expert. kernels/moe/op.py is the same layer in fp32, tuned for a CPU's cache.
+Routing is the caller's. kernels/moe/op.py is the same layer in fp32, tuned for a CPU's cache.
 
 Gradients pass straight through roundings. The routing weight is multiplied in before the second
-product, so its gradient is a row's dot product in the SwiGLU's backward. Kept for the backward pass:
-the dispatched rows (rounded), the first product in the plain dtype, the rounded weights; the
-SwiGLU's rows are computed again. No product is made for the gradient of frozen tokens or matrices.
+product, so its gradient is a row's dot product in the SwiGLU's backward. The backward pass keeps
+the dispatched rows (rounded), the first product in the plain dtype and the rounded weights, and
+recomputes the SwiGLU's rows. No gradient is computed for frozen tokens or matrices.
 
 Shapes: N tokens, K experts per token, E experts, D model width, F inner width, G = 2F, P rows.
 """
@@ -26,7 +26,7 @@ from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Rows by expert, and the way back."""
+    """Rows by expert, and their plan for the way back."""
 
     rows: Operand
     scale_P: Tensor
@@ -41,8 +41,8 @@ def dispatch(
     num_experts: int,
     precision: OperandPrecision,
 ) -> Dispatched:
-    """Rounds tokens, then lays them out by expert: a block lies within a token, so the result is
-    the same as in the other order, and K times less is rounded.
+    """Rounds tokens, then lays them out by expert. A block lies within a token, so the other order
+    would give the same result with K times as much rounding.
     """
     plan = plan_rows(experts_NK, num_experts, precision.row_align)
     tokens = precision.round_rows(tokens_ND)
@@ -58,7 +58,7 @@ def dispatch(
 
 
 def _pack(operand: Operand) -> tuple[tuple[Tensor, ...], Any]:
-    """An operand as plain tensors, as autograd saves them, and what is needed to undo it."""
+    """An operand as plain tensors, which autograd can save, and the block that `_unpack` needs."""
     if isinstance(operand, MxTensor):
         return (operand.values, operand.scales), operand.block
     return (operand,), None
@@ -79,8 +79,8 @@ def _activate(inner_PG: Tensor, scale_P: Tensor, precision: OperandPrecision) ->
 def _round_gradient(
     grad: Tensor, precision: OperandPrecision, *, for_weights: bool
 ) -> tuple[Operand, Operand]:
-    """Copies for a product over columns and for a weight gradient. The same copy twice where no
-    weight gradient is needed.
+    """Copies for a product over columns and for a weight gradient. They are the same if no weight
+    gradient is needed.
     """
     if for_weights:
         return precision.round_both(grad)
@@ -155,7 +155,7 @@ def grouped_mlp(
     *,
     precision: OperandPrecision,
 ) -> Tensor:
-    """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
+    """Runs each token through its experts (SwiGLU, gate rows first) and sums the results by weight."""
     check_runs_grouped_products(tokens_ND.device)
     return _GroupedMlp.apply(  # type: ignore[no-any-return]
         tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF, precision

@@ -1,12 +1,11 @@
-"""Experts of a mixture-of-experts layer: sort tokens by expert, one matrix product per expert,
-gather back.
+"""Experts of an MoE layer: sort tokens by expert, one matrix product per expert, gather back.
 
-Each expert is taken through all its products before the next one, so that its rows (about 1 MB at
-nano) stay in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero:
-oneDNN compiles a product for each new shape, and row counts differ in every batch.
+All products of an expert run before those of the next, so that its rows (about 1 MB at nano) stay
+in cache. An expert's rows are filled up to a multiple of 64 with rows of weight zero: oneDNN
+compiles a product for each new shape, and row counts differ in every batch.
 
-Shapes: N tokens, K experts per token, E experts, D model width, F inner width of an expert, G = 2F, P
-sorted and padded rows, R rows of one expert.
+Shapes: N tokens, K experts per token, E experts, D model width, F inner width of an expert, G = 2F,
+P sorted and padded rows, R rows of one expert.
 """
 
 from typing import Any
@@ -21,8 +20,8 @@ ROW_QUANTUM = 64
 def sort_by_expert(experts_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[slice]]:
     """Lays the token copies out by expert.
 
-    Returns place_S (row of each token copy, token-major), source_P (token of each row; padding rows
-    name token 0) and each expert's rows.
+    Returns place_S (row of each token copy, token-major), source_P (token of each row; 0 for
+    padding rows) and each expert's rows.
     """
     flat_S = experts_NK.reshape(-1)
     sorted_S, order_S = torch.sort(flat_S, stable=True)
@@ -109,5 +108,5 @@ class _ExpertMlp(torch.autograd.Function):
 def expert_mlp(
     tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
 ) -> Tensor:
-    """Runs each token through its experts (SwiGLU, gate rows first), sums results by weight."""
+    """Runs each token through its experts (SwiGLU, gate rows first) and sums the results by weight."""
     return _ExpertMlp.apply(tokens_ND, experts_NK, weights_NK, gate_up_EGD, down_EDF)  # type: ignore[no-any-return]

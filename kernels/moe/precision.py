@@ -1,13 +1,13 @@
-"""What the experts' products read: plain numbers, or MXFP8 in blocks of 32 or 128.
+"""Precision of the operands of experts' products: plain, or MXFP8 in blocks of 32 or 128.
 
-`OperandPrecision` rounds activations, gradients and weights for a product and knows which copies the
-backward pass needs. The same rounding runs on two backends: `emulated` keeps the rounded numbers in
-bf16, the other keeps MXFP8 storage and the kernels that read it.
+`OperandPrecision` rounds activations, gradients and weights for a product and makes the copies that
+the backward pass needs. The rounding has two backends: `emulated` keeps the rounded numbers in
+bf16, the other stores MXFP8 for the kernels that read it.
 
-mx32: one copy of everything, blocks (1, 32). It is turned into bf16 before each product, so the
+mx32: one copy of everything, in blocks (1, 32). It is converted to bf16 before each product, so the
 backward pass may contract it along the other dimension.
-mx128: what Hopper multiplies at speed. Rows in (1, 128); weights in (128, 128), which is the same
-both ways round; weight gradients contract rows, so they read transposed copies in (1, 128), whose
+mx128: the layout of Hopper's fast products. Rows are in (1, 128); weights in (128, 128), which
+transposing keeps. Weight gradients contract rows, so they read transposed copies in (1, 128), whose
 groups must not cross experts: experts' rows are filled up to a multiple of 128.
 
 Shapes: P rows, K width of a row, E experts, N and K of a weight.
@@ -44,7 +44,7 @@ class OperandPrecision:
     group: int | None
     """Elements that share a scale along the contracted dimension; None: not quantized."""
     emulated: bool
-    """Whether quantized operands are kept as the numbers they stand for."""
+    """Whether quantized operands are kept as the numbers that they represent."""
 
     @property
     def row_align(self) -> int:
@@ -57,7 +57,7 @@ class OperandPrecision:
         return self.group == GROUP["mx128"]
 
     def round_rows(self, rows_PK: Tensor) -> Operand:
-        """For a product that contracts the columns."""
+        """Rounds rows for a product that contracts the columns."""
         rows_PK = rows_PK.to(self.dtype)
         if self.group is None:
             return rows_PK
@@ -74,7 +74,7 @@ class OperandPrecision:
         return quantize_row_col(rows_PK.to(self.dtype), GROUP["mx128"])
 
     def round_for_wgrad(self, rows_PK: Tensor) -> Operand:
-        """For a weight gradient, which contracts the rows."""
+        """Rounds rows for a weight gradient, which contracts the rows."""
         if not self.has_two_copies:
             return self.round_rows(rows_PK)
         block = (GROUP["mx128"], 1)
@@ -83,13 +83,13 @@ class OperandPrecision:
         return transpose(quantize(rows_PK.to(self.dtype), block))
 
     def recopy_for_wgrad(self, rows: Operand) -> Operand:
-        """Weight-gradient copy of rows that exist only rounded by columns, as dispatched."""
+        """Weight-gradient copy of dispatched rows, which exist only rounded along columns."""
         if not self.has_two_copies:
             return rows
         return self.round_for_wgrad(dequantize(rows) if isinstance(rows, MxTensor) else rows)
 
     def round_weights(self, weights_ENK: Tensor) -> Operand:
-        """For products that contract K, and N in the backward pass."""
+        """Rounds weights for products that contract K, and N in the backward pass."""
         weights_ENK = weights_ENK.to(self.dtype)
         if self.group is None:
             return weights_ENK
@@ -98,6 +98,6 @@ class OperandPrecision:
 
 
 def find_precision(name: PrecisionName, device: torch.device) -> OperandPrecision:
-    """The precision of a recipe. Only CUDA multiplies MXFP8. Elsewhere it is emulated."""
+    """The precision of a recipe on a device. MXFP8 is emulated except on CUDA."""
     dtype = torch.float32 if name == "fp32" else torch.bfloat16
     return OperandPrecision(dtype, GROUP.get(name), device.type != "cuda")

@@ -1,12 +1,9 @@
-"""The MXFP8 format: e4m3 values that share a power-of-two scale by blocks.
+"""The MXFP8 format: e4m3 values that share a power-of-two scale per block.
 
-The constants, the record of a quantized matrix and the two exact conversions between a scale byte
-and its power of two.
-
-A byte b stands for 2**(b - 127); 255 marks a block that held NaN or infinity. Blocks are (rows,
-columns) of the last two dimensions: (1, 32) is the row copy of OCP MX, (32, 1) its column copy, (1,
-128) and (128, 128) are the coarser layouts that Hopper can multiply at speed. A coarse block is a
-valid MX tensor too: its byte repeated over the 32-blocks inside.
+A scale byte b means 2**(b - 127); 255 marks a block that held NaN or infinity. Blocks are (rows,
+columns) of the last two dimensions: (1, 32) is the row copy of OCP MX, (32, 1) its column copy, and
+(1, 128) and (128, 128) are the coarser layouts of Hopper's fast products. A tensor in coarse blocks is
+also a valid MX tensor, with each byte repeated over the 32-blocks inside.
 
 Shapes: M rows, K columns of a matrix; S and T scales along them.
 """
@@ -24,7 +21,9 @@ SCALE_NAN = 255
 FP32_MANTISSA_BITS = 23
 # 448 = 1.75 * 2**8: a mantissa above .75 needs one more power of two
 RCEIL_MANTISSA_LIMIT = 0x600000
-SUBNORMAL_POWER = 0x00400000  # 2**-127, the one power of two of the range that fp32 holds subnormal
+SUBNORMAL_POWER = (
+    0x00400000  # 2**-127, the only power of two of the range that is subnormal in fp32
+)
 
 Block = tuple[int, int]
 

@@ -1,7 +1,7 @@
 """Rounding to MXFP8 and back as one compiled loop over fp32 numbers.
 
-Plain torch needs twenty passes over memory for the same. Needs numba, which takes a second to load:
-imported on first use.
+Plain torch needs twenty passes over memory for it. This module is imported on first use, since
+numba takes a second to load.
 
 Shapes: L matrices, M rows, K columns.
 """
@@ -21,7 +21,7 @@ _MAX = np.float32(FP8_MAX)
 _SIGN = np.int32(-(2**31))
 _MAGNITUDE = np.int32(2**31 - 1)
 _MANTISSA = np.int32(2**23 - 1)
-# e4m3 keeps 3 of fp32's 23 bits; below 2**-6 its steps are 2**-9, as fp32's are at 1.5 * 2**14
+# e4m3 keeps 3 of fp32's 23 bits; below 2**-6 its steps are 2**-9, like those of fp32 at 1.5 * 2**14
 _KEPT = np.int32(-(2**20))
 _HALF_STEP = np.int32(2**19 - 1)
 _SMALLEST_NORMAL = np.int32((SCALE_BIAS - 6) << 23)
@@ -30,7 +30,7 @@ _SUBNORMAL_STEPS = np.float32(1.5 * 2**14)
 
 @numba.njit(cache=True, error_model="numpy")
 def _scale_byte(bits):
-    """RCEIL of a largest magnitude, given as the bits of the fp32 number. 255 where not finite."""
+    """RCEIL of a largest magnitude, given as the bits of the fp32 number. 255 if it is not finite."""
     exponent = bits >> 23
     if exponent == 255:
         return 255
@@ -77,7 +77,7 @@ def _largest_of(bits_MK, first, last, block_columns, largest):
 
 @numba.njit(cache=True, error_model="numpy")
 def _round_row(row_K, down, up, block_columns, out_K):
-    """One row with the factors of its blocks."""
+    """Rounds one row with the factors of its blocks."""
     if block_columns == 1:
         for column in range(row_K.size):
             out_K[column] = _rounded(row_K[column] * down[column]) * up[column]

@@ -1,11 +1,11 @@
 """Quantizing to MXFP8 and back.
 
-CPU paths; the Triton paths register themselves for CUDA (kernels/triton_backend.py). All paths are
-bit-equal to `reference.py`.
+These are the CPU paths; the Triton paths register themselves for CUDA (kernels/triton_backend.py).
+All paths are bit-equal to `reference.py`.
 
-Eager torch decodes e4m3 at 3.0 ns per element, so it is decoded through the bits of a half. A
-training step on a CPU skips storage: `fake_quantize` gives at once what a product would read, in
-one compiled loop (native_rounding.py).
+Eager torch decodes e4m3 at 3.0 ns per element, so e4m3 is decoded through the bits of a half. A
+training step on a CPU stores no bytes: `fake_quantize` directly returns the numbers that a product
+would read, in one compiled loop (native_rounding.py).
 
 Shapes: M rows, K columns.
 """
@@ -33,7 +33,7 @@ HALF_OF_FP8 = 256.0  # e4m3 bits shifted into a half read 2**-8 of the value
 
 
 def _block_maxima(matrix: Tensor, block: Block) -> Tensor:
-    """Largest magnitude of each block, NaN where it holds one."""
+    """Largest magnitude of each block. NaN if the block holds one."""
     rows, columns = matrix.shape[-2:]
     if columns % block[1] or rows % block[0]:
         matrix = functional.pad(matrix, (0, -columns % block[1], 0, -rows % block[0]))
@@ -46,7 +46,7 @@ def _block_maxima(matrix: Tensor, block: Block) -> Tensor:
 
 
 def _scaled(matrix: Tensor, factors: Tensor, block: Block) -> Tensor:
-    """`matrix` times its block's factor, without expanding the factors where blocks fit."""
+    """`matrix` times its blocks' factors, which are expanded only if blocks do not fit."""
     rows, columns = matrix.shape[-2:]
     if columns % block[1] or rows % block[0]:
         return matrix * expand_blocks(factors, block, matrix.shape)
@@ -58,7 +58,7 @@ def decode_fp8(values: Tensor) -> Tensor:
     """e4m3 to fp32, exactly. 0x7F and 0xFF give NaN."""
     byte = values.view(torch.uint8).to(torch.int16)
     half = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
-    # 0x7F would read 480: the one code of e4m3 that is not a number
+    # 0x7F would decode to 480, but it is e4m3's NaN
     half = torch.where((byte & 0x7F) == 0x7F, 0x7E00, half)
     return half.view(torch.float16).float() * HALF_OF_FP8
 
@@ -109,12 +109,12 @@ def quantize_row_col(matrix: Tensor, group: int) -> tuple[MxTensor, MxTensor]:
 
 
 def dequantize(tensor: MxTensor) -> Tensor:
-    """The numbers a quantized matrix stands for, in bf16."""
+    """The numbers that a quantized matrix represents, in bf16."""
     return dequantize_op(tensor.values, tensor.scales, *tensor.block, torch.bfloat16)
 
 
 def transpose(tensor: MxTensor) -> MxTensor:
-    """The transposed matrix by moving bytes. Square blocks only keep their block."""
+    """The transposed matrix, with bytes moved. Only square blocks keep their shape."""
     return MxTensor(
         tensor.values.transpose(-1, -2).contiguous(),
         tensor.scales.transpose(-1, -2).contiguous(),

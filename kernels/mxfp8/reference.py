@@ -1,11 +1,11 @@
 """MXFP8 rounding in plain torch, to check every other path against, bit by bit.
 
-The meaning of `quantize` and `dequantize`: one scale byte per block from its largest magnitude,
-values divided by the scale, saturated and rounded to nearest even.
+It defines `quantize` and `dequantize`: one scale byte per block from its largest magnitude, values
+divided by the scale, saturated and rounded to nearest even.
 
-The scale is RCEIL, the power of two not below amax / 448, by integers alone; FLOOR (OCP's first
-recipe) would saturate a sixth of Gaussian blocks. A block that holds
-NaN or infinity gets scale byte 255 and NaN values; zeros keep their sign.
+The scale is RCEIL, the smallest power of two not below amax / 448, computed with integers only;
+FLOOR (OCP's first recipe) would saturate a sixth of Gaussian blocks. A block that holds NaN or
+infinity gets scale byte 255 and NaN values. Zeros keep their sign.
 
 Shapes: M rows, K columns, padded to P x Q; S x T blocks.
 """

@@ -1,13 +1,13 @@
 """Quantizing to MXFP8 and back in Triton.
 
-The kernels behind `quantize`, `quantize_row_col` and `dequantize`, their launches and their
-registration for CUDA. Bit-equal to `reference.py`. Importing it needs Triton, not a GPU.
+CUDA paths of `quantize`, `quantize_row_col` and `dequantize`, bit-equal to `reference.py`.
+Importing it needs Triton, but no GPU.
 
 All are bound by memory (3.03 bytes per element; 4.06 for both copies), so a program reads its tile
-once. Block maxima are taken on the bits of the magnitudes: integers order like the numbers, and NaN
-comes out above all. The conversion instruction saturates and rounds to nearest even by itself. On
-Hopper, whose fp8 products read both operands along the contracted dimension, the column copy is
-stored transposed.
+once. Block maxima are taken on the bits of the magnitudes: as integers they have the order of the
+numbers, with NaN above all. The conversion instruction itself saturates and rounds to nearest even.
+The column copy is stored transposed, since Hopper's fp8 products read both operands along the
+contracted dimension.
 
 Shapes: M rows, K columns; G elements of a block.
 """
@@ -24,14 +24,14 @@ from torch import Tensor
 from ostinato.kernels.mxfp8.formats import FP8, scale_shape
 from ostinato.kernels.mxfp8.op import dequantize_op, quantize_op, quantize_row_col_op
 
-# The fastest of those measured on an H100 with Triton 3.6, over 32768 x 7168 elements.
+# Fastest of those measured on an H100 with Triton 3.6, over 32768 x 7168 elements.
 NUM_WARPS = 4
 ROW_TILE = (8, 512)
 NARROW_COLUMN_TILE = (32, 256)  # blocks of up to 32 rows
 WIDE_COLUMN_TILE = (128, 64)
 BOTH_TILE = {32: (32, 128), 128: (128, 128)}
-# Triton 3.6 takes 142 registers for the big tile: one program per multiprocessor, whose loads wait
-# for its stores. 128 let two run side by side, without spills.
+# Triton 3.6 uses 142 registers for the big tile, which allows one program per multiprocessor, and
+# its loads wait for its stores. With 128 registers two programs fit, without spills.
 BOTH_OPTIONS = {32: {"num_warps": 4}, 128: {"num_warps": 8, "maxnreg": 128}}
 
 

@@ -1,11 +1,11 @@
-"""Laying token copies out by expert for grouped products, and summing them back.
+"""Layout of token copies by expert for grouped products, and the sums of their results.
 
 `permute` and `unpermute` are adjoint to each other, so each is the other's backward.
 
-An expert's rows are filled up to a multiple of `align` with rows of zeros. The number of rows is
-known before the experts are (`largest_rows`), so that nothing waits for the device; rows behind the
-last expert's belong to nobody. Copies keep token order within an expert: no atomics, the same
-layout every time.
+An expert's rows are filled up to a multiple of `align` with rows of zeros. On a GPU the number of
+rows is a bound (`largest_rows`) that does not depend on the experts, so that the host does not wait
+for the device; rows after the last expert's are unused. Copies keep token order within an expert,
+without atomics, so the layout is always the same.
 
 Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows.
 """
@@ -31,7 +31,7 @@ class RowPlan:
 
 
 def largest_rows(num_copies: int, num_experts: int, align: int) -> int:
-    """Rows that are enough for every choice of experts."""
+    """Number of rows that suffices for every choice of experts."""
     used = min(num_experts, num_copies)
     return (num_copies + used * (align - 1)) // align * align
 
@@ -59,7 +59,7 @@ def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
     """Gives every copy a row among those of its expert."""
     num_rows = largest_rows(experts_NK.numel(), num_experts, align)
     if not experts_NK.is_cuda:
-        # reading the counts costs nothing here, and fewer rows are less work
+        # on a CPU reading the counts is free, and fewer rows are less work
         counts_E = torch.bincount(experts_NK.reshape(-1), minlength=num_experts)
         num_rows = int(((counts_E + align - 1) // align * align).sum())
     return RowPlan(*plan_rows_op(experts_NK, num_experts, align, num_rows))
@@ -68,7 +68,7 @@ def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
 @Operation
 def permute_op(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
     """Rows by source, zeros for padding."""
-    # torch masks no fp8; zeros are zero bytes
+    # as bytes, since torch cannot mask fp8; its zeros are zero bytes
     flat = tokens_ND.view(torch.uint8) if tokens_ND.element_size() == 1 else tokens_ND
     rows_PD = flat.index_select(0, source_P.clamp(min=0))
     rows_PD[source_P < 0] = 0
@@ -89,7 +89,7 @@ def unpermute_op(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
 
 
 def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
-    """Copies each token to its rows. Padding rows are zeros. Any dtype, bytes too."""
+    """Copies each token to its rows. Padding rows are zeros. Accepts any dtype, including bytes."""
     return permute_op(tokens_ND, plan.source_P)
 
 

@@ -1,4 +1,4 @@
-"""Laying token copies out by expert and summing them back, as loops, to check `op.py` against.
+"""Layout of token copies by expert and their sums, as loops, to check `op.py` against.
 
 Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows.
 """

@@ -1,10 +1,10 @@
-"""Laying rows out by expert in Triton.
+"""Layout of rows by expert in Triton.
 
-Nothing depends on the order in which programs run: the plan counts each block of copies, scans the
-counts, then places each block's copies; sums over a token's rows go slot by slot.
+Results do not depend on the order in which programs run: the plan counts each block of copies,
+scans the counts, then places each block's copies, and a token's rows are summed slot by slot.
 
-Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows, B copies of a
-block.
+Shapes: N tokens, K experts per token, S = N*K copies, E experts, D model width, P rows, B copies of
+a block.
 """
 
 # Triton's decorators and device functions have types of their own that Python checkers misread.
@@ -67,7 +67,7 @@ def place_kernel(
 def permute_kernel(
     tokens_ptr, source_ptr, rows_ptr, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """A tile of rows. Zeros where there is no token."""
+    """A tile of rows, with zeros for padding."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     source = tl.load(source_ptr + rows, mask=rows < num_rows, other=-1)

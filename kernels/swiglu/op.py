@@ -1,7 +1,7 @@
-"""The weighted SwiGLU between an expert's two products, forward and backward, and with quantizing.
+"""The weighted SwiGLU between an expert's two products, forward and backward, optionally quantized.
 
-Arithmetic is fp32 (fp64 for fp64 inputs) and rounds once to the rows' dtype; quantizing reads the
-rounded rows, so fused and unfused give the same bytes.
+Arithmetic is fp32 (fp64 for fp64 inputs) and rounds once to the rows' dtype. Quantizing reads the
+rounded rows, so fused and unfused paths give the same bytes.
 
 Shapes: P rows, F inner width, G = 2F.
 """

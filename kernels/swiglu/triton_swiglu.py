@@ -1,7 +1,7 @@
 """The weighted SwiGLU in Triton, forward (quantizing or not) and backward.
 
-Bound by memory: 5.03 bytes per element forward with quantizing. A program of the
-backward pass walks all columns of its rows, so that the routing weight's gradient is one sum in one order.
+It is bound by memory: 5.03 bytes per element forward with quantizing. A backward program walks all
+columns of its rows, so that the routing weight's gradient is one sum in a fixed order.
 
 Shapes: P rows, F inner width, G elements of a block.
 """
@@ -24,7 +24,7 @@ from ostinato.kernels.swiglu.op import (
 )
 
 FORWARD_TILE = (16, 128)
-BACKWARD_ELEMENTS = 2048  # of a step: one row where it is that wide, the fastest measured
+BACKWARD_ELEMENTS = 2048  # per step, the fastest measured; one row if it is that wide
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def swiglu_kernel(
     COLUMNS: tl.constexpr,
     G: tl.constexpr,
 ):
-    """One tile of the result: in the inner dtype where G is 0, else quantized."""
+    """One tile of the result, in the inner dtype if G is 0, else quantized."""
     column, row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     gate, up = load_halves(inner_ptr, row, column, num_rows, width, ROWS, COLUMNS)
     rows = row + tl.arange(0, ROWS)
@@ -173,7 +173,7 @@ def swiglu_quantize_triton(inner_PG: Tensor, scale_P: Tensor, group: int) -> tup
 def swiglu_backward_triton(
     grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of inner and scale, and the rows again."""
+    """Gradients of inner and scale, and the recomputed rows."""
     rows, width = grad_PF.shape
     grad_inner, active = torch.empty_like(inner_PG), torch.empty_like(grad_PF)
     grad_scale = torch.empty_like(scale_P)

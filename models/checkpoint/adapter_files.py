@@ -1,4 +1,5 @@
-"""Low-rank adapters in the files of the PEFT library: `adapter_model.safetensors`, `adapter_config.json`.
+"""Low-rank adapters in the files of the PEFT library: `adapter_model.safetensors`,
+`adapter_config.json`.
 
 Shapes: R rank, I inputs, O outputs of a layer.
 """
@@ -22,7 +23,7 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class TrainedAdapter:
-    """The low-rank update that a checkpoint was trained as."""
+    """Low-rank update that was trained, then merged into a checkpoint's weights."""
 
     halves: Mapping[str, tuple[Tensor, Tensor]]  # (down_RI, up_OR) by canonical name
     rank: int

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_BYTES = 64 * 1024  # with less free: torch's writer in C++ does not say why it failed
+_FULL_BYTES = 64 * 1024  # less free space counts as full: torch's C++ writer gives no reason
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 model.safetensors   canonical weights
 spec.json           ModelSpec
 tokenizer.json      copied from the caller
-published/          of an imported model: config.json, chat template and other small files
-adapter/            of one that was trained as an adapter: as PEFT reads it
+published/          only for an imported model: config.json, chat template and other small files
+adapter/            only if an adapter was trained: its files for PEFT
 checkpoint.json     written last: checksum of the weights, metadata
 """
 
@@ -57,7 +57,7 @@ class OpenCheckpoint:
 
     @property
     def weights(self) -> "StoredWeights":
-        """The weights by canonical name, each read whenever it is asked for."""
+        """Weights by canonical name. Each access reads from disk."""
         return StoredWeights(self)
 
 
@@ -86,9 +86,10 @@ def save_checkpoint(
     metadata: Mapping[str, Any] | None = None,
     adapter: TrainedAdapter | None = None,
 ) -> Path:
-    """Writes a checkpoint. Readers never see a partial one; where it replaces another there is none
-    for a moment, and after a kill one of the two. Metadata is JSON. What lies in `published/` beside the tokenizer comes along.
-    An iterator gives fp32 weights in the order of the spec, and is read one tensor at a time.
+    """Writes a checkpoint. Readers never see a partial one. If it replaces another, neither exists
+    for a moment, and a kill leaves one of the two. Metadata is JSON. The folder `published/` beside
+    the tokenizer is copied too. An iterator gives fp32 weights in the order of the spec, and is
+    read one tensor at a time.
     """
     if isinstance(weights, Mapping):
         check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
@@ -119,8 +120,8 @@ def stream_checkpoint(
     files: Mapping[str, bytes],
     metadata: Mapping[str, Any],
 ) -> Path:
-    """As `save_checkpoint`, with one tensor in memory at a time. `weights` come in the order of the
-    spec; `files` by path below the checkpoint.
+    """Like `save_checkpoint`, with one tensor in memory at a time. `weights` come in the order of
+    the spec. `files` holds contents by path below the checkpoint.
     """
     layout = {name: (shape, dtypes[name]) for name, shape in weight_shapes(spec).items()}
 
@@ -158,7 +159,7 @@ def _save(
 
 
 def load_spec(directory: Path) -> ModelSpec:
-    """Reads only the shape."""
+    """Reads only the model's shape."""
     read_marker(directory)
     return ModelSpec.model_validate_json((directory / SPEC).read_bytes())
 
@@ -176,7 +177,7 @@ def load_checkpoint(directory: Path) -> Checkpoint:
 
 
 def open_checkpoint(directory: Path) -> OpenCheckpoint:
-    """As `load_checkpoint`, with weights that are read one at a time."""
+    """Like `load_checkpoint`, but weights are read one at a time."""
     marker = read_marker(directory)
     seen = checksum_file(directory / WEIGHTS)
     if seen != marker["weights_xxh3_128"]:
@@ -196,8 +197,8 @@ def open_checkpoint(directory: Path) -> OpenCheckpoint:
 
 
 def read_marker(directory: Path) -> dict[str, Any]:
-    """Reads the file that is written last. Its absence means there is no checkpoint. One that a killed
-    writer was about to replace is put back.
+    """Reads `checkpoint.json`, which is written last: without it there is no checkpoint. Puts back
+    a checkpoint that a killed writer was about to replace.
     """
     put_back(directory)
     path = directory / MARKER

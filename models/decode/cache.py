@@ -1,9 +1,8 @@
-"""KV cache of the decode engine: one row of fixed length per slot, and the experts that each
-position was routed to.
+"""KV cache of the decode engine: one row of fixed length per slot, and each position's experts.
 
 Shapes: L layers, S slots, G key/value heads, d head width, C positions of a slot, K experts per
-token. Keys are stored with positions last ([d, C]): the score product of a decode step then streams
-memory.
+token. Keys are stored with positions last ([d, C]), so that the score product of a decode step
+reads memory in order.
 """
 
 import numpy as np
@@ -27,7 +26,7 @@ class SlotCache:
         self.routes_SCLK = np.zeros((slots, positions, spec.num_layers, per_token), dtype=np.int16)
 
     def copy_routes(self, slot: int, start: int, stop: int) -> np.ndarray:
-        """Routes of some positions. A dense layer has none, though the compiled trunk notes some."""
+        """Routes of some positions, without those that the compiled trunk writes for dense layers."""
         layers, per_token = self._routed
         return self.routes_SCLK[slot, start:stop, layers:, :per_token].copy()
 

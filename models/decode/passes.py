@@ -1,6 +1,4 @@
-"""One step's forward pass and samples.
-
-It advances no slot: the engine applies the samples to requests.
+"""One step's forward pass and samples. The engine applies the samples to the slots.
 
 Shapes: B decoding slots, R sampled rows, m rows per decoding slot, N rows, V vocabulary, D model
 width, L layers, K experts per token.
@@ -34,13 +32,13 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Samples of one pass. The arrays of R are slot after slot, m rows each."""
+    """Samples of one pass. Arrays over R hold m rows per slot, slot after slot."""
 
-    slots: np.ndarray  # decoding slots, then those whose prompt is complete
+    slots: np.ndarray  # decoding slots, then slots with a completed prompt
     tokens_R: np.ndarray
     logprobs_R: np.ndarray
     hidden_RD: np.ndarray
-    logits_RV: np.ndarray  # the next pass writes over them
+    logits_RV: np.ndarray  # a view that the next pass overwrites
 
 
 class DecodePasses:
@@ -50,13 +48,13 @@ class DecodePasses:
         self, table: SlotTable, cache: SlotCache, native: "NativeTrunk", policy: CachePolicy
     ) -> None:
         self._table, self._cache, self._native = table, cache, native
-        # Where keys are computed again, the routes recorded first stay: the tokens were sampled
+        # When keys are recomputed, the first recorded routes stay, since the tokens were sampled
         # with them.
         is_kept = policy is CachePolicy.KEEP
         self._first_free_S = np.zeros_like(table.routed_S) if is_kept else table.routed_S
 
     def decode(self, weights: DecodeWeights, slots_B: np.ndarray, width: int) -> Sampled:
-        """A step without prompts: `width` rows of each slot, of which all but one are drafts."""
+        """Runs a step without prompts: `width` rows of each slot, all but the first being drafts."""
         table = self._table
         tokens_R, logprobs_R, is_limited = self._native.decode_step(
             weights,
@@ -76,7 +74,7 @@ class DecodePasses:
     def feed(
         self, weights: DecodeWeights, slots_B: np.ndarray, spans: Sequence[PrefillSpan]
     ) -> Sampled:
-        """A step with prompts: samples after every decoding slot's row and every prompt completed."""
+        """Runs a step with prompts: samples after every decoding slot's row and completed prompt."""
         table = self._table
         lengths = [span.end - span.start for span in spans]
         slots_N = np.concatenate([slots_B, np.repeat([span.slot for span in spans], lengths)])
@@ -107,7 +105,7 @@ class DecodePasses:
         tokens_R: np.ndarray,
         logprobs_R: np.ndarray,
     ) -> None:
-        """Draws the rows that top-k or top-p limits, in place of what stands there."""
+        """Replaces the samples of rows that top-k or top-p limits."""
         table = self._table
         rows = np.flatnonzero((table.top_p_S[slots_R] < 1) | (table.top_k_S[slots_R] > 0))
         if not len(rows):

@@ -1,7 +1,5 @@
-"""The contract between clients that want tokens and engines that sample them.
-
-The request and answer records of generation and the `ModelClient` protocol that rollout workers,
-evaluation and the gateway talk to.
+"""Contract between clients that want tokens and engines that sample them: the records of a request
+and its answer, and the `ModelClient` protocol that rollout workers, evaluation and the gateway use.
 
 Shapes: T new tokens, P prompt tokens, L MoE layers, K experts per token.
 """
@@ -47,10 +45,10 @@ class GenerateRequest:
     priority: Priority = Priority.TRAINING
     return_routes: bool = True
     top_k: int = 0  # only the k likeliest tokens may be sampled, applied before top_p; 0: all
-    # Runs of sampled tokens that end the answer. A run never begins in the prompt. Its tokens stay
-    # in the answer, as a stop token does: they were sampled, so they are trained.
+    # Token sequences that end the answer. A match never begins in the prompt. Its tokens stay in
+    # the answer, like a stop token: they were sampled, so they are trained.
     stop_sequences: tuple[tuple[int, ...], ...] = ()
-    top_logprobs: int = 0  # likeliest tokens reported beside each sampled one
+    top_logprobs: int = 0  # likeliest tokens reported with each sampled token
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +60,26 @@ class Generation:
     # float32, natural log, of the sampled token under the sampling distribution
     logprobs_T: np.ndarray
     weight_versions_T: np.ndarray  # int64, version of the weights that made each token
-    # int16 [P_new + T, L, K]: experts of every position whose routes this session was not given
-    # yet, in order. route_offset is the index in the whole context (prompt + new tokens) of the
-    # first row, so positions route_offset .. route_offset + rows are covered and rows of successive
-    # turns follow one another. The last sampled token was never fed back: it has no row until the
-    # next turn feeds it. When a session's cache was lost, earlier positions come again, made by
-    # newer weights: the first recorded rows are the ones that belong to the log-probs.
+    # int16 [P_new + T, L, K]: experts of every position not yet reported to this session, in order.
+    # route_offset is the index of the first row in the whole context (prompt + new tokens), so the
+    # rows cover positions route_offset .. route_offset + rows, and rows of successive turns follow
+    # one another. The last sampled token has no row until the next turn feeds it. If a session's
+    # cache was lost, earlier positions are reported again, from newer weights; the rows recorded
+    # first belong to the log-probs.
     routed_experts: np.ndarray
     route_offset: int
     stop_reason: StopReason
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
-    # Oldest version of the weights that made a key or value the tokens were sampled from. None: each
+    # Oldest weight version of the keys and values that the tokens were sampled from. None: each
     # token's own version, from an engine that keeps no cache over a swap.
     oldest_cache_version: int | None = None
-    # (token, log-probability), likeliest first, under the sampling distribution; fewer where it
-    # holds fewer. Empty unless the request asked for them.
+    # (token, log-probability), likeliest first, under the sampling distribution; shorter if fewer
+    # tokens can be drawn. Empty unless the request asked for them.
     likeliest_T: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     def first(self, num_tokens: int) -> "Generation":
-        """The generation cut to its first `num_tokens` tokens. The reason stays."""
+        """The generation cut to its first `num_tokens` tokens, with the same stop reason."""
         dropped = len(self.token_ids) - num_tokens
         if dropped == 0:
             return self
@@ -102,7 +100,7 @@ class ModelClient(Protocol):
     async def generate(self, request: GenerateRequest) -> Generation: ...
 
     async def end_session(self, session_id: str) -> None:
-        """Lets the engine drop what it keeps for a finished conversation."""
+        """Lets the engine drop the cache of a finished conversation."""
         ...
 
 
@@ -110,16 +108,16 @@ class TokenStream(Protocol):
     """One generation while it is sampled. It ends when iteration does, or at `close`."""
 
     def __aiter__(self) -> AsyncIterator[tuple[int, ...]]:
-        """New tokens as they are sampled, several at once where drafts held or the reader lagged."""
+        """New tokens as they are sampled, several at once if drafts held or the reader lagged."""
         ...
 
     def close(self) -> Generation:
-        """Everything that was sampled. A generation that still runs is cancelled."""
+        """Returns everything that was sampled. A generation that still runs is cancelled."""
         ...
 
 
 @runtime_checkable
 class StreamingClient(ModelClient, Protocol):
-    """A client that also tells tokens as they are sampled."""
+    """A client that also streams tokens as they are sampled."""
 
     def stream(self, request: GenerateRequest) -> TokenStream: ...

@@ -1,7 +1,5 @@
-"""Requests before and while they run.
-
-Request checking, `RequestQueue` (priority classes, first come first served inside a class) and
-`RunningRequest` (what the engine keeps per request beside the slot arrays).
+"""Checks of requests, the queue of waiting ones (first come, first served within a priority class),
+and state of running ones beside the slot arrays.
 """
 
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ostinato.models.decode.protocol import GenerateRequest, Priority
 
-MOST_TOP_LOGPROBS = 20  # as OpenAI's API and vLLM
+MOST_TOP_LOGPROBS = 20  # as in OpenAI's API and vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class RunningRequest:
 
 
 class RequestQueue:
-    """Waiting requests: users before evaluation before training."""
+    """Waiting requests: users first, then evaluation, then training."""
 
     def __init__(self) -> None:
         self._waiting: dict[Priority, dict[str, GenerateRequest]] = {
@@ -47,7 +45,7 @@ class RequestQueue:
         self.tokens += _tokens_at_most(request)
 
     def by_priority(self) -> Iterator[GenerateRequest]:
-        """A snapshot, best first. Entries may be discarded while iterating."""
+        """A snapshot, highest priority first. Entries may be discarded while iterating."""
         if not self._count:
             return
         for priority in Priority:
@@ -60,7 +58,7 @@ class RequestQueue:
         self.tokens -= _tokens_at_most(request)
 
     def remove(self, request_id: str) -> GenerateRequest | None:
-        """Removes by id. None when it is not waiting."""
+        """Removes a request by id. None when it is not waiting."""
         for queue in self._waiting.values():
             if request_id in queue:
                 request = queue[request_id]

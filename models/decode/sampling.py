@@ -1,5 +1,5 @@
-"""Sampling that depends only on the request's seed and the position, never on what else is in the
-batch: rows that top-k or top-p limits. Other rows are drawn by compiled/sampling.py.
+"""Sampling of rows that top-k or top-p limits. Samples depend on the request's seed and the
+position, never on the rest of the batch. Other rows are drawn by compiled/sampling.py.
 
 A token is drawn by an exponential race: argmax of p / E where E is exponential noise hashed from
 (seed, position, token). It is an exact draw from p, and two distributions that see the same noise
@@ -67,8 +67,8 @@ def likeliest_tokens(
     top_k_R: np.ndarray,
     count: int,
 ) -> list[tuple[tuple[int, float], ...]]:
-    """By row, the `count` likeliest tokens with their log-probabilities under the distribution that
-    `sample_rows` draws from, likeliest first. Tokens that cannot be drawn are left out.
+    """The `count` likeliest tokens of each row with their log-probabilities under the distribution
+    that `sample_rows` draws from, likeliest first. Tokens that cannot be drawn are left out.
     """
     probabilities_RV = _distributions(logits_RV, temperature_R, top_p_R, top_k_R)
     best = probabilities_RV.topk(min(count, probabilities_RV.shape[-1]), dim=-1)
@@ -81,11 +81,11 @@ def likeliest_tokens(
 def _distributions(
     logits_RV: Tensor, temperature_R: np.ndarray, top_p_R: np.ndarray, top_k_R: np.ndarray
 ) -> Tensor:
-    """Probabilities that tokens are drawn with. A greedy row's are the untempered model's."""
+    """Probabilities to draw tokens with. Those of a greedy row are the untempered model's."""
     divisor_R = np.where(temperature_R == 0, np.float32(1), temperature_R)
     probabilities_RV = torch.softmax(logits_RV / torch.from_numpy(divisor_R)[:, None], dim=-1)
     if top_k_R.any():
-        rows = torch.from_numpy(np.flatnonzero(top_k_R))  # others keep every bit
+        rows = torch.from_numpy(np.flatnonzero(top_k_R))  # other rows stay bit for bit
         limited = keep_top_k(probabilities_RV[rows], torch.from_numpy(top_k_R)[rows])
         probabilities_RV[rows] = limited
     if (top_p_R < 1).any():
@@ -94,7 +94,7 @@ def _distributions(
 
 
 def keep_top_k(probabilities_RV: Tensor, top_k_R: Tensor) -> Tensor:
-    """Keeps the k likeliest tokens of each row, renormalised. Of equal ones those with lower ids."""
+    """Keeps the k likeliest tokens of each row, renormalised. Lower ids win ties."""
     ordered_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
     is_kept_RV = torch.arange(probabilities_RV.shape[-1]) < top_k_R[:, None]
     ordered_RV = torch.where(is_kept_RV, ordered_RV, 0.0)
@@ -113,7 +113,7 @@ def keep_top_p(probabilities_RV: Tensor, top_p_R: Tensor) -> Tensor:
 
 
 def seed_key(seed: int) -> np.uint64:
-    """Spreads a request's seed over 64 bits, so that near seeds share nothing."""
+    """Spreads a request's seed over 64 bits, so that noise of near seeds is unrelated."""
     return _mix_64(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN_64)[0]
 
 

@@ -1,8 +1,5 @@
-"""The slot table: occupants of the slots, and everything known about each position, as arrays.
-
-`SlotTable`: states, token ids, log-probs and versions per slot, sessions and their
-least-recently-used order, prefix matching. All per-token bookkeeping is one vectorised write over
-slots.
+"""The slot table: state, token ids, log-probs and versions of each slot as arrays, its sessions in
+least-recently-used order, and prefix matching. Per-token bookkeeping is one write over all slots.
 
 Shapes: S slots, C positions, V vocabulary, B slots of a selection.
 """
@@ -31,14 +28,14 @@ class AcceptedSamples:
 
     accepted_B: np.ndarray  # drafts that held
     gained_B: np.ndarray  # tokens added
-    ends_B: np.ndarray  # how the request goes on, as in compiled/slots.py
+    ends_B: np.ndarray  # state of the request, as in compiled/slots.py
     gained: int  # tokens of all slots
     drafts_used: int  # drafts among them
     ended: int  # requests
 
 
 class SlotTable:
-    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are known, the first `cached_S[s]` were fed."""
+    """Arrays over slots. `tokens_SC[s, :context_S[s]]` are known; the first `cached_S[s]` are fed."""
 
     def __init__(self, slots: int, positions: int, vocab_size: int) -> None:
         self.state_S = np.zeros(slots, dtype=np.int8)
@@ -49,9 +46,9 @@ class SlotTable:
         self.cached_S = np.zeros(slots, dtype=np.int64)
         self.limit_S = np.zeros(slots, dtype=np.int64)  # context length at which sampling ends
         self.routed_S = np.zeros(slots, dtype=np.int64)  # positions whose routes are final
-        # positions whose routes this session was given
+        # positions whose routes were reported to this session
         self.reported_S = np.zeros(slots, dtype=np.int64)
-        # of the weights that made the cached keys
+        # of the weights that computed the cached keys
         self.oldest_version_S = np.zeros(slots, dtype=np.int64)
         self.seed_keys_S = np.zeros(slots, dtype=np.uint64)
         self.temperature_S = np.ones(slots, dtype=np.float32)
@@ -69,7 +66,7 @@ class SlotTable:
 
     @property
     def decode_arrays(self) -> tuple[np.ndarray, ...]:
-        """In the order that a compiled decode step takes them."""
+        """Arrays in the order of the arguments of a compiled decode step."""
         return (
             self.tokens_SC,
             self.cached_S,
@@ -82,7 +79,7 @@ class SlotTable:
 
     @property
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        """In the order that the compiled loop takes them."""
+        """Arrays in the order of the arguments of the compiled `take_samples`."""
         return (
             self.tokens_SC,
             self.logprobs_SC,
@@ -114,7 +111,7 @@ class SlotTable:
         return slot if slot is not None and self.state_S[slot] == SlotState.IDLE else None
 
     def take(self, slot: int, session_id: str) -> None:
-        """Gives a slot to a session about to run, forgetting what another session left."""
+        """Gives a slot to a session that is about to run. Forgets the session it held before."""
         previous = self._session_of_slot[slot]
         if previous is not None and previous != session_id:
             del self._slot_of_session[previous]
@@ -128,7 +125,7 @@ class SlotTable:
     def start(
         self, slot: int, request: GenerateRequest, prompt: np.ndarray, reused: int, most_tokens: int
     ) -> None:
-        """Writes a request's tokens and rules. Its first `reused` tokens are cached already."""
+        """Writes a request's tokens and settings. Its first `reused` tokens are cached already."""
         length = len(prompt)
         self.tokens_SC[slot, :length] = prompt
         self.context_S[slot] = length
@@ -150,7 +147,7 @@ class SlotTable:
         self, slots_B: np.ndarray, tokens_Bm: np.ndarray, logprobs_Bm: np.ndarray, version: int
     ) -> AcceptedSamples:
         """Adds samples up to the first that differs from the draft written after the context. A
-        stop token, a stop sequence or the limit may cut them. Everything before them was fed.
+        stop token, a stop sequence or the limit may cut them. All tokens before them were fed.
         """
         accepted_B, gained_B, ends_B = np.empty((3, len(slots_B)), dtype=np.int64)
         totals = take_samples(
@@ -159,7 +156,7 @@ class SlotTable:
         return AcceptedSamples(accepted_B, gained_B, ends_B, *totals)
 
     def release(self, slot: int) -> None:
-        """Ends a request. Its slot waits for the session's next turn, or is free."""
+        """Ends a request. Its slot waits for the session's next turn, or is free if it has none."""
         self._uses += 1
         self._used_at_S[slot] = self._uses
         self.state_S[slot] = (
@@ -167,7 +164,7 @@ class SlotTable:
         )
 
     def forget_session(self, session_id: str) -> None:
-        """Drops a session. A request of it that still runs keeps its slot until it ends."""
+        """Drops a session. Its request keeps the slot until it ends."""
         slot = self._slot_of_session.pop(session_id, None)
         if slot is None:
             return
@@ -176,7 +173,7 @@ class SlotTable:
             self.state_S[slot] = SlotState.FREE
 
     def vacant_slot(self) -> int | None:
-        """The lowest free slot, else the session idle for longest, else None."""
+        """The lowest free slot, else the slot that is idle for longest, else None."""
         free = np.flatnonzero(self.state_S == SlotState.FREE)
         if len(free):
             return int(free[0])
@@ -190,17 +187,17 @@ class SlotTable:
                 self.forget_session(session_id)
 
     def shared_prefix(self, slot: int, prompt: np.ndarray) -> int:
-        """Tokens that the fed part of a slot and a prompt have in common at the start."""
+        """Length of the common prefix of a prompt and the fed part of a slot."""
         length = min(len(prompt), int(self.cached_S[slot]))
         differs = self.tokens_SC[slot, :length] != prompt[:length]
         return int(differs.argmax()) if differs.any() else length
 
     def find_prefix_slot(self, prompt: np.ndarray, version: int) -> tuple[int, int, int]:
-        """(slot, usable, promised): the slot whose prefix helps most, tokens fed already, tokens it
-        will have fed.
+        """(slot, usable, promised): the slot with the longest fed common prefix, its length, and
+        the longest common prefix that any slot will have fed.
 
-        Only slots whose keys were all made by `version` lend them: a prefix is never shared across
-        versions. A free slot lends too: its content is intact until it is taken.
+        A prefix is never shared across versions: all keys of a slot must come from `version`. Free
+        slots count too, since their content is intact until they are taken.
         """
         lenders = np.flatnonzero((self.context_S > 0) & (self.oldest_version_S == version))
         if not len(lenders):

@@ -1,7 +1,4 @@
-"""Running totals of one decode engine.
-
-`EngineStatistics`: counters only ever added to; a reader subtracts two snapshots.
-"""
+"""Running totals of one decode engine. A reader subtracts two snapshots."""
 
 from dataclasses import asdict, dataclass
 

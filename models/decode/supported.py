@@ -1,14 +1,16 @@
-"""Shapes that our engine decodes. Imports without torch, so that recipes are refused before anything starts."""
+"""Shapes that our engine decodes. Imports without torch, so that a recipe is refused before a run
+starts.
+"""
 
 from typing import Any
 
 from ostinato.models.spec import ModelSpec
 
-LANES = 16  # float32 in a vector register of 512 bits; LLVM splits it where registers are shorter
+LANES = 16  # float32 in a 512-bit vector register; LLVM splits vectors for shorter registers
 
 
 def check_vectors(spec: ModelSpec) -> None:
-    """Refuses a shape that the compiled trunk does not compute, or rows that do not fill vectors."""
+    """Refuses a shape that the compiled trunk does not support, or rows that do not fill vectors."""
     only: dict[str, tuple[Any, ...]] = {
         "latent": (None,),
         "num_dense_layers": (0, spec.num_layers),
@@ -23,7 +25,7 @@ def check_vectors(spec: ModelSpec) -> None:
                 'vLLM decodes this shape: [decoding] engine = "vllm"'
             )
     multiples = {"hidden_size": LANES, "head_dim": LANES, "mtp_hidden_size": LANES // 2}
-    # gate and up of mtp_hidden_size lie side by side, so half a vector of each suffices
+    # rows of mtp_hidden_size hold gate and up, so each may fill half a vector
     multiples |= {"expert_hidden_size": LANES, "dense_hidden_size": LANES}
     for name, multiple in multiples.items():
         if getattr(spec, name) % multiple:

@@ -1,10 +1,9 @@
 """Canonical weights checked, fused and packed for the decode engine.
 
 Three rewrites save operations and change only rounding: RMSNorm scales are folded into the matrix
-that follows, query, key and value matrices are one, and the two halves that RoPE rotates are
-interleaved so that a rotation works on neighbours. In bf16 each matrix is rounded once, to nearest,
-and one that is bf16 already is kept: norms then stay apart, since a product with one would be
-rounded again.
+that follows, query, key and value matrices become one, and the two halves that RoPE rotates are
+interleaved so that a rotation works on neighbours. With bf16 each matrix is rounded once, to
+nearest, and a bf16 matrix is kept. Norms are not folded then, since that would round again.
 
 Shapes: V vocabulary, D model width, H query heads, G key/value heads, d head width, E experts, F
 expert width, M draft width.
@@ -28,8 +27,8 @@ _LAYER_NORMS = "input_layernorm", "post_attention_layernorm"
 
 
 class DraftArrays(NamedTuple):
-    """One multi-token-prediction layer, in the order that the compiled draft takes it. Norms are
-    float32, matrices what the engine's precision says.
+    """One multi-token-prediction layer, in the order of the compiled draft's arguments. Norms are
+    float32, matrices have the engine's precision.
     """
 
     hidden_in: np.ndarray  # packed [D, D]: half of in_proj for the hidden state
@@ -37,17 +36,17 @@ class DraftArrays(NamedTuple):
     gate_up: np.ndarray  # packed [D, 2M]
     down: np.ndarray  # packed [M, D]
     norm_D: np.ndarray
-    norms: np.ndarray  # [3, D] of hidden state, embedding and MLP; empty where folded in
+    norms: np.ndarray  # [3, D] of hidden state, embedding and MLP; empty if folded in
 
 
 class TrunkArrays(NamedTuple):
-    """All weights of the trunk, in the order that the compiled trunk takes them. Norms, biases and
-    the router are float32, all other matrices what the engine's precision says. The router is small,
-    and its rounding would move close choices of experts away from the trainer's, which is float32.
+    """All weights of the trunk, in the order that the compiled trunk reads them. Norms, biases and
+    the router are float32, all other matrices have the engine's precision. The router is small, and
+    rounding it would move close choices of experts away from the trainer's float32 router.
     """
 
     embedding: np.ndarray  # packed [D, V]
-    head: np.ndarray  # packed [D, V]; the same array where the embedding is tied
+    head: np.ndarray  # packed [D, V]; the same array if the embedding is tied
     qkv: np.ndarray  # packed [D, (H + 2G) * d] per layer
     qk_scale: np.ndarray  # [H + G, d] per layer, the attention scale folded into queries
     output: np.ndarray  # packed [H * d, D] per layer
@@ -56,13 +55,13 @@ class TrunkArrays(NamedTuple):
     up: np.ndarray  # packed [D, 2F] per layer and expert, gate half first
     down: np.ndarray  # packed [F, D] per layer and expert
     final_norm_D: np.ndarray
-    qkv_bias: np.ndarray  # [(H + 2G) * d] per layer; one zero where the model has none
-    norms: np.ndarray  # [2, D] per layer, before attention and experts; empty where folded in
+    qkv_bias: np.ndarray  # [(H + 2G) * d] per layer; one zero if the model has none
+    norms: np.ndarray  # [2, D] per layer, before attention and experts; empty if folded in
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWeights:
-    """Everything one version of the model needs to decode."""
+    """All weights of one version, ready to decode."""
 
     version: int
     trunk: TrunkArrays
@@ -71,7 +70,7 @@ class DecodeWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Canonical weights in the number formats that are stored, each made when it is packed."""
+    """Canonical weights in the stored number formats, each converted when it is packed."""
 
     weights: Mapping[str, Tensor]
     precision: Precision
@@ -87,11 +86,11 @@ class _Source:
         return self.precision is Precision.FP32
 
     def fold_norm(self, matrix: Tensor, norm: str) -> Tensor:
-        """A matrix whose input has passed a norm, which is folded in where norms are."""
+        """A matrix, multiplied by the scale of the norm before it if norms are folded."""
         return matrix * self[norm] if self.folds_norms else matrix
 
     def norms(self, names: Sequence[str]) -> np.ndarray:
-        """Scales of the norms that stand before matrices, none where they are folded in."""
+        """Scales of the norms before matrices. Empty if they are folded in."""
         kept = [] if self.folds_norms else [self[name] for name in names]
         return join_flat([torch.zeros(0), *kept])
 
@@ -102,10 +101,10 @@ def prepare_weights(
     version: int,
     precision: Precision = Precision.FP32,
 ) -> DecodeWeights:
-    """Checks, fuses and packs a copy, a layer at a time, so that memory holds little beside the copy where
-    `weights` reads a file. The input may be changed afterwards.
+    """Checks, fuses and packs a copy, layer by layer: if `weights` reads from a file, memory holds
+    little more than the copy. The input may be changed afterwards.
 
-    Raises ValueError that names the tensor, so that nothing half-applied is ever served.
+    Raises ValueError that names the bad tensor before anything is packed.
     """
     check_weights(spec, weights)
     check_vectors(spec)
@@ -118,7 +117,7 @@ def prepare_weights(
 
 
 def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
-    """Refuses weights with other names or shapes than the spec's, or with values not finite."""
+    """Refuses weights with other names or shapes than the spec's, or with non-finite values."""
     check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
@@ -126,8 +125,8 @@ def check_weights(spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
 
 
 def expert_sizes(spec: ModelSpec) -> tuple[int, int, int]:
-    """(experts, experts per token, inner width) as the compiled trunk computes: a dense layer is one
-    of a single expert, whose share is always 1.
+    """(experts, experts per token, inner width) of the compiled trunk, which computes a dense layer
+    as a single expert with share 1.
     """
     if spec.num_moe_layers:
         return spec.num_experts, spec.experts_per_token, spec.expert_hidden_size
@@ -170,7 +169,7 @@ def _pack_trunk(spec: ModelSpec, source: _Source) -> TrunkArrays:
     )
 
 
-# Matrices of a layer's experts; a dense layer is one of a single expert. F counts gate and up rows.
+# Matrices of a layer's experts; a dense layer has a single expert. F counts gate and up rows.
 _EXPERT_NORM = "post_attention_layernorm.weight"
 
 
@@ -218,7 +217,7 @@ def _fuse_biases(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
 
 
 def _fuse_scales(spec: ModelSpec, source: _Source, layer: str) -> Tensor:
-    """Norm weights of query and key heads [H + G, d], ones where there is no norm."""
+    """Norm weights of query and key heads [H + G, d], or ones without a norm."""
     query_d = key_d = torch.ones(spec.head_dim)
     if spec.qk_norm:
         query_d = _interleave(source[f"{layer}.self_attn.q_norm.weight"], spec.head_dim)

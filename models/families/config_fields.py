@@ -1,4 +1,4 @@
-"""The fields of a published `config.json`, each read once. What nobody read is refused by name."""
+"""Fields of a published `config.json`. A field that was not read is refused by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ IGNORED = {
     "unsloth_fixed",
     "unsloth_version",
 }
-# Fields that may stand there with the value that means "no": any other changes the network.
+# Fields that are accepted with these values only (empty: any): other values change the network.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_dropout": (0, 0.0),
@@ -58,7 +58,7 @@ class ConfigFields:
         self._read: set[str] = set()
 
     def take(self, name: str, *default: Any) -> Any:
-        """Value of a field, `default` where it is absent or null. ValueError without a default."""
+        """Value of a field, or `default` if it is absent or null. Raises ValueError without one."""
         self._read.add(name)
         value = self._config.get(name)
         if value is not None:
@@ -68,12 +68,12 @@ class ConfigFields:
         raise ValueError(f"config.json ({self._model_type}) has no {name!r}, wanted a value")
 
     def is_null(self, name: str) -> bool:
-        """True where the field stands there and is null."""
+        """Whether the field is present and null."""
         self._read.add(name)
         return name in self._config and self._config[name] is None
 
     def count(self, name: str, *default: int) -> int:
-        """A positive whole number. ValueError for anything else."""
+        """Value of a field that must be a positive whole number. Raises ValueError otherwise."""
         value = self.take(name, *default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
@@ -82,7 +82,7 @@ class ConfigFields:
         return value
 
     def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers, empty where the field is absent."""
+        """A list of whole numbers, empty if the field is absent."""
         value = self.take(name, [])
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
             raise ValueError(
@@ -91,7 +91,7 @@ class ConfigFields:
         return value
 
     def expect(self, name: str, wanted: Any, *default: Any) -> None:
-        """Refuses another value than the one supported."""
+        """Refuses any value but the supported one."""
         value = self.take(name, *default)
         if value != wanted:
             raise ValueError(
@@ -101,10 +101,10 @@ class ConfigFields:
     def rope(
         self, max_tokens: int, fraction: float = 1.0, *, with_yarn: bool = False
     ) -> dict[str, Any]:
-        """The fields of `ModelSpec` that say how positions rotate heads, and `yarn` where asked for.
+        """Rotary fields of `ModelSpec`, with `yarn` if `with_yarn` is set.
 
-        Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `fraction` is
-        the part of a head that is rotated where the file is silent.
+        Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `fraction`
+        is the rotated part of a head if the file does not state it.
         """
         scaling = self._object("rope_scaling") | self._object("rope_parameters")
         scaling.setdefault("rope_theta", self.take("rope_theta", 10_000.0))
@@ -139,7 +139,7 @@ class ConfigFields:
         return result
 
     def _yarn(self, scaling: dict[str, Any], max_tokens: int) -> Yarn:
-        """Takes YaRN's numbers out of the fields of RoPE."""
+        """Removes YaRN's numbers from the RoPE fields and returns them."""
         defaults = {
             "original_max_position_embeddings": max_tokens,
             "beta_fast": 32.0,
@@ -163,7 +163,7 @@ class ConfigFields:
         )
 
     def _object(self, name: str) -> dict[str, Any]:
-        """A copy of a field's object, empty where the field is absent. Nulls left out."""
+        """A copy of a field's object without nulls. Empty if the field is absent."""
         value = self.take(name, {})
         if not isinstance(value, dict):
             raise ValueError(
@@ -172,7 +172,7 @@ class ConfigFields:
         return {key: item for key, item in value.items() if item is not None}
 
     def _number(self, scaling: dict[str, Any], name: str) -> float:
-        """Takes a number out of the fields of RoPE."""
+        """Removes a number from the RoPE fields and returns it."""
         value = scaling.pop(name, None)
         if value is None:
             raise ValueError(
@@ -186,7 +186,7 @@ class ConfigFields:
         return float(value)
 
     def refuse_unread(self) -> None:
-        """ValueError with the first field that nobody read and that could change the network."""
+        """Raises ValueError for the first unread field that could change the network."""
         for name, value in self._config.items():
             if name in self._read or name in IGNORED:
                 continue

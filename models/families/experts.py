@@ -21,7 +21,7 @@ def _read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
     fields.expect("attention_bias", False, False)
     fields.expect("decoder_sparse_step", 1, 1)
     fields.expect("use_sliding_window", False, False)
-    fields.take("sliding_window", None)  # means nothing without the switch
+    fields.take("sliding_window", None)  # has no effect without use_sliding_window
     dense = sorted(fields.numbers("mlp_only_layers"))
     if dense != list(range(len(dense))):
         raise ValueError(
@@ -74,18 +74,18 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelSpec:
 
 
 def read_grouped_experts(fields: ConfigFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Experts with shared ones beside them and a router over groups, as glm4_moe and deepseek_v3 name them.
-    `defaults`: of the fields that the family's files may leave out.
+    """Fields of `ModelSpec` for routed and shared experts and a router over groups, as glm4_moe and
+    deepseek_v3 name them. `defaults` holds the values of fields that the family's files may omit.
     """
 
     def count(name: str) -> int:
         return fields.count(name, *([defaults[name]] if name in defaults else []))
 
     for name in ("num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(name, 0)  # draft layers stay out: of theirs ours have another form
+        fields.take(name, 0)  # draft layers are not read: ours have another form
     dense = fields.take("first_k_dense_replace", defaults["first_k_dense_replace"])
     inner, dense_inner = count("moe_intermediate_size"), count("intermediate_size")
-    # 0 is a number of shared experts too
+    # 0 shared experts are allowed
     num_shared = fields.take("n_shared_experts", 1) and fields.count("n_shared_experts", 1)
     return {
         "num_dense_layers": dense,
@@ -136,7 +136,7 @@ def _write_glm4_moe(spec: ModelSpec) -> dict[str, Any] | None:
 
 
 def _widen_glm4_moe(spec: ModelSpec) -> ModelSpec:
-    """With a shared expert and an output matrix of its own, which the family always has."""
+    """The shape with a shared expert and an untied output matrix, which the family always has."""
     shared = spec.shared_expert_hidden_size or spec.expert_hidden_size
     return spec.model_copy(update={"shared_expert_hidden_size": shared, "tied_embeddings": False})
 

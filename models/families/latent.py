@@ -1,4 +1,4 @@
-"""Families with latent attention and experts: deepseek_v3 (V3, V3.1, R1) and its copy kimi_k2."""
+"""Families with latent attention and experts: deepseek_v3 (V3, V3.1, R1) and kimi_k2, its copy."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from ostinato.models.families.family import Family
 from ostinato.models.families.shared_fields import write_rope
 from ostinato.models.spec import LatentAttention, ModelSpec, Yarn
 
-# Fields with which the two publish the same router.
+# Router fields that both families publish with these values.
 ROUTER = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-# Fields of training alone.
+# Fields that only training uses.
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim")
 DEFAULTS = {
     "first_k_dense_replace": 3,
@@ -31,7 +31,7 @@ def _read(fields: ConfigFields) -> ModelSpec:
         fields.take(name, None)
     heads, rotary = fields.count("num_attention_heads"), fields.count("qk_rope_head_dim", 64)
     fields.expect("num_key_value_heads", heads, heads)
-    fields.expect("head_dim", rotary, rotary)  # so transformers writes it
+    fields.expect("head_dim", rotary, rotary)  # transformers writes it so
     max_tokens = fields.count("max_position_embeddings", 4096)
     rope = fields.rope(max_tokens, with_yarn=True)
     yarn: Yarn | None = rope.pop("yarn", None)
@@ -59,7 +59,7 @@ def _read(fields: ConfigFields) -> ModelSpec:
 
 
 def _query_rank(fields: ConfigFields) -> int:
-    """0 where the file says null."""
+    """Rank of the queries. 0 if the file says null."""
     if fields.is_null("q_lora_rank"):
         return 0
     return fields.count("q_lora_rank", 1536)
@@ -110,12 +110,12 @@ def _scaling(yarn: Yarn | None) -> dict[str, Any]:
 
 
 def _widen(spec: ModelSpec) -> ModelSpec:
-    """With a shared expert, which the family always has."""
+    """The shape with a shared expert, which the family always has."""
     shared = spec.shared_expert_hidden_size or spec.expert_hidden_size
     return spec.model_copy(update={"shared_expert_hidden_size": shared})
 
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 DEEPSEEK_V3 = Family("deepseek_v3", ARCHITECTURE, _read, _write, _widen, has_latent_attention=True)
-# Read under its own name; written as deepseek_v3, which every engine knows.
+# Read under its own name, but written as deepseek_v3, which every engine supports.
 KIMI_K2 = Family("kimi_k2", ARCHITECTURE, _read, lambda _: None, _widen, has_latent_attention=True)

@@ -13,9 +13,9 @@ def read_shared(
     head_dim: int | None = None,
     norm_epsilon: float = 1e-6,
 ) -> dict[str, Any]:
-    """The fields of `ModelSpec` that they stand for.
+    """The fields of `ModelSpec` that all families share.
 
-    The arguments are the family's defaults. Without a `rotary_fraction` heads are rotated whole.
+    The arguments are the family's defaults. Without `rotary_fraction`, whole heads are rotated.
     """
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     max_tokens = fields.count("max_position_embeddings")
@@ -69,7 +69,7 @@ def write_shared(spec: ModelSpec) -> dict[str, Any]:
 
 
 def write_rope(spec: ModelSpec, rope: dict[str, Any]) -> dict[str, Any]:
-    """RoPE as newer and older readers look for it."""
+    """RoPE fields for newer and older readers."""
     fields = {
         "rope_theta": spec.rope_base,
         "rope_parameters": rope | {"rope_theta": spec.rope_base},

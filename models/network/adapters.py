@@ -1,8 +1,8 @@
 """Low-rank adapters beside frozen linear layers (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-A layer's output becomes W x + (alpha / R) B A x. A is drawn, B begins as zeros, so that training
-begins with the model as it was. Attention, dense MLPs and shared experts get adapters; embedding,
-norms, routers and the experts themselves stay as they are.
+A layer's output becomes W x + (alpha / R) B A x. A is drawn at random and B begins as zeros, so
+that training begins with the unchanged model. Attention, dense MLPs and shared experts get
+adapters; embedding, norms, routers and routed experts do not.
 
 Shapes: R rank, I inputs, O outputs of a layer.
 """
@@ -38,17 +38,17 @@ class Adapter(torch.nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What is added to the layer's output."""
+        """The update of the layer's output."""
         return linear(linear(inputs, self.down_RI), self.up_OR) * self.scale
 
     def update_OI(self) -> Tensor:
-        """What is added to the layer's weight when both are merged."""
+        """The update of the layer's weight when both are merged."""
         return self.up_OR @ self.down_RI * self.scale
 
 
 def attach_adapters(model: "TrainerModel", rank: int, alpha: float, seed: int) -> None:
-    """Freezes `model` and gives its linear layers adapters drawn from `seed`. The weights must have
-    been imported; the layout must not cut them.
+    """Freezes `model` and gives its linear layers adapters drawn from `seed`. Weights must be
+    imported before, and the layout must not shard them.
     """
     named = {id(tensor): name for name, tensor in model.canonical_tensors().items()}
     model.requires_grad_(False)
@@ -66,14 +66,14 @@ def attach_adapters(model: "TrainerModel", rank: int, alpha: float, seed: int) -
 
 def _adding(adapter: Adapter) -> Any:
     def add(module: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        output, bias = outputs  # a bias that is not added yet: Megatron's linear layers give both
+        output, bias = outputs  # Megatron's linear layers return the bias separately
         return output + adapter(inputs[0]), bias
 
     return add
 
 
 def merge_update(adapters: torch.nn.ModuleDict, name: str, weight: Tensor) -> Tensor:
-    """The canonical weight `name` with what its adapter adds to it."""
+    """The canonical weight `name` with its adapter merged, if it has one."""
     key = _key(name)
     if key not in adapters:
         return weight
@@ -82,7 +82,7 @@ def merge_update(adapters: torch.nn.ModuleDict, name: str, weight: Tensor) -> Te
 
 
 def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
-    """Clones of the adapters on the CPU. None where all weights are trained."""
+    """Clones of the adapters on the CPU. None if all weights are trained."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     adapter: Any = None
     for key, adapter in model.adapters.items():
@@ -98,7 +98,7 @@ def trained_adapter(model: "TrainerModel") -> TrainedAdapter | None:
 
 @contextmanager
 def weights_put_back(model: "TrainerModel") -> Iterator[None]:
-    """Within it weights may be imported. On exit weights and adapters are restored bit for bit."""
+    """Restores weights and adapters bit for bit on exit, so that others may be imported within."""
     live = model.canonical_tensors() | model.adapters.state_dict()
     kept = {name: tensor.detach().clone() for name, tensor in live.items()}
     try:

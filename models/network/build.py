@@ -1,7 +1,7 @@
-"""From a model shape to a trainable Megatron model, and between its weights and the canonical ones.
+"""Trainable Megatron model of a shape, and conversion between its weights and canonical ones.
 
-Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per token, E experts, N =
-T*B (time first).
+Shapes: B batch, T tokens, V vocabulary, D model width, L layers, K experts per token, E experts, N
+= T*B (time first).
 """
 
 import functools
@@ -48,7 +48,7 @@ class RowOptions(TypedDict, total=False):
 
 
 class TrainerModel(torch.nn.Module):
-    """The trunk and its draft layers, spoken to in canonical names and batch-first token ids."""
+    """Trunk and draft layers, with canonical weight names and batch-first token ids."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class TrainerModel(torch.nn.Module):
         self.set_rope_scaling(spec.rope_scaling_factor)
         depth = spec.mtp_depth if self.last_chunk.post_process else 0
         self.draft = torch.nn.ModuleList(DraftLayer(spec) for _ in range(depth))
-        self.adapters = torch.nn.ModuleDict()  # see adapters.py; empty: all weights are trained
+        self.adapters = torch.nn.ModuleDict()  # empty: all weights are trained
         for name, tensor in self.canonical_tensors().items():
             mark_heads(tensor, head_rows(name, spec))
 
     def set_rope_scaling(self, factor: float) -> None:
-        """Divides positions by `factor` from now on. The spec follows."""
+        """Divides positions by `factor` from now on, and updates the spec."""
         if self.spec.latent is not None:
             if factor != 1:
                 raise ValueError(
@@ -88,7 +88,7 @@ class TrainerModel(torch.nn.Module):
                 )
             return
         self.spec = self.spec.model_copy(update={"rope_scaling_factor": factor})
-        # new: Megatron caches the angles of the old one by its identity
+        # a new module, since Megatron caches angles by the module's identity
         rotary = row_rotary(self.spec)
         for chunk in self.chunks:
             chunk.rotary_pos_emb = rotary
@@ -105,12 +105,12 @@ class TrainerModel(torch.nn.Module):
 
     @property
     def embedding_VD(self) -> Tensor:
-        """The embedding. The first stage has it."""
+        """The embedding. Only the first stage has it."""
         return self.trunk.embedding.word_embeddings.weight
 
     @property
     def head_VD(self) -> Tensor:
-        """The output matrix: the embedding, or one of its own. The last stage has it."""
+        """The output matrix, which may be the embedding. Only the last stage has it."""
         if self.spec.tied_embeddings and self.last_chunk.pre_process:
             return self.embedding_VD
         head: Any = self.last_chunk.output_layer.weight
@@ -134,7 +134,7 @@ class TrainerModel(torch.nn.Module):
         routes_BTLK: Tensor | None = None,
         **options: Unpack[RowOptions],
     ) -> Tensor:
-        """Returns hidden_TBD after the final norm, time first, of this rank's part of the rows. See `run_chunk`."""
+        """Returns hidden_TBD after the final norm of this rank's part of the rows. See `run_chunk`."""
         return self.run_chunk(self.trunk, tokens_BT, routes_BTLK, **options)
 
     def run_chunk(
@@ -147,26 +147,27 @@ class TrainerModel(torch.nn.Module):
         plausibility_ratio: float = 0.5,
         tree: PrefixTree | None = None,
     ) -> Tensor:
-        """Returns the hidden states after a chunk, time first: under sequence parallelism this
-        rank's part, after the last chunk all. A chunk that is not the first reads the states before
-        it from `chunk.decoder.input_tensor`.
+        """Returns the hidden states after a chunk, time first. Under sequence parallelism they are
+        this rank's part, but whole after the last chunk. A chunk that is not the first reads its
+        input states from `chunk.decoder.input_tensor`.
 
-        `routes_BTLK` replays experts (-1 routes live); `padding_BT` is True where a token must not
-        count for load balancing. With a tree, chunks pass on the states of its nodes; the last gives the rows'.
+        `routes_BTLK` replays experts (-1 routes live). `padding_BT` is True for tokens that must
+        not count for load balancing. With a tree, chunks pass on the states of its nodes, and the
+        last chunk returns those of the rows.
         """
         if tree is not None:
             tokens_BT, padding_BT, routes_BTLK = tree.pick(tokens_BT, routes_BTLK)
         elif padding_BT is not None:
             padding_BT = local_rows(padding_BT, 1)
         is_cut = chunk.config.sequence_parallel
-        if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron cuts the first's
+        if padding_BT is not None and is_cut and not chunk.pre_process:  # Megatron does the first's
             padding_BT = scatter_to_sequence_parallel_region(padding_BT.T.contiguous()).T
         with (
             replaying(chunk, routes_BTLK, plausibility_ratio),
             rotating_nodes(chunk, tree),
             mixed_context(self.is_mixed),
         ):
-            # as the attention mask, which Megatron hands on to attention unread
+            # the tree is passed as the attention mask, which Megatron hands to attention unread
             hidden_TBD = chunk(local_rows(tokens_BT, 1), None, tree, padding_mask=padding_BT)
         hidden_TBD = hidden_TBD.to(torch.promote_types(hidden_TBD.dtype, torch.float32))
         if is_cut and chunk.post_process:
@@ -195,11 +196,12 @@ class TrainerModel(torch.nn.Module):
         temperature_B: Tensor | None = None,
         with_entropy: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Returns (logprobs_BT, entropy_BT) of tokens whose hidden states are known: the position's entropy
-        in nats has no gradient. `temperature_B` divides a row's logits; None: 1. Zeros where nothing is asked.
+        """Returns (logprobs_BT, entropy_BT) from hidden states. Entropies are in nats and have no
+        gradient; they are zeros unless `with_entropy`. `temperature_B` divides a row's logits;
+        None: 1.
 
-        With `mask_BT` the output matrix, a fifth of a step's arithmetic, meets only the masked-in
-        positions.
+        Only positions with `mask_BT` are multiplied by the output matrix, a fifth of a step's
+        arithmetic; others are zeros.
         """
         if temperature_B is not None and bool((temperature_B != 1).any()):
             # the logits are linear in the hidden state
@@ -208,9 +210,7 @@ class TrainerModel(torch.nn.Module):
             return score_rows(hidden_TBD, self.head_VD, tokens_BT, mask_BT, with_entropy)
 
     def target_logprobs(self, hidden_TBD: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Log-probabilities of the masked-in tokens that this rank's states predict. Tokens and mask are
-        of whole rows.
-        """
+        """Log-probabilities of masked-in tokens (of whole rows) that this rank's states predict."""
         targets_N, chosen_C = local_targets(tokens_BT, mask_BT)
         hidden_CD = hidden_TBD.reshape(-1, hidden_TBD.shape[-1]).index_select(0, chosen_C)
         targets_C = targets_N.index_select(0, chosen_C)
@@ -229,7 +229,7 @@ class TrainerModel(torch.nn.Module):
         return states
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """The rank's live tensors by canonical name. Query, key and value are one, `qkv_proj`."""
+        """The rank's live tensors by canonical name, with query, key and value as one `qkv_proj`."""
         named: dict[str, Tensor] = {}
         if self.trunk.pre_process:
             named["model.embed_tokens.weight"] = self.embedding_VD
@@ -248,8 +248,8 @@ class TrainerModel(torch.nn.Module):
 
     @torch.no_grad()
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights in the order of the spec, adapters merged, fp32, on the device: one whole tensor at a time. All
-        ranks read it together.
+        """Yields all weights in the order of the spec, one whole tensor at a time: fp32, on the
+        device, with adapters merged. All ranks must iterate together.
         """
         places = {name: place for place, name in enumerate(weight_shapes(self.spec))}
         mine = {
@@ -265,8 +265,8 @@ class TrainerModel(torch.nn.Module):
                 yield name, whole.float()
 
     def export_weights(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """Clones of the weights of these names (None: all), contiguous, fp32, on the CPU. All ranks call it together,
-        each with its own names: none holds more than those and one whole tensor.
+        """Contiguous fp32 clones on the CPU of the weights in `names` (None: all). All ranks call
+        it together, each with its own names, and hold no more than those and one whole tensor.
         """
         return {
             name: whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -275,19 +275,19 @@ class TrainerModel(torch.nn.Module):
         }
 
     def moving_tensors(self) -> dict[str, Tensor]:
-        """Live tensors that training moves: the adapters' alone where there are any, else all."""
+        """Live tensors that training changes: those of the adapters if there are any, else all."""
         if not self.adapters:
             return self.canonical_tensors()
         return {f"adapters.{name}": value for name, value in self.adapters.named_parameters()}
 
     def import_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies canonical weights, whose names and shapes must match, into the model. Adapters add nothing then."""
+        """Copies canonical weights into the model and resets its adapters. Names and shapes must match."""
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         self.read_weights(weights.__getitem__)
 
     @torch.no_grad()
     def read_weights(self, read: Callable[[str], Tensor]) -> None:
-        """As `import_weights`, with `read` called once for each name, in one order on all ranks."""
+        """Like `import_weights`, with `read` called once per name, in one order on all ranks."""
         for name, tensor in self.canonical_tensors().items():
             if "qkv_proj" in name:
                 q, k, v = (read(name.replace("qkv_proj", f"{part}_proj")) for part in "qkv")
@@ -300,13 +300,13 @@ class TrainerModel(torch.nn.Module):
 
 
 def _whole_tensor(adapters: torch.nn.ModuleDict, name: str, tensor: Tensor) -> Tensor:
-    """A rank's tensor and all others' parts of it, with its adapter merged."""
+    """The whole tensor, gathered from all ranks, with its adapter merged."""
     return merge_update(adapters, name, gather_whole(tensor.detach(), find_cuts(tensor)))
 
 
 def recompute_layers(model: TrainerModel, is_recomputed: bool) -> None:
-    """From now on layers keep only their input for the backward pass and compute the rest again
-    (False: they keep all activations).
+    """Makes layers keep only their input for the backward pass and recompute the rest (False: keep
+    all activations).
     """
     for layer in model.layers:
         layer.is_recomputed = is_recomputed
@@ -314,7 +314,7 @@ def recompute_layers(model: TrainerModel, is_recomputed: bool) -> None:
 
 @torch.no_grad()
 def copy_weights(source: TrainerModel, target: TrainerModel) -> None:
-    """Gives the weights of a model, its adapters merged, to one of the same layout."""
+    """Copies the weights of a model, with adapters merged, into one of the same layout."""
     weights = source.canonical_tensors()
     for name, tensor in target.canonical_tensors().items():
         tensor.copy_(merge_update(source.adapters, name, weights[name]))
@@ -329,14 +329,13 @@ def build_trainer_model(
     *,
     is_fresh: bool = True,
 ) -> TrainerModel:
-    """Builds a model with fresh weights drawn from `seed`, on the process's device. Equal seeds
-    give equal weights in every process on the same kind of device. `precision`: of the experts'
-    products; unless it is fp32, a GPU takes all other products in bf16. `engine`: Transformer
-    Engine's recipe for those others. Weights are always fp32. Not `is_fresh`: the caller imports
-    all weights.
+    """Builds a model on the process's device with fresh fp32 weights drawn from `seed`. Equal seeds
+    give equal weights in every process on the same kind of device. `precision` applies to the
+    experts' products; unless it is fp32, a GPU computes all other products in bf16. `engine` is
+    Transformer Engine's recipe for those others. Without `is_fresh` the caller imports them.
 
-    Opens single-process groups where none are open; for several processes call
-    `open_process_groups` first.
+    Opens single-process groups if none are open; several processes call `open_process_groups`
+    before.
     """
     open_process_groups(world_size=world_size)
     device = current_device()
@@ -352,8 +351,8 @@ def build_trainer_model(
 def _draw_whole(
     model: TrainerModel, seed: int, precision: PrecisionName, engine: EngineRecipe | None
 ) -> None:
-    """Gives a stage of a pipeline the weights that it has in the whole model of `seed`, which is drawn
-    for that: stages alone would draw others.
+    """Gives a pipeline stage its weights of the whole model of `seed`. Stages drawn separately
+    would have other weights, so the whole model is drawn.
     """
     if model.trunk.config.pipeline_model_parallel_size > 1:
         torch.manual_seed(seed)

@@ -9,7 +9,7 @@ from ostinato.models.spec import ModelSpec
 
 
 def layer_tensors(layer: Any, prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
-    """Tensors of one layer. Query, key and value are one, `qkv_proj`."""
+    """Tensors of one layer, with query, key and value as one `qkv_proj`."""
     named: dict[str, Tensor] = {f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight}
     attention_tensors = _grouped_tensors if spec.latent is None else _latent_tensors
     named |= attention_tensors(layer.self_attention, f"{prefix}.self_attn", spec)
@@ -65,11 +65,11 @@ def _dense_tensors(mlp: Any, prefix: str) -> dict[str, Tensor]:
 
 
 def head_rows(name: str, spec: ModelSpec) -> tuple[int, ...]:
-    """Row counts of the projections that make up one head, in their order, in the matrix of that
-    name; every head repeats them. Empty for a matrix without heads.
+    """Row counts, in order, of the projections that make up one head in the named matrix. Every
+    head repeats them. Empty for a matrix without heads.
     """
     if name.endswith((".qkv_proj.weight", ".q_b_proj.weight", ".self_attn.q_proj.weight")):
-        return (spec.head_dim,)  # a key and a value between queries have as many
+        return (spec.head_dim,)  # keys and values between queries have as many
     if name.endswith(".kv_b_proj.weight"):
         assert spec.latent is not None
         return (spec.head_dim - spec.latent.rotary_head_dim, spec.latent.value_head_dim)

@@ -1,12 +1,12 @@
 """The mixture-of-experts layer, plugged in where Megatron builds the MLP of a layer.
 
-Where one rank holds all experts of a layer, tokens stay where they are. Where expert parallelism
-spreads them, or expert-tensor parallelism cuts them, a dispatcher of Megatron's brings tokens to their
-experts, in the order of the experts, and the sums back. Which one the device decides.
+If one rank holds all experts of a layer, tokens stay on their rank. Under expert or expert-tensor
+parallelism a dispatcher of Megatron sends tokens to their experts, in the order of the experts, and
+the sums back. The device determines the dispatcher.
 
-The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and sums;
-in any other the tokens are laid out, rounded, and the grouped kernels multiply. The
-weights stay fp32 in every precision.
+The configuration names the experts' precision. In fp32 one fused operation sorts, multiplies and
+sums. In other precisions the tokens are laid out and rounded, and the grouped kernels multiply.
+Weights are always fp32.
 
 Shapes: T tokens, B batch, N = T*B, E experts, D model width, F inner width of an expert, G = 2F.
 """
@@ -52,7 +52,7 @@ DISPATCHERS: dict[str, type[MoEAllGatherTokenDispatcher] | type[MoEAlltoAllToken
 
 @dataclass
 class TrunkConfig(TransformerConfig):
-    """Megatron's configuration, and the shape that it came from."""
+    """Megatron's configuration with our shape and precisions."""
 
     spec: ModelSpec = None  # type: ignore[assignment]  # Megatron's fields have defaults
     precision: PrecisionName = "fp32"
@@ -66,7 +66,9 @@ def _fresh_experts(
     inner_dimension: int,
     strides: int,
 ) -> torch.nn.Parameter:
-    """This rank's part of the experts, cut from all: equal seeds give equal experts in every layout."""
+    """This rank's shard of freshly drawn experts. All are drawn, so that equal seeds give equal
+    experts in every layout.
+    """
     whole = torch.nn.Parameter(torch.empty(shape))
     mark_experts(whole, inner_dimension, strides)
     draw(whole)  # type: ignore[misc]  # Megatron fills it in
@@ -76,8 +78,8 @@ def _fresh_experts(
 
 
 class ExpertMlp(torch.nn.Module):
-    """This rank's experts' SwiGLU matrices, stacked. Gate rows before up rows. Where experts are
-    cut along their inner width, the output is one part of a sum over ranks.
+    """Stacked SwiGLU matrices of this rank's experts, gate rows before up rows. If experts are
+    sharded along their inner width, the output is one term of a sum over ranks.
     """
 
     def __init__(self, config: TransformerConfig, precision: PrecisionName = "fp32") -> None:
@@ -110,14 +112,14 @@ class ExpertMlp(torch.nn.Module):
 
 
 class SortedMoELayer(BaseMoELayer):
-    """Routes, sorts tokens by expert, multiplies each expert's tokens at once, adds the shared expert."""
+    """MoE layer that sorts tokens by expert, computes expert by expert and adds the shared one."""
 
     def __init__(
         self,
         config: TrunkConfig,
         layer_number: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-        **_: Any,  # Megatron 0.19 says more: a name, whether an MTP layer
+        **_: Any,  # Megatron 0.19 also passes a name and whether it is an MTP layer
     ) -> None:
         groups = pg_collection or get_default_pg_collection()
         super().__init__(config, layer_number, groups)
@@ -131,7 +133,7 @@ class SortedMoELayer(BaseMoELayer):
         shared = config.spec.shared_expert_hidden_size
         if shared:
             narrow = copy.copy(config)
-            narrow.ffn_hidden_size = shared  # MLP reads it beside its argument
+            narrow.ffn_hidden_size = shared  # MLP reads both this and its argument
             self.shared_experts = MLP(
                 narrow, trunk_modules(config.engine).mlp, ffn_hidden_size=shared
             )
@@ -139,7 +141,7 @@ class SortedMoELayer(BaseMoELayer):
     def forward(
         self, hidden_states: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Output, and None as bias. `padding_mask` is batch first. True is padding."""
+        """Output, and None as bias. `padding_mask` is batch first, with True for padding."""
         mask_TB = None if padding_mask is None else padding_mask.transpose(0, 1)
         with plain_context():
             hidden = hidden_states.to(self.router.weight.dtype)
@@ -163,12 +165,12 @@ class SortedMoELayer(BaseMoELayer):
         experts_NK: Tensor,
         weights_NK: Tensor,
     ) -> Tensor:
-        """Output of tokens whose experts, or parts of them, lie on several ranks."""
+        """Output of tokens whose experts, or shards of them, are on several ranks."""
         num_tokens = len(tokens_ND)
         shape = (num_tokens, self.router.weight.shape[0])
         is_chosen_NE = experts_NK.new_zeros(shape, dtype=torch.bool).scatter(1, experts_NK, True)
         shares_NE = weights_NK.new_zeros(shape).scatter(1, experts_NK, weights_NK)
-        # it wants equal row counts on all ranks
+        # the all-gather needs equal row counts on all ranks
         if isinstance(dispatcher, MoEAllGatherTokenDispatcher):
             more_rows = (0, 0, 0, _missing_rows(tokens_ND, dispatcher.tp_ep_group))
             tokens_ND, is_chosen_NE, shares_NE = (
@@ -186,7 +188,7 @@ class SortedMoELayer(BaseMoELayer):
 
 
 def _missing_rows(tokens_ND: Tensor, group: dist.ProcessGroup) -> int:
-    """Rows by which the fullest rank exceeds this one: microbatches of transcripts differ in size."""
+    """Rows by which this rank is short of the fullest: microbatches of transcripts differ in size."""
     most = torch.tensor(len(tokens_ND), device=tokens_ND.device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     return int(most) - len(tokens_ND)

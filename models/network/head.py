@@ -1,4 +1,4 @@
-"""Log-probabilities from the states before the output matrix.
+"""Log-probabilities from the hidden states before the output matrix.
 
 Shapes: B batch, T tokens, N positions, C chosen positions, V vocabulary, D model width.
 """
@@ -15,7 +15,7 @@ from ostinato.models.network.parallel.shards import find_cuts
 
 
 def head_logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
-    """Logits in fp32 or wider. In a context of bf16 they are rounded to it first, as Megatron's are."""
+    """Logits in fp32 or wider. Under bf16 autocast they are rounded to bf16 first, as in Megatron."""
     logits_NV = hidden_ND @ head_VD.T
     return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
 
@@ -23,12 +23,12 @@ def head_logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
 def score_tokens(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, with the vocabulary on one rank or cut over several."""
+    """Log-probabilities and entropies, with the vocabulary on one rank or sharded over several."""
     if not find_cuts(head_VD):
         return token_logprobs(hidden_ND, head_VD, targets_N, with_entropy=with_entropy)
-    if len(targets_N) == 0:  # still a part of the graph: other ranks' experts wait for it
+    if len(targets_N) == 0:  # stays in the graph, since other ranks' experts wait for its backward
         return hidden_ND.sum(-1), hidden_ND.new_zeros(0)
-    logits_NV = head_logits(hidden_ND, head_VD)  # of this rank's stretch of the vocabulary
+    logits_NV = head_logits(hidden_ND, head_VD)  # of this rank's part of the vocabulary
     entropy_N = (
         _entropy_of_cut(logits_NV.detach()) if with_entropy else logits_NV.new_zeros(len(targets_N))
     )
@@ -36,8 +36,9 @@ def score_tokens(
 
 
 def local_targets(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(targets_N, chosen_C) of this rank's positions, time first: the token that each predicts, and
-    the indices of those whose token is in `mask_BT`. The first token of a row is never predicted.
+    """(targets_N, chosen_C) of this rank's positions, time first: the token that each position
+    predicts, and the indices of positions whose token is in `mask_BT`. First tokens are never
+    predicted.
     """
     is_wanted_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if mask_BT is None else mask_BT
     is_wanted_BT = torch.cat((is_wanted_BT[:, 1:], torch.zeros_like(is_wanted_BT[:, :1])), 1)
@@ -52,8 +53,8 @@ def score_rows(
     mask_BT: Tensor | None,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of whole rows, [B, T] each, from the hidden states that this rank has of
-    them. Zeros at first tokens and where `mask_BT` is False, whose positions never meet the output matrix.
+    """Log-probabilities and entropies of whole rows, [B, T] each, from this rank's hidden states.
+    Zeros at first tokens and where `mask_BT` is False; such positions skip the output matrix.
     """
     hidden_ND = hidden_TBD.reshape(-1, hidden_TBD.shape[-1])
     targets_N, chosen_C = local_targets(tokens_BT, mask_BT)
@@ -78,7 +79,7 @@ def _of_whole_rows(scores_TB: Tensor) -> Tensor:
 
 
 def _entropy_of_cut(logits_NV: Tensor) -> Tensor:
-    """Entropies in nats of a vocabulary that is cut over the ranks of tensor parallelism."""
+    """Entropies in nats over a vocabulary that is sharded over tensor-parallel ranks."""
     group = parallel_state.get_tensor_model_parallel_group()
     highest_N = logits_NV.amax(-1)
     dist.all_reduce(highest_N, dist.ReduceOp.MAX, group=group)

@@ -1,8 +1,9 @@
 """Draft layers for multi-token prediction, beside the trunk.
 
-It holds no attention and no cache, so a draft costs a few small products. Depth 0 reads the trunk's
-last hidden state after its final norm; with the embedding of token t+1 it predicts token t+2. Depth
-d reads depth d-1's state and the embedding of token t+1+d, and predicts token t+2+d.
+A draft layer has no attention and no cache, so a draft costs a few small products. Depth 0 reads
+the trunk's hidden state after the final norm and the embedding of token t+1, and predicts token
+t+2. Depth d reads the state of depth d-1 and the embedding of token t+1+d, and predicts token
+t+2+d.
 
 Shapes: N positions, D model width.
 """
@@ -16,7 +17,7 @@ from ostinato.models.spec import ModelSpec
 
 
 class DraftLayer(torch.nn.Module):
-    """One depth: joins state and embedding, then one SwiGLU with a residual."""
+    """One depth: a projection of state and embedding, then one SwiGLU with a residual."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

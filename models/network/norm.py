@@ -9,7 +9,7 @@ from ostinato.kernels.rms_norm.op import rms_norm
 
 
 class RootMeanSquareNorm(torch.nn.Module):
-    """One weight per channel, initially ones."""
+    """RMSNorm with one weight per channel, initially ones."""
 
     def __init__(
         self, hidden_size: int, eps: float, config: TransformerConfig | None = None
@@ -17,7 +17,7 @@ class RootMeanSquareNorm(torch.nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(hidden_size))
-        if config is not None:  # Megatron then sums the gradients of the sequence's parts
+        if config is not None:  # makes Megatron sum the gradients of the sequence's parts
             self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Frequencies by which positions rotate heads."""
+"""RoPE frequencies."""
 
 import math
 
@@ -18,7 +18,7 @@ def stretch_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
 
 
 def plain_frequencies(width: int, base: float) -> Tensor:
-    """RoPE frequencies of `width` columns. They come from the CPU, so that every device rotates alike."""
+    """RoPE frequencies of `width` columns, computed on the CPU so that they are equal on every device."""
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device=CPU) / width
     return 1.0 / base**exponents
 
@@ -28,7 +28,7 @@ def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
     frequencies = plain_frequencies(width, base)
 
     def column(turns: float) -> float:
-        """Pair of columns that makes so many turns within the original context."""
+        """Index of the column pair that makes `turns` turns within the original context."""
         return width * math.log(yarn.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = max(math.floor(column(yarn.fast_turns)), 0)
@@ -39,7 +39,7 @@ def yarn_frequencies(width: int, base: float, yarn: Yarn) -> Tensor:
 
 
 def yarn_scales(yarn: Yarn) -> tuple[float, float]:
-    """Factors of rotated columns, and of attention scores."""
+    """Factors of the rotated columns and of the attention scores."""
 
     def grow(mscale: float) -> float:
         return 0.1 * mscale * math.log(yarn.factor) + 1.0

@@ -1,10 +1,10 @@
 """The expert router: Megatron's top-k router with compact routes and replay.
 
 Replay makes trainer and engine use the same experts although their scores differ by rounding or by
-a few weight versions. A replayed expert whose score is under `plausibility_ratio` times the
-router's own weakest choice is no longer one this router could have meant: the router's own
-candidates take its place. Megatron's `RouterReplay` has neither this filter nor a "no route" mark,
-and keeps its routers in a global list, so it is not used.
+a few weight versions. A replayed expert is implausible if its score is under `plausibility_ratio`
+times the router's own weakest choice; the router's own candidates then replace it. Megatron's
+`RouterReplay` has neither this filter nor a "no route" mark, and keeps its routers in a global
+list, so it is not used.
 
 Shapes: T tokens, B batch, N = T*B, L layers with experts, E experts, K experts per token.
 """
@@ -35,11 +35,11 @@ def choose_experts(
     plausibility_ratio: float = 0.0,
     groups: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """Returns the experts of each token: its own best by score plus bias, or the plausible ones of
+    """Returns the experts of each token: the best by score plus bias, or the plausible experts of
     `replay_NK`.
 
-    Positions of `replay_NK` holding LIVE_ROUTE are filled with the router's own candidates.
-    `groups`: number of groups that the experts form, and number from which a token may choose.
+    Positions of `replay_NK` with LIVE_ROUTE get the router's own candidates. `groups`: number of
+    expert groups, and number of groups from which a token may choose.
     """
     biased_NE = scores_NE + bias_E
     limited_NE = _limit_groups(biased_NE, *groups)
@@ -58,7 +58,7 @@ def choose_experts(
 
 
 def _limit_groups(biased_NE: Tensor, groups: int, chosen: int) -> Tensor:
-    """Scores outside each token's best groups become -inf. A group scores as its two best experts together."""
+    """Sets scores outside each token's best groups to -inf. A group's score is the sum of its two best."""
     if chosen == groups:
         return biased_NE
     grouped_NGE = biased_NE.view(len(biased_NE), groups, -1)
@@ -69,7 +69,7 @@ def _limit_groups(biased_NE: Tensor, groups: int, chosen: int) -> Tensor:
 
 
 class ReplayRouter(TopKRouter):
-    """Experts by score plus balancing bias, shares normalised and scaled as the spec says."""
+    """Router that chooses by score plus balancing bias, with shares normalised and scaled by the spec."""
 
     spec: ModelSpec
 
@@ -79,11 +79,13 @@ class ReplayRouter(TopKRouter):
     plausibility_ratio: float = 0.0
     num_replayed: int = 0
     num_replaced: int = 0
-    chosen: list[Tensor] | None = None  # given: takes the experts of each batch
-    repeated_NK: Tensor | None = None  # given: these experts, uncounted (recompute.py)
+    chosen: list[Tensor] | None = None  # if set, the experts of each batch are appended
+    repeated_NK: Tensor | None = None  # if set, these experts are used and not counted
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. Counts unpadded tokens in training."""
+        """(weights_NK, experts_NK) instead of Megatron's dense [N, E] pair. In training it also
+        counts the tokens that are not padding.
+        """
         logits_NE = logits.view(-1, logits.shape[-1])
         is_softmax = self.spec.router_score == "softmax"
         scores_NE = torch.softmax(logits_NE, -1) if is_softmax else torch.sigmoid(logits_NE)
@@ -122,7 +124,7 @@ class ReplayRouter(TopKRouter):
         self.local_tokens_per_expert += counts_E
 
     def count_replaced(self, experts_NK: Tensor, replay_NK: Tensor) -> None:
-        """Adds this batch to the replayed routes and to those the filter replaced."""
+        """Adds this batch to the counts of replayed routes and of routes that the filter replaced."""
         is_given_NK = replay_NK != LIVE_ROUTE
         is_used_NK = (replay_NK[:, :, None] == experts_NK[:, None, :]).any(-1)
         self.num_replayed += int(is_given_NK.sum())
@@ -131,8 +133,8 @@ class ReplayRouter(TopKRouter):
 
 @contextmanager
 def replaying(chunk: Any, routes_BTLK: Tensor | None, plausibility_ratio: float) -> Iterator[None]:
-    """Within it, the routers of a chunk of layers take the experts of `routes_BTLK` where those are
-    plausible. It holds routes of whole rows and of all layers.
+    """Makes the routers of a chunk of layers use the plausible experts of `routes_BTLK`, which
+    holds routes of whole rows and of all layers.
     """
     layers = [
         layer
@@ -151,7 +153,7 @@ def replaying(chunk: Any, routes_BTLK: Tensor | None, plausibility_ratio: float)
 
 
 def _routes_of(layer: Any, routes_BTLK: Tensor | None) -> Tensor | None:
-    """A layer's routes of the tokens that this rank has, in the time-first order in which it sees them."""
+    """A layer's routes of this rank's tokens, in the layer's time-first order."""
     if routes_BTLK is None:
         return None
     router: ReplayRouter = layer.mlp.router
@@ -160,14 +162,14 @@ def _routes_of(layer: Any, routes_BTLK: Tensor | None) -> Tensor | None:
         raise ValueError(f"routes have [layers, experts] {shape}, wanted {wanted}")
     index = layer.layer_number - 1 - router.spec.num_dense_layers  # Megatron counts from 1
     routes_TBK = local_rows(routes_BTLK[:, :, index], 1).transpose(0, 1)
-    if router.config.sequence_parallel:  # a rank routes its stretch of each row
+    if router.config.sequence_parallel:  # a rank routes its own part of each row
         ranks = parallel_state.get_tensor_model_parallel_world_size()
         routes_TBK = routes_TBK.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
     return routes_TBK.flatten(0, 1).long()
 
 
 class RankRouters:
-    """Routers of one rank's layers, first layer with experts first."""
+    """Routers of one rank's layers, in the order of the layers."""
 
     def __init__(self, routers: Sequence[ReplayRouter]) -> None:
         self._routers = routers
@@ -178,14 +180,14 @@ class RankRouters:
         return torch.stack(counts) if counts else torch.zeros(0, 0, device=current_device())
 
     def balance(self, counts_LE: Tensor, rate: float) -> None:
-        """Moves experts' biases by `rate` towards the mean load and forgets the counts."""
+        """Moves experts' biases by `rate` towards the mean load and resets the counts."""
         for router, counts_E in zip(self._routers, counts_LE, strict=True):
             if router.spec.router_score == "sigmoid" and router.weight.requires_grad:
                 router.expert_bias += rate * torch.sign(counts_E.mean() - counts_E)
             router.local_tokens_per_expert.zero_()
 
     def take_replay_counts(self) -> tuple[int, int]:
-        """(replayed routes, those that the plausibility filter replaced) since the last call."""
+        """(replayed routes, routes replaced by the plausibility filter) since the last call."""
         replayed = sum(router.num_replayed for router in self._routers)
         replaced = sum(router.num_replaced for router in self._routers)
         for router in self._routers:

@@ -1,8 +1,7 @@
-"""Modules of a trunk's layers: Megatron's local ones with our kernels, or those of NVIDIA's Transformer
-Engine, by switch.
+"""Modules of a trunk's layers: Megatron's with our kernels, or NVIDIA's Transformer Engine.
 
-Nothing else imports that library. It computes on CUDA only, in bf16 or FP8 under `mixed_context` (`mixed.py`);
-weights stay fp32. Routers and experts are ours in both.
+No other module imports Transformer Engine. It computes on CUDA only, in bf16 or FP8 under
+`mixed_context` (`mixed.py`); weights stay fp32. Routers and experts are ours in both cases.
 """
 
 import importlib
@@ -44,7 +43,7 @@ class TrunkModules(NamedTuple):
 
 
 def trunk_modules(recipe: EngineRecipe | None) -> TrunkModules:
-    """Transformer Engine's modules for a recipe, the local ones for None. Norms are modules of their own
+    """Transformer Engine's modules for a recipe; local modules for None. Norms are separate modules
     in both, so weights have the same names.
     """
     if recipe is None:
@@ -59,9 +58,9 @@ def trunk_modules(recipe: EngineRecipe | None) -> TrunkModules:
 
 
 def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
-    """Fields of Megatron's configuration that make its layers compute in FP8, without a cache of
-    FP8 weights: only Megatron's schedules renew it, so a forward pass outside of them would read
-    weights of an earlier step.
+    """Fields of Megatron's configuration that make its layers compute in FP8. The cache of FP8
+    weights is off: only Megatron's schedules refresh it, so a forward pass outside of them would
+    read weights of an earlier step.
     """
     if recipe in (None, "bf16"):
         return {}
@@ -73,12 +72,12 @@ def engine_options(recipe: EngineRecipe | None) -> dict[str, Any]:
 
 
 def why_no_engine(device: torch.device, recipe: EngineRecipe = "bf16") -> str | None:
-    """Why Transformer Engine cannot run a recipe on a device. None: it can."""
+    """Reason why Transformer Engine cannot run a recipe on a device. None: it can."""
     if device.type != "cuda":
         return f"the device is {device.type}, wanted cuda (OSTINATO_DEVICE) and an NVIDIA GPU"
     try:
         importlib.import_module("transformer_engine.pytorch")
-    except (ImportError, OSError, RuntimeError) as error:  # the last two: of its libraries
+    except (ImportError, OSError, RuntimeError) as error:  # its libraries raise the last two
         return f"transformer_engine.pytorch cannot be imported ({error}); pip install '.[gpu]'"
     seen, wanted = torch.cuda.get_device_capability(device), FIRST_CAPABILITY[recipe]
     if seen < wanted:
@@ -89,7 +88,7 @@ def why_no_engine(device: torch.device, recipe: EngineRecipe = "bf16") -> str | 
 def refuse_engine(
     device: torch.device, recipe: EngineRecipe | None, precision: str, spec: ModelSpec
 ) -> None:
-    """ValueError where a model cannot be trained with Transformer Engine."""
+    """Raises ValueError if a model cannot be trained with Transformer Engine."""
     if recipe is None:
         return
     reason = why_no_engine(device, recipe)

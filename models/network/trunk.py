@@ -1,4 +1,4 @@
-"""From a model shape and the open process groups to Megatron's configuration and modules."""
+"""Megatron's configuration and modules for a model shape and the open process groups."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,8 +41,8 @@ def megatron_config(
     *,
     is_whole: bool = False,
 ) -> TrunkConfig:
-    """Translates a shape and the layout of the open process groups into Megatron's configuration. With
-    `is_whole` every stage of a pipeline has all layers.
+    """Megatron's configuration of a shape under the layout of the open process groups. With
+    `is_whole` every pipeline stage has all layers.
     """
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     stages = 1 if is_whole else parallel_state.get_pipeline_model_parallel_world_size()
@@ -55,10 +55,10 @@ def megatron_config(
         pipeline_model_parallel_size=stages,
         virtual_pipeline_model_parallel_size=chunks,
         pipeline_dtype=torch.float32,
-        # interleaved chunks of two stages have one neighbour twice; only NCCL has batches
+        # with interleaved chunks on two stages both neighbours are one rank; only NCCL has batches
         batch_p2p_comm=chunks is None and current_device().type == "cuda",
         overlap_p2p_comm=chunks is not None,
-        batch_p2p_sync=False,  # a wait for CUDA that torch no longer needs
+        batch_p2p_sync=False,  # torch no longer needs this wait for CUDA
         context_parallel_size=context_ranks(),
         tensor_model_parallel_size=tensor,
         sequence_parallel=tensor > 1,  # without it every rank would run the experts on all tokens
@@ -68,7 +68,7 @@ def megatron_config(
         moe_router_bias_update_rate=0.0,  # `RankRouters.balance` moves it
         **shape_options(spec),
         moe_router_topk=spec.experts_per_token,
-        moe_router_score_function="sigmoid",  # with a bias; ReplayRouter scores as the spec says
+        moe_router_score_function="sigmoid",  # Megatron's bias needs it; ReplayRouter follows the spec
         moe_router_enable_expert_bias=True,
         layernorm_epsilon=spec.norm_epsilon,
         add_qkv_bias=spec.qkv_bias,
@@ -78,7 +78,7 @@ def megatron_config(
 
 
 def shape_options(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of Megatron's configuration by which any of its modules compute a shape on a CPU."""
+    """Fields of Megatron's configuration with which its own modules compute a shape on a CPU."""
     return {
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -106,7 +106,7 @@ def shape_options(spec: ModelSpec) -> dict[str, Any]:
 def block_modules(
     spec: ModelSpec, engine: EngineRecipe | None = None
 ) -> TransformerBlockSubmodules:
-    """Names the module of each place in the trunk: Megatron's, save core attention, norms and experts."""
+    """Modules of the trunk: Megatron's, except for core attention, norms and experts."""
     modules = trunk_modules(engine)
     dense = ModuleSpec(
         module=MLP, submodules=modules.mlp, params={"ffn_hidden_size": spec.dense_hidden_size}
@@ -150,17 +150,17 @@ def _attention_modules(spec: ModelSpec, modules: TrunkModules) -> ModuleSpec:
 
 
 class RecomputableLayer(TransformerLayer):
-    """Megatron's layer. With `is_recomputed` it keeps its input alone for backward and runs forward again there
-    (arXiv 1604.06174), with the experts that the first forward pass chose.
+    """Megatron's layer. With `is_recomputed` it keeps only its input for backward and runs forward
+    again there (arXiv 1604.06174), with the experts that the first forward pass chose.
 
-    Megatron's own checkpoint function reads CUDA's random state. Nothing is drawn here, so torch's serves on
-    every device.
+    Megatron's own checkpoint function reads CUDA's random state. This layer draws nothing at
+    random, so torch's function works on every device.
     """
 
     is_recomputed = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As Megatron's."""
+        """Megatron's outputs, with checkpointing if `is_recomputed`."""
         if not (self.is_recomputed and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
         return checkpoint(
@@ -186,7 +186,7 @@ class RecomputableLayer(TransformerLayer):
 
 @contextmanager
 def _keeping(router: ReplayRouter, chosen: list[Tensor]) -> Iterator[None]:
-    """Within it, the experts that a router chooses are appended to `chosen`."""
+    """Makes a router append its chosen experts to `chosen`."""
     router.chosen = chosen
     try:
         yield
@@ -196,7 +196,7 @@ def _keeping(router: ReplayRouter, chosen: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _repeating(router: ReplayRouter, chosen: list[Tensor]) -> Iterator[None]:
-    """Within it, a router chooses what it chose before."""
+    """Makes a router choose the same experts again."""
     [router.repeated_NK] = chosen
     try:
         yield

@@ -1,7 +1,7 @@
-"""How a chat template writes tool results behind calls of its own form.
+"""Form in which a chat template writes tool results after calls.
 
-Many templates refuse such results without the calls, or name a result by its call. The calls are shown
-to the template for that alone: their text is the model's own and is never encoded again.
+Many templates refuse results without their calls, or name a result by its call. The calls are
+passed to the template only for this: their text is the model's own and is never encoded again.
 """
 
 import itertools
@@ -20,25 +20,25 @@ EXAMPLE_TOOL = {
 }
 Message = dict[str, Any]
 Show = Callable[[Sequence[Message]], str]
-"""The template's text of messages, with the header of a further answer. TemplateError where it refuses them."""
+"""Renders messages and the header of a further answer. TemplateError if the template refuses them."""
 
 
 class NamedCall(NamedTuple):
-    """A call of the last answer, as templates name it beside its result."""
+    """A call of the last answer, by which a template may name its result."""
 
     name: str
-    call_id: str = ""  # empty: numbered by place
+    call_id: str = ""  # empty: the index of the call is used
 
 
 def example_call(arguments: Any) -> Message:
-    """A call for asking a template about its form. Its id is of the length that Mistral's want."""
+    """A call to probe a template's form. Its id has the length that Mistral's templates require."""
     function = {"name": TOOL_NAME, "arguments": arguments}
     return {"type": "function", "id": "123456789", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class CallResults:
-    """Calls as a template takes them: arguments as objects or as JSON, so many calls in an answer."""
+    """Form of calls that a template accepts: arguments as objects or JSON, and calls per answer."""
 
     show: Show
     ends: Sequence[str]  # texts of the tokens that end an answer
@@ -48,8 +48,8 @@ class CallResults:
     def messages(
         self, calls: Sequence[NamedCall], results: Sequence[str], note: str | None = None
     ) -> list[Message]:
-        """Question, answer with the calls, and their results. The note ends the last: templates refuse a
-        user's message there.
+        """Question, answer with the calls, and their results. The note is appended to the last
+        result, since templates refuse a user's message there.
         """
         if note is not None:
             results = [*results[:-1], f"{results[-1]}\n[{note}]"]
@@ -76,7 +76,7 @@ class CallResults:
 
 
 def find_call_results(show: Show, ends: Sequence[str]) -> CallResults | None:
-    """What the template takes. None where it writes no results behind calls."""
+    """The form that the template accepts. None if it writes no results after calls."""
     for arguments, most in itertools.product(({}, "{}"), (sys.maxsize, 1)):
         found = CallResults(show, ends, arguments, most)
         calls = [NamedCall(TOOL_NAME)] * 2

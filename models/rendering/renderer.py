@@ -1,9 +1,8 @@
 """The chat and tool template: conversations to tokens and back.
 
-Text and a trained tokenizer in, token ids out. The template only ever appends: a conversation's
-tokens are `start(...)`, then the model's own sampled tokens, then `append_results(...)` or
-`append_user(...)`, and so on; nothing sampled is encoded again. Content never yields a control
-token, whatever it says.
+The template only appends: a conversation's tokens are `start(...)`, then the model's own sampled
+tokens, then `append_results(...)` or `append_user(...)`, and so on. Sampled tokens are never
+encoded again. Content never yields a control token, whatever it contains.
 """
 
 import re
@@ -31,7 +30,7 @@ from ostinato.models.rendering.vocabulary import (
     USER,
 )
 
-if TYPE_CHECKING:  # its module brings Jinja, which our own form does without
+if TYPE_CHECKING:  # the module imports Jinja, which our own form does not need
     from ostinato.models.rendering.call_results import NamedCall
 
 Tags = Literal["none", "lines", "all"]
@@ -54,7 +53,7 @@ class Renderer:
             if found != index:
                 raise ValueError(f"tokenizer has {token} at id {found}, wanted {index}")
         self.tokenizer = tokenizer
-        # Special tokens written in content are then plain text to the tokenizer.
+        # Makes the tokenizer treat special tokens in contents as plain text.
         tokenizer.encode_special_tokens = True
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.pad_id = SPECIAL_IDS[PAD]
@@ -77,7 +76,7 @@ class Renderer:
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`. "lines" lets line tags be single tokens, "all" also call tags."""
+        """Tokens of `text`. "lines" makes line tags single tokens, "all" also call tags."""
         if tags == "none" or "<" not in text:
             return encode_text(self.tokenizer, text)
         ids: list[int] = []
@@ -89,36 +88,36 @@ class Renderer:
         return ids
 
     def encode_answer(self, text: str) -> list[int]:
-        """Tokens of a model answer as the model itself would sample it, closing token included."""
+        """Tokens of an answer as the model would sample it, including the closing token."""
         return [*self.encode_content(text, tags="all"), self.end_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, specials by name. Bytes that are not UTF-8 become U+FFFD."""
+        """Text of tokens, with special tokens by name. Bytes that are not UTF-8 become U+FFFD."""
         table = self._token_bytes
         spelled = [table[token_id] for token_id in token_ids if token_id < len(table)]
         return b"".join(spelled).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to the text, which may end inside a character. Empty for an id of
-        a model's padded vocabulary, which no tokenizer knows.
+        """Bytes that a token adds to the text, which may end inside a character. Empty for a
+        padding id of the model's vocabulary, which the tokenizer lacks.
         """
         table = self._token_bytes
         return table[token_id] if token_id < len(table) else b""
 
     def is_control(self, token_id: int) -> bool:
-        """Whether a token belongs to the conversation's form and no content holds it."""
+        """Whether a token belongs to the conversation's form and never occurs in contents."""
         return token_id < len(CONTROL_TOKENS)
 
     @property
     def states_functions(self) -> bool:
-        """Whether `start` states tools. Our own form does not: its models were trained on them."""
+        """Whether `start` states tools. Our own form does not, since its models are trained on them."""
         return False
 
     def start(
         self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Opens a conversation: system message if any, user's message, the answer's header. `tools`: schemas for
-        forms that state them.
+        """Tokens that open a conversation: system message if any, user's message, the answer's
+        header. `tools`: schemas, for forms that state them.
         """
         ids: list[int] = []
         if system is not None:
@@ -126,15 +125,15 @@ class Renderer:
         return ids + self.append_user(user)
 
     def append_user(self, text: str) -> list[int]:
-        """A further user message and the header of the answer to it."""
+        """Tokens of a further user message and the header of the answer to it."""
         return [SPECIAL_IDS[USER], *self.encode_content(text), self.end_id, self.assistant_id]
 
     def append_results(
         self, results: Sequence[str], note: str | None = None, calls: "Sequence[NamedCall]" = ()
     ) -> list[int]:
-        """The tool results of a turn in call order, a note of the harness if any, and the header of
-        the next answer. The note is a system message: no result can look like it. `calls`: those answered, for forms
-        that name them beside their results.
+        """Tokens of a turn's tool results in call order, a note of the harness if any, and the
+        header of the next answer. The note is a system message, which no result can imitate.
+        `calls`: the answered calls, for forms that name them with their results.
         """
         ids: list[int] = []
         for result in results:
@@ -145,8 +144,8 @@ class Renderer:
         return ids
 
     def header_size(self, token_ids: Sequence[int]) -> int:
-        """Tokens at the end of `token_ids` that are the answer's header. A further message comes in its
-        place where no answer was sampled.
+        """Number of tokens at the end of `token_ids` that are the answer's header. If no answer was
+        sampled, a further message replaces them.
         """
         size = len(self._header_ids)
         return size if list(token_ids[len(token_ids) - size :]) == self._header_ids else 0

@@ -1,7 +1,7 @@
-"""The Jinja in which published chat templates are written, as transformers offers it.
+"""Jinja environment of published chat templates, with the functions that transformers offers.
 
-A stranger's template runs in a process of its own, this file as a program: each text has a bound of CPU time,
-of memory and of length, whatever the template does.
+Templates are untrusted, so they run in a separate process, which runs this file. CPU time, memory
+and length are bounded for each text.
 """
 
 import atexit
@@ -21,21 +21,21 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# The day in every prompt, so that prompts are the same on all days and a replay is exact: the one
-# that Llama 3's templates name where they are told none.
+# Date in every prompt, so that prompts do not depend on the day and a replay is exact. It is the
+# default date of Llama 3's templates.
 _TODAY = date(2024, 7, 26)
 _MOST_SECONDS, _MOST_MEMORY_BYTES, _MOST_CHARACTERS = 3, 1 << 30, 64 << 20  # of one text
 
 
 class _TemplateProcess:
-    """The process in which this one's templates run. It starts with the first text and after its death."""
+    """Child process that renders templates. It starts with the first text, and again if it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, request: str) -> str:
-        """The line that answers a line. Empty where the process died of it."""
+        """The line that answers a request line. Empty if the process died."""
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
@@ -69,7 +69,9 @@ os.register_at_fork(after_in_child=_process.__init__)  # its pipes are the paren
 
 
 def render_template(template: str, names: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """A template's text with named tokens and values. TemplateError where it fails or passes a bound."""
+    """Renders a template with named tokens and values. Raises TemplateError if it fails or exceeds
+    a bound.
+    """
     answer = _process.ask(json.dumps([template, names, values]))
     if not answer.endswith("\n"):
         raise TemplateError(
@@ -87,14 +89,14 @@ def _compile(template: str, names: str) -> Template:
 
 
 def _answer(template: str, names: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, str]:
-    """The text, or what is wrong."""
+    """(text, error). One of them is empty."""
     try:
         text = _compile(template, json.dumps(names)).render(values)
     except TemplateError as error:
         return "", str(error) or type(error).__name__
     except MemoryError:
         return "", f"it takes more than {_MOST_MEMORY_BYTES >> 20} MiB of memory for one text"
-    except Exception as error:  # noqa: BLE001 whatever a stranger's program raises
+    except Exception as error:  # noqa: BLE001 an untrusted template may raise anything
         return "", f"{type(error).__name__}: {str(error)[:2000]}"
     if len(text) > _MOST_CHARACTERS:
         return "", f"it writes {len(text)} characters, wanted at most {_MOST_CHARACTERS}"
@@ -113,7 +115,7 @@ def _main() -> None:
 
 
 class _AnswerMark(Extension):
-    """The block `generation`, by which some templates mark answers. Its text stays as it is."""
+    """The block `generation`, with which some templates mark answers. Its text is kept unchanged."""
 
     tags: ClassVar = {"generation"}
 
@@ -124,7 +126,7 @@ class _AnswerMark(Extension):
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    """Extensions, filters and functions that templates find in transformers. Their day is fixed."""
+    """Environment with the extensions, filters and functions of transformers, and a fixed date."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

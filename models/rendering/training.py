@@ -1,7 +1,7 @@
 """Trains the byte-level BPE tokenizer.
 
-Pre-tokenisation suits Python: a newline takes its indent with it, runs of two or more spaces stay
-whole, words may carry one leading space and underscores, digits stand alone.
+Pre-tokenisation suits Python: a newline includes the next indent, runs of two or more spaces stay
+whole, words may have one leading space and underscores, and each digit is separate.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,7 @@
-"""The special tokens, their fixed ids and what each kind may be used for.
+"""The special tokens and their fixed ids from 0 on; a trained vocabulary starts after them.
 
-The order of specials (ids count from 0; a trained vocabulary starts after them). Only the template
-inserts control tokens; tool and argument tags come from the model (or a demonstration of it); line
-tags also from tool results.
+Only the template inserts control tokens. Tool and argument tags come from the model or from
+demonstrations; line tags also come from tool results.
 """
 
 PAD = "<|pad|>"

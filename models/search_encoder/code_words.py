@@ -1,8 +1,8 @@
-"""Words of code and prose, and their ids: what the code-search encoder reads.
+"""Words of code and prose, and their ids: the input of the code-search encoder.
 
-A word outside the vocabulary gets one of a fixed number of buckets by its hash, so that the same
-unknown word on both sides still meets itself. No torch here: the serving side reads with the same
-code that training does.
+A word outside the vocabulary gets one of a fixed number of buckets by its hash, so that an unknown
+word in a query still matches the same word in code. Imports without torch, since serving uses the
+same code as training.
 """
 
 import re
@@ -21,7 +21,7 @@ _SHORTEST_PLURAL = 4  # "is", "as" and "has" are no plurals
 
 
 class CodeText(NamedTuple):
-    """A piece of code by fields. What it is called says more than what it holds."""
+    """A piece of code by fields, since its names say more than its text."""
 
     scope: str  # path, and names around the definition
     name: str  # the definition's own name; empty outside definitions
@@ -35,7 +35,7 @@ _MOST_HEAD_LINES = 12
 
 
 def describe_code(path: str, qualified_name: str, text: str) -> CodeText:
-    """The fields of a definition, or of other lines where `qualified_name` is empty."""
+    """The fields of a definition, or of other lines if `qualified_name` is empty."""
     qualifier, _, name = qualified_name.rpartition(".")
     head: list[str] = []
     if name:
@@ -66,7 +66,7 @@ class WordBag:
     """The words of one text: parallel arrays, each id once."""
 
     ids: np.ndarray  # int64, sorted
-    counts: np.ndarray  # float32 [words, fields]; a query has everything in the last field
+    counts: np.ndarray  # float32 [words, fields]; a query only has the last field
 
 
 class Vocabulary:
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Counter[str], size: int, num_buckets: int) -> "Vocabulary":
-        """The `size` words that occur in most texts. Equal counts by the alphabet."""
+        """The `size` words that occur in most texts, and in at least two. Ties in alphabetical order."""
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([word for word, count in ranked[:size] if count > 1], num_buckets)
 
@@ -98,7 +98,7 @@ class Vocabulary:
         return self.bucket_of(word) if known is None else known
 
     def bucket_of(self, word: str) -> int:
-        """The bucket a word would have if it were unknown. The same on every machine."""
+        """The bucket of a word if it were unknown, the same on every machine."""
         return len(self.words) + zlib.crc32(word.encode()) % self.num_buckets
 
     def bag_of_query(self, text: str) -> WordBag:

@@ -1,8 +1,8 @@
-"""Memory that glibc's allocator keeps although nothing uses it.
+"""Free memory that glibc's allocator keeps.
 
-Stages keep big blocks in the process (infra/platform/cluster/child.py), because fetching them from the kernel for each
-step costs half of the processor time. Blocks of ever new sizes leave holes there that the next ones do not fit: the
-trainer's, since what attempts have in common decides the size of a microbatch.
+Stages keep big blocks in the process (infra/platform/cluster/child.py), because fetching them from
+the kernel for each step costs half of the processor time. The trainer's blocks fragment this
+memory: their sizes vary with the prefixes that attempts of a microbatch share.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _KEPT_SHARE = 0.25  # of the machine's memory
 
 
 class _Usage(ctypes.Structure):
-    """`struct mallinfo2` of malloc.h; what is used here by name."""
+    """`struct mallinfo2` of malloc.h. Fields that are not used here are grouped."""
 
     _fields_ = [
         ("arena_to_hblks", ctypes.c_size_t * 4),
@@ -27,7 +27,7 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, where it is glibc 2.33 or newer."""
+    """The C library if it is glibc 2.33 or newer, else None."""
     library = ctypes.CDLL(None)
     if not (hasattr(library, "mallinfo2") and hasattr(library, "malloc_trim")):
         return None
@@ -37,7 +37,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def free_memory_bytes() -> int:
-    """Resident memory that no block uses, code of libraries included; 0 where the C library does not tell."""
+    """Resident memory outside of blocks in use, including code of libraries. 0 without glibc's report."""
     library = _glibc()
     if library is None:
         return 0
@@ -46,7 +46,7 @@ def free_memory_bytes() -> int:
 
 
 def return_free_memory(kept_bytes: int | None = None) -> None:
-    """Returns memory that no block uses to the kernel when it exceeds `kept_bytes`, by default a quarter of the machine's."""
+    """Returns free memory to the kernel if it exceeds `kept_bytes` (None: a quarter of the machine's)."""
     if kept_bytes is None:
         kept_bytes = int(psutil.virtual_memory().total * _KEPT_SHARE)
     library = _glibc()

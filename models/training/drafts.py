@@ -1,7 +1,7 @@
 """Self-distillation: draft layers learn the main head's whole distribution.
 
-Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d; its
-teacher is the main head at position t+1+d, which scores the same token having seen as much.
+Depth d at position t scores token t+2+d from the trunk's state at t and the tokens up to t+1+d. Its
+teacher is the main head at position t+1+d, which scores the same token from the same tokens.
 
 Shapes: B rows, T tokens, S positions of a depth (time first), C chosen positions, V vocabulary, D
 model width.
@@ -26,8 +26,8 @@ def compare_drafts(
     *,
     reaches_trunk: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """By depth, KL(main head || draft layer) in nats and whether their likeliest tokens agree, at the
-    masked-in tokens. The gradient goes on through states, embedding and head where it `reaches_trunk`.
+    """Yields, per depth, KL(main head || draft layer) in nats and whether their likeliest tokens
+    agree, at the masked-in tokens. With `reaches_trunk` gradients reach states, embedding and head.
     """
     head_VD, embedding_VD = model.head_VD, model.embedding_VD
     if not reaches_trunk:
@@ -55,7 +55,7 @@ def draft_divergence(
     *,
     reaches_trunk: bool = False,
 ) -> Tensor:
-    """Returns the KL of all depths one after the other."""
+    """Returns the concatenated KL of all depths."""
     rows = hidden_TBD, tokens_BT, mask_BT
     found = compare_drafts(model, *rows, reaches_trunk=reaches_trunk)
     return torch.cat([kl_C for kl_C, _ in found])

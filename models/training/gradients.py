@@ -1,6 +1,6 @@
 """Gradients of all ranks, summed by Megatron, and their norm.
 
-Megatron's own norm wants a CUDA device, so it is taken here.
+The norm is computed here, since Megatron's needs a CUDA device.
 """
 
 import math
@@ -34,21 +34,21 @@ class LayoutGradients:
                 if any(parameter.requires_grad for parameter in module.parameters())
             ]
 
-        # Megatron looks for the two ends of a pipeline in the first and the last of them.
+        # Megatron expects the two ends of a pipeline in the first and the last module.
         trunk, drafts = wrap(*model.chunks, model.adapters), wrap(model.draft)
         self.wrapped = [*trunk, *drafts]
         self.parts = [part for part in (trunk, drafts) if part]
         self.parameters = [parameter for part in self.parts for parameter in _trained(part)]
 
     def clear(self) -> None:
-        """Zeroes what was accumulated."""
+        """Sets all gradients to zero."""
         for one in self.wrapped:
             one.zero_grad_buffer()
         for parameter in self.parameters:
             parameter.grad = None
 
     def reduce(self) -> None:
-        """Sums over all ranks that hold the same parameter and hands the optimiser the sums."""
+        """Sums gradients over all ranks that hold the same parameter, for the optimiser."""
         finalize_model_grads(self.wrapped)
         for parameter in self.parameters:
             parameter.grad = parameter.main_grad  # type: ignore[attr-defined]  # Megatron's buffer
@@ -59,10 +59,10 @@ class LayoutGradients:
             one.scale_gradients(factor)
 
     def clip(self, largest_norm: float | None) -> float:
-        """Scales the trunk's gradients and, apart from them, those of draft layers down to
-        `largest_norm` (None: never), so that drafts that learn beside a trunk do not slow it.
-        Returns the trunk's norm before, or the drafts' where they learn alone, the same on every
-        rank and in every layout; not finite if one is not.
+        """Scales the gradients of the trunk, and separately those of draft layers, down to
+        `largest_norm` (None: never), so that drafts do not slow a trunk that learns with them.
+        Returns the trunk's norm before scaling, or that of the drafts if only they learn. It is
+        equal on every rank and in every layout, and not finite if either norm is not.
         """
         norms = [self._norm(part) for part in self.parts]
         for part, norm in zip(self.parts, norms, strict=True):

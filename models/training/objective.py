@@ -1,6 +1,6 @@
 """Pure tensor losses and estimators.
 
-The policy-gradient loss lives with its settings in the learning stage.
+The policy-gradient loss is in the learning stage, with its settings.
 
 Shapes: N positions, V vocabulary.
 """

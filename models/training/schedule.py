@@ -1,11 +1,11 @@
 """Forward and backward passes of a step's microbatches, in the order of Megatron's schedules.
 
-Without a pipeline one after the other; over stages one forward and one backward in turn (1F1B),
-with several chunks per stage interleaved. States go from stage to stage in one shape per step, that
-of the largest microbatch: all stages read the same microbatches, so each knows how many places are
-meant.
+Without a pipeline, microbatches run one after the other; with stages, forward and backward passes
+alternate (1F1B), and several chunks per stage are interleaved. States pass between stages in one
+shape per step, that of the largest microbatch. All stages read the same microbatches, so each knows
+the real number of tokens.
 
-Shapes: B rows, T tokens (of this rank where a layout cuts rows), N = B*T, D model width.
+Shapes: B rows, T tokens (of this rank, if a layout splits rows), N = B*T, D model width.
 """
 
 import functools
@@ -26,14 +26,16 @@ from ostinato.models.network.parallel.context import context_ranks
 from ostinato.models.network.parallel.stages import ChunkGPT, pipeline_group
 from ostinato.models.training.batch import TokenBatch
 
-# Of a microbatch and its hidden_TBD after the final norm: the loss summed over targets, and their number.
+# Of a microbatch and its final hidden_TBD: loss summed over targets, and number of targets.
 Loss = Callable[[TokenBatch, Tensor], tuple[Tensor, int]]
 
 
 def run_microbatches(
     model: TrainerModel, batches: Sequence[TokenBatch], loss: Loss, *, has_backward: bool = True
 ) -> Tensor:
-    """Returns (loss, targets) summed over `batches`, fp64, on all stages. Backward adds to gradients."""
+    """Returns (loss, targets) summed over `batches` in fp64, on all stages. Adds to the gradients
+    unless `has_backward` is False.
+    """
     if not has_backward:
         batches = _fill_rounds(batches)
     places = max(math.prod(batch.computed_shape) for batch in batches)
@@ -49,7 +51,7 @@ def run_microbatches(
         forward_only=not has_backward,
     )
     sums = torch.zeros(2, dtype=torch.float64, device=current_device())
-    for one in found:  # the last stage's alone has any
+    for one in found:  # empty except on the last stage
         sums += one
     if pipeline_group().size() > 1:
         dist.all_reduce(sums, group=pipeline_group())
@@ -57,7 +59,7 @@ def run_microbatches(
 
 
 def _fill_rounds(batches: Sequence[TokenBatch]) -> list[TokenBatch]:
-    """The batches, and behind them batches without a target: interleaved chunks go round by round."""
+    """The batches, filled up with batches without a target: interleaved chunks need whole rounds."""
     missing = -len(batches) % pipeline_group().size()
     if not missing:
         return list(batches)
@@ -69,7 +71,7 @@ def _fill_rounds(batches: Sequence[TokenBatch]) -> list[TokenBatch]:
 def _run_forward(
     model: TrainerModel, loss: Loss, places: int, batches: Iterator[TokenBatch], chunk: ChunkGPT
 ) -> tuple[Tensor, Any]:
-    """A chunk's output of the next microbatch, and what makes its loss of it."""
+    """A chunk's output for the next microbatch, and the function that computes the loss from it."""
     batch = next(batches).to(current_device())
     rows, tokens = batch.computed_shape
     parts = context_ranks() * chunk.config.tensor_model_parallel_size
@@ -92,7 +94,7 @@ def _run_forward(
 
 
 def _take_loss(loss: Loss, batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, its number of targets and both together, as Megatron wants them."""
+    """The loss, its number of targets, and both as one tensor, in the form that Megatron expects."""
     total, targets = loss(batch, hidden_TBD)
     seen = total.detach().double()
     counted = torch.full_like(seen, targets)

@@ -1,10 +1,11 @@
-"""AdamW whose moments are shared out over the ranks that hold the same parameters (ZeRO stage 1, arXiv 1910.02054).
+"""AdamW with moments sharded over a parameter's holders (ZeRO stage 1, arXiv 1910.02054).
 
-Each parameter has one owner, which alone keeps its moments, moves it and sends it to the others. The
-arithmetic is that of one rank, bit for bit.
+Each parameter has one owner, the only rank that keeps its moments, updates it and sends it to the
+others. The result equals that of one rank, bit for bit.
 
-Megatron's distributed optimizer wants a CUDA device. torch's ZeroRedundancyOptimizer knows one group of
-ranks, here dense parameters and experts have a group each, and it writes a rank's state in its own format.
+Megatron's distributed optimizer needs a CUDA device. torch's ZeroRedundancyOptimizer supports only
+one group of ranks, while dense parameters and experts have different groups here, and it writes a
+rank's state in its own format.
 """
 
 from collections.abc import Iterable
@@ -35,14 +36,14 @@ class ShardedAdamW(torch.optim.AdamW):
             for parameter, owner in zip(self.all_parameters, self._owners, strict=True)
             if owner == _rank_among_holders(parameter)
         ]
-        # a group, because torch refuses an empty list: a rank may own nothing
+        # as a group, since torch refuses an empty list and a rank may own no parameter
         super().__init__(
             [{"params": owned}], lr=lr, betas=betas, weight_decay=weight_decay, fused=fused
         )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter, on all ranks."""
+        """Updates every parameter, on all ranks."""
         super().step()
         sent = [self._send(index, parameter) for index, parameter in enumerate(self.all_parameters)]
         for work in sent:
@@ -50,7 +51,7 @@ class ShardedAdamW(torch.optim.AdamW):
                 work.wait()
 
     def _send(self, index: int, tensor: Tensor) -> dist.Work | None:
-        """Begins to send a tensor from the owner of parameter `index` to those that hold the parameter too."""
+        """Begins to send a tensor from the owner of parameter `index` to the parameter's other holders."""
         group = state_replica_group(self.all_parameters[index])
         if group is None or group.size() == 1:
             return None
@@ -64,7 +65,9 @@ def _rank_among_holders(parameter: Tensor) -> int:
 
 
 def _assign_owners(parameters: list[Tensor]) -> list[int]:
-    """The owner of each parameter, by its rank among the holders: the largest first, each to who has least."""
+    """The owner of each parameter, as its rank among the holders. Parameters are assigned largest
+    first, each to the rank with the fewest elements.
+    """
     owners = [0] * len(parameters)
     loads: dict[dist.ProcessGroup, list[int]] = {}
     for index in sorted(range(len(parameters)), key=lambda one: -parameters[one].numel()):

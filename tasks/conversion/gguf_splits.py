@@ -1,7 +1,7 @@
-"""How byte-level tokenizers split texts before byte pairs are merged, by llama.cpp's names.
+"""Pre-tokenizers of byte-level BPE, by llama.cpp's names.
 
-A GGUF file says the name alone (`tokenizer.ggml.pre`), and whether what stands in the vocabulary needs no
-merges follows from it.
+A GGUF file holds only the name (`tokenizer.ggml.pre`), which also determines `ignore_merges`:
+whether a piece that is in the vocabulary needs no merges.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ SPLITS = ("gpt-2", "smollm", *_PATTERNS)
 
 
 def split_name(tokenizer: dict[str, Any]) -> str:
-    """The splitting of a `tokenizer.json`. ConfigError for one that llama.cpp has no name for."""
+    """llama.cpp's name of a `tokenizer.json`'s pre-tokenizer. Raises ConfigError if it has none."""
     described, is_whole = tokenizer["pre_tokenizer"], bool(tokenizer["model"].get("ignore_merges"))
     parts = described.get("pretokenizers", [described])
     kinds = [part["type"] for part in parts]
@@ -37,7 +37,7 @@ def split_name(tokenizer: dict[str, Any]) -> str:
 
 
 def with_split(tokenizer: dict[str, Any], name: str) -> dict[str, Any]:
-    """The same `tokenizer.json` with the splitting of a name of `SPLITS`."""
+    """The `tokenizer.json` with the pre-tokenizer of a name in `SPLITS`."""
     parts: list[dict[str, Any]] = [_BYTES]
     is_whole = False
     if name == "smollm":

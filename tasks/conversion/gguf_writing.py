@@ -1,6 +1,6 @@
-"""An exported model directory as one GGUF file beside it, for llama.cpp.
+"""GGUF file for llama.cpp of an exported model directory.
 
-Names of tensors and fields are those of gguf (extra `models`); row orders as in llama.cpp's
+Names of tensors and fields are from gguf (extra `models`), row orders from llama.cpp's
 convert_hf_to_gguf.py. One tensor is in memory at a time.
 """
 
@@ -45,14 +45,14 @@ ARCHITECTURES = {
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
 }
-# llama.cpp has experts in each layer of a qwen3_moe, whose shares add up to one, and no groups of those of a
-# glm4_moe
+# llama.cpp expects a qwen3_moe to have experts in every layer, with shares that sum to 1, and a
+# glm4_moe to have one group of experts.
 WANTED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True, "mlp_only_layers": []},
     "glm4_moe": {"n_group": 1},
 }
 ROTATIONS = ("default", "linear")
-# llama.cpp reads a table of factors of a llama alone
+# llama.cpp reads a table of factors only for a llama
 LLAMA_ROTATIONS = (*ROTATIONS, "llama3")
 TYPES = {
     torch.float32: (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -66,7 +66,7 @@ _ROUTER = ".mlp.gate.weight"  # llama.cpp reads it in fp32
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor under its name in GGUF, in the order of its rows there."""
+    """A tensor with its name and row order in GGUF."""
 
     name: str
     rows: np.ndarray
@@ -74,7 +74,7 @@ class GgufTensor:
 
 
 def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
-    """ConfigError for a model, by its published configuration and tokenizer, without a GGUF form."""
+    """Raises ConfigError if a model, by its published configuration and tokenizer, has no GGUF form."""
     if config["model_type"] not in ARCHITECTURES:
         raise ConfigError(
             f"a {config['model_type']} has no GGUF form here, wanted one of "
@@ -103,7 +103,7 @@ def check_gguf(config: Mapping[str, Any], tokenizer_file: Path) -> None:
 
 
 def write_gguf(directory: Path) -> Path:
-    """Writes `model.gguf` into an exported directory. ConfigError for a model without such a form."""
+    """Writes `model.gguf` into an exported directory. Raises ConfigError if the model has no GGUF form."""
     config = json.loads((directory / CONFIG).read_bytes())
     check_gguf(config, directory / TOKENIZER)
     architecture = ARCHITECTURES[config["model_type"]]
@@ -151,7 +151,7 @@ def _tensors(
 
 
 def _fetch(files: TensorFiles, source: str, config: dict[str, Any]) -> Tensor:
-    """A tensor of the directory, or those of a layer's experts as one."""
+    """A tensor of the directory, or the stacked tensors of a layer's experts."""
     if source in files.headers:
         return files.fetch(source)
     layer, _, part = source.partition(".experts.")
@@ -160,7 +160,7 @@ def _fetch(files: TensorFiles, source: str, config: dict[str, Any]) -> Tensor:
 
 
 def _pair_rows(source: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
-    """llama.cpp rotates neighbouring rows of a head, Hugging Face those of its two halves."""
+    """Interleaves rows: llama.cpp rotates neighbouring rows of a head, Hugging Face those of its halves."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     field = heads.get(source.split(".")[-2])
     if field is None:
@@ -209,7 +209,7 @@ def _num_experts(config: Mapping[str, Any]) -> int:
 
 
 def _add_tokens(writer: GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
-    """Ids of the model that the tokenizer does not use are marked as such."""
+    """Adds the tokenizer. Ids of the model that it does not use are marked as unused."""
     file = directory / TOKENIZER
     small = [*directory.glob("chat_template.*"), *directory.glob("*_config.json")]
     files = {path.name: path.read_bytes() for path in small}

@@ -1,4 +1,4 @@
-"""Public models that are known by name. Imports without torch, so that a wrong name is refused at once."""
+"""Public models by name. Imports without torch, so that a wrong name is refused at once."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.
 
 
 def find_hub_model(place: str) -> HubModel | None:
-    """The model that ORG/NAME or ORG/NAME@REVISION names. None for a path that exists, or is a file's."""
+    """The hub's model ORG/NAME or ORG/NAME@REVISION. None for an existing path or a file name."""
     found = _HUB_MODEL.fullmatch(place)
     if found is None or place.endswith((".gguf", *ARCHIVE_SUFFIXES)) or Path(place).exists():
         return None
@@ -40,7 +40,7 @@ def find_hub_model(place: str) -> HubModel | None:
 
 
 def find_pinned(place: str) -> PinnedModel | None:
-    """The public model of that name, None for a path or a model of the hub. ConfigError for another name."""
+    """The pinned model of this name. None for a path or a model of the hub. Else raises ConfigError."""
     if Path(place).exists() or find_hub_model(place) is not None:
         return None
     pinned = _pinned_models()

@@ -1,4 +1,4 @@
-"""A SentencePiece model file (`tokenizer.model`) as `tokenizer.json`, by transformers (extra `models`)."""
+"""Conversion of a SentencePiece `tokenizer.model` to `tokenizer.json` by transformers (extra `models`)."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from ostinato.infra.platform.errors import ConfigError, boundary
 
 
 def convert_sentencepiece(directory: Path, model_file: Path) -> bytes:
-    """The tokenizer that transformers makes of the files of `directory`. ConfigError when they hold none."""
+    """`tokenizer.json` that transformers makes from the files of `directory`. Raises ConfigError
+    for a file that is no SentencePiece model.
+    """
     with boundary(ConfigError, f"{model_file} cannot be read; wanted a SentencePiece model"):
         sentencepiece.SentencePieceProcessor(model_proto=read_bounded(model_file))
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)

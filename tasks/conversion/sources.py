@@ -1,6 +1,5 @@
-"""Published models as files: a directory of the Hugging Face layout, also of its hub, a GGUF file, an archive.
-
-Headers are read when a source is opened, tensors when they are asked for.
+"""Sources of published models: a directory in Hugging Face's layout, a model of the hub, a GGUF
+file, an archive. Headers are read when a source is opened, tensors on demand.
 """
 
 import importlib
@@ -33,22 +32,20 @@ SIDE_FILES = (
 )
 TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
-_MOST_BYTES, _MOST_RATIO = (
-    MAX_FILE_BYTES,
-    20,
-)  # what an archive may unpack to; weights hardly shrink
+# limit of an archive's unpacked size, in bytes and relative to its own; weights hardly compress
+_MOST_BYTES, _MOST_RATIO = MAX_FILE_BYTES, 20
 
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One model as it was found."""
+    """One opened model."""
 
-    place: str  # what the person named; of the hub with the commit
+    place: str  # name given by the user; with the commit for a model of the hub
     config: dict[str, Any]
     headers: dict[str, TensorHeader]
     fetch: Callable[[str], Tensor]
     files: dict[str, bytes]  # side files and the tokenizer by name
-    note: str = ""  # how the model here differs from its files
+    note: str = ""  # difference between this model and its files
 
 
 @contextmanager
@@ -58,11 +55,11 @@ def open_source(
     scratch: Path,
     check: Callable[[str, dict[str, Any]], object] = lambda place, config: None,
 ) -> Iterator[PublishedModel]:
-    """Opens a directory, a GGUF file, an archive, or a pinned model or one of the hub by its name.
-    ConfigError names file, value seen and value wanted.
+    """Opens a directory, a GGUF file, an archive, a pinned model or a model of the hub. ConfigError
+    names file, value seen and value wanted.
 
-    `cache` keeps what is downloaded; `scratch` holds an archive's files until the end; `check` gets
-    name and config.json of a model of the hub before its weights are fetched.
+    `cache` keeps downloads. `scratch` holds an archive's files until the end. `check` gets name and
+    config.json of a model of the hub before its weights are fetched.
     """
     path = Path(place)
     pinned, hub_model = find_pinned(place), find_hub_model(place)
@@ -116,7 +113,7 @@ def _open(path: Path, place: str) -> PublishedModel:
 
 
 def load_extra_module(name: str, what: str) -> Any:
-    """A module beside this one that needs the extra `models`. ConfigError says how to install it."""
+    """A module that needs the extra `models`. Raises ConfigError with the install command."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -126,7 +123,7 @@ def load_extra_module(name: str, what: str) -> Any:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The shards that the index names, else every safetensors file. A tensor may stand in one."""
+    """The shards that the index names, or every safetensors file without an index."""
     index = directory / INDEX
     if index.is_file():
         places = _read_json(index).get("weight_map")
@@ -166,7 +163,7 @@ def _parse_object(name: str, content: bytes) -> dict[str, Any]:
 
 
 def check_side_file(place: str, name: str, content: bytes) -> None:
-    """ConfigError for a small file that cannot be what its name says."""
+    """Raises ConfigError for a small file that is not valid JSON or UTF-8 as its name implies."""
     if name.endswith(".json"):
         _parse_object(f"{place}/{name}", content)
         return

@@ -1,1 +1,1 @@
-"""Source code to token shards and agent transcripts."""
+"""Corpus stage: token shards and agent transcripts from source code."""

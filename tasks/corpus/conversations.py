@@ -1,7 +1,7 @@
-"""Conversations of a user's own, as documents to fine-tune on: the answers are learned, the rest is read.
+"""A user's own conversations as fine-tuning documents: only answers are learned.
 
-A published chat template writes the whole conversation, calls and tools as it states them. Where it states
-none, and in our own tokens, the form of the gateway is learned.
+A published chat template writes the whole conversation, with calls and tools in its own form. If it
+has no such form, and for our own tokens, the form of the gateway is learned.
 """
 
 import json
@@ -23,8 +23,8 @@ from ostinato.tasks.corpus.repairs.transcripts import Document
 def make_documents(
     conversations: Sequence[ChatConversation], renderer: Renderer, harness: HarnessConfig
 ) -> list[Document]:
-    """Token ids and loss masks: tokens of answers and the token that ends each are learned. ConfigError for
-    a conversation that the model's template refuses or rewrites.
+    """Token ids and loss masks. Tokens of answers are learned, including the token that ends each.
+    Raises ConfigError for a conversation that the model's template refuses or rewrites.
     """
     form = ClientTools(renderer) if isinstance(renderer, TemplateRenderer) else None
     form = form or form_of(harness, renderer)
@@ -44,7 +44,7 @@ def _make_document(conversation: ChatConversation, renderer: Renderer, form: Too
 
 
 def _is_shown(conversation: ChatConversation, renderer: TemplateRenderer) -> bool:
-    """Whether the template shows all that the conversation holds."""
+    """Whether the template shows the whole conversation, including calls, tools and results."""
     calls = any(message.tool_calls for message in conversation.messages)
     results = any(message.role == "tool" for message in conversation.messages)
     states = renderer.shows_functions or not (calls or conversation.tools)

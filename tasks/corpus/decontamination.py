@@ -1,4 +1,4 @@
-"""Keeps evaluation, RL and user problems out of what is trained on before RL."""
+"""Keeps evaluation, RL and user problems out of training data before RL."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,11 +6,11 @@ from ostinato.tasks.corpus.source_code.functions import CodeFunction
 from ostinato.tasks.problems.breaking.mutations import Mutation
 from ostinato.tasks.records import Problem, Split
 
-LINE_LIMIT_CHARACTERS = 16  # shorter lines (return x) stand in any code
+LINE_LIMIT_CHARACTERS = 16  # shorter lines (return x) occur in any code
 
 
 class Guard:
-    """Knows the broken lines that must not be seen."""
+    """The broken lines that must not be trained on."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self._reserved: set[tuple[str, str, str]] = set()
@@ -30,18 +30,18 @@ class Guard:
                     self._broken_lines.add(line)
 
     def allowed(self, functions: Sequence[CodeFunction]) -> list[CodeFunction]:
-        """The functions that documents may be made of: those that no evaluation holds out whole."""
+        """The functions that documents may contain: all that no evaluation holds out as a whole."""
         return [item for item in functions if item.key not in self._held_out_functions]
 
     def forbids(self, function: CodeFunction, mutation: Mutation) -> bool:
-        """Whether a self-made mutation is a reserved problem, or reads like a held-out one."""
+        """Whether a self-made mutation is a reserved problem or equals a held-out broken line."""
         line = mutation.broken_text.strip()
         forbidden = (*function.key, line) in self._reserved or line in self._broken_lines
         self.num_dropped += forbidden
         return forbidden
 
     def forbids_text(self, text: str) -> bool:
-        """Whether a held-out broken line stands in general code."""
+        """Whether general code contains a held-out broken line."""
         forbidden = any(line.strip() in self._broken_lines for line in text.split("\n"))
         self.num_dropped += forbidden
         return forbidden

@@ -1,4 +1,4 @@
-"""Shards of an evaluation: supervised processes at the same time, and the progress of all of them together."""
+"""Shards of an evaluation: concurrent supervised processes, and their combined progress."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +19,8 @@ def run_shards(
     workspace: Workspace,
     on_progress: Callable[[Sequence[Progress]], None],
 ) -> list[Result]:
-    """Results in the order of the requests, each from a process of its own in `shardIofN` of the workspace.
-    `on_progress` gets the newest progress of each shard that has told one.
+    """Results in the order of the requests, each from its own process in `shardIofN` of the
+    workspace. `on_progress` gets the newest progress of each shard that has reported any.
     """
     count = len(requests)
     newest: dict[int, Progress] = {}

@@ -1,4 +1,4 @@
-"""What an attempt changed, seen from the state it began with."""
+"""Changes of an attempt, compared with the state that it began with."""
 
 import difflib
 import io
@@ -42,7 +42,7 @@ class AttemptChange:
         changed_files: Mapping[str, bytes | None],
         repository: PreparedRepository,
     ) -> "AttemptChange":
-        """`changed_files` is against the pristine repository, where a repaired file is absent."""
+        """`changed_files` lists changes of the pristine repository, so a fully repaired file is absent."""
         pristine = repository.files
         start: dict[str, bytes] = problem.break_files(pristine)
         counted: list[FileChange] = []
@@ -61,7 +61,7 @@ class AttemptChange:
 
     @property
     def has_edit(self) -> bool:
-        """Whether the end state differs from the broken one in what counts."""
+        """Whether a counted file differs from the broken state."""
         return bool(self.counted)
 
     @property
@@ -76,7 +76,7 @@ class AttemptChange:
 
     @cached_property
     def added_lines(self) -> tuple[str, ...]:
-        """Lines of counted files that were not there before."""
+        """Lines that the attempt added to counted files."""
         return tuple(line for file in self.counted for line in find_added(file.before, file.after))
 
     @cached_property
@@ -93,16 +93,16 @@ class AttemptChange:
 
     @cached_property
     def comment_ratio(self) -> float:
-        """Share of added non-blank characters that stand in comments. 0 when nothing was added."""
+        """Share of the added non-blank characters that are in comments. 0 when nothing was added."""
         total = sum(len(line.strip()) for line in self.added_lines)
         return sum(map(len, self.added_comments)) / total if total else 0.0
 
     @cached_property
     def added_comments(self) -> tuple[str, ...]:
-        """Comments that the change brought, without the mark."""
+        """Comments that the change added, without the comment mark."""
         found: list[str] = []
         if not any(mark in line for line in self.added_lines for mark in "#\"'"):
-            return ()  # reading a whole file takes milliseconds
+            return ()  # tokenizing a whole file takes milliseconds
         for file in self.counted:
             before = list(_comments(file.before))
             for comment in _comments(file.after):
@@ -160,7 +160,7 @@ def _lines(content: bytes | None) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _comments(content: bytes | None) -> tuple[str, ...]:
-    """Comments and strings that stand alone. Text that does not tokenize gives those before the fault."""
+    """Comments, and strings that are statements. If the text does not tokenize: those before the fault."""
     found: list[str] = []
     is_alone = True
     try:

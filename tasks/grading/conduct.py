@@ -1,6 +1,4 @@
-"""How an attempt went, beside its result: broken calls, questions, to-do items, checks, what it told
-the user.
-"""
+"""Conduct of an attempt, apart from its result: broken calls, questions, to-do items, checks, closing message."""
 
 import re
 from dataclasses import dataclass
@@ -27,14 +25,14 @@ _TEST_CLAIM = re.compile(r"\btests?\b[^.]{0,40}\bpass", re.I)
 
 @dataclass(frozen=True, slots=True)
 class TodoItem:
-    """One item of the list as it stood last."""
+    """One item of the final to-do list."""
 
     text: str
     is_open: bool
 
 
 def all_calls(transcript: Transcript) -> list[ToolCallRecord]:
-    """Every call in order."""
+    """All calls of all turns, in order."""
     return [call for turn in transcript.turns for call in turn.calls]
 
 
@@ -44,7 +42,7 @@ def count_broken_calls(transcript: Transcript) -> int:
 
 
 def count_questions(transcript: Transcript) -> int:
-    """Questions that were put to the user, answered or not."""
+    """Questions to the user, answered or not."""
     return sum(
         call.tool == ASK_USER and call.status not in MODEL_FAULTS for call in all_calls(transcript)
     )
@@ -62,7 +60,7 @@ def is_verified(transcript: Transcript) -> bool:
 
 
 def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
-    """The to-do list at the end, one item per line. `[x]` is done, any other mark open."""
+    """Items of the final to-do list, one per line. Marks `[x]`, `[-]` and a check mark are done, others open."""
     items: dict[str, TodoItem] = {}
     for call in all_calls(transcript):
         if call.tool != TODO_WRITE or call.status is not CallStatus.OK:
@@ -78,7 +76,7 @@ def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
 
 
 def count_open_todos(transcript: Transcript) -> int:
-    """Items that were written down and never ticked off."""
+    """Items of the final to-do list that are open."""
     return sum(item.is_open for item in last_todos(transcript))
 
 

@@ -12,7 +12,7 @@ from ostinato.models.weight_shapes import attention_parameters, weight_shapes
 from ostinato.tasks.planning.inputs import Costs, TrainingWork
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-# a rank has its part of the rows or columns of these; of all others it has the whole
+# a rank has a part of the rows or columns of these matrices, and all other tensors whole
 _SPLIT = re.compile(
     r"(embed_tokens|lm_head|[qkvo]_proj|(q|kv)_b_proj|mlp\.gate_up_proj|mlp\.down_proj"
     r"|shared_experts\.(gate_up_proj|down_proj))\.weight$"
@@ -34,15 +34,15 @@ class StageParameters(Record):
 
 
 def stage_of_layer(spec: ModelSpec, layout: ParallelLayout, layer: int) -> int:
-    """Pipeline stage of a layer. With interleaving a stage has every p-th chunk. Chunks that do not come
-    out even leave the last ones smaller.
+    """Pipeline stage of a layer. With interleaving a stage has every p-th chunk. If chunks do not
+    divide the layers evenly, the last ones are smaller.
     """
     chunk = math.ceil(spec.num_layers / (layout.pipeline * layout.interleave))
     return layer // chunk % layout.pipeline
 
 
 def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
-    """Pipeline stage of a weight: its layer's, the first of the embedding, the last of all others."""
+    """Pipeline stage of a weight: its layer's, the first for the embedding, the last for all others."""
     layer = _LAYER.match(name)
     if layer:
         return stage_of_layer(spec, layout, int(layer[1]))
@@ -55,7 +55,7 @@ def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StagePara
     return _count_parameters(key)
 
 
-@functools.lru_cache  # memory, gradients and optimiser of one layout each ask for it
+@functools.lru_cache  # memory, gradients and optimiser of one layout each need it
 def _count_parameters(key: tuple[ModelSpec, ParallelLayout]) -> tuple[StageParameters, ...]:
     spec, layout = key
     last = layout.pipeline - 1
@@ -75,7 +75,7 @@ def _count_parameters(key: tuple[ModelSpec, ParallelLayout]) -> tuple[StageParam
 
 
 class TokenOperations(Record):
-    """Floating-point operations of one token's forward pass, the whole model."""
+    """Floating-point operations of one token's forward pass through the whole model."""
 
     products: float
     grouped: float
@@ -88,7 +88,7 @@ class TokenOperations(Record):
 
 
 def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
-    """Two per parameter that the token meets. Attention looks back at half a row on average."""
+    """Two operations per parameter that a token uses. Attention covers half a row on average."""
     hidden, moe = spec.hidden_size, spec.num_moe_layers
     dense = spec.num_layers * attention_parameters(spec)
     dense += spec.num_dense_layers * 3 * hidden * spec.dense_hidden_size
@@ -103,12 +103,12 @@ def token_operations(spec: ModelSpec, row_tokens: float) -> TokenOperations:
 
 
 def layer_activation_bytes(spec: ModelSpec, *, is_dense: bool) -> int:
-    """Bytes in bf16 that one token leaves in one layer for the backward pass."""
+    """Bytes in bf16 that one layer saves per token for the backward pass."""
     hidden = spec.hidden_size
     elements = 4 * hidden + spec.query_size + spec.mixed_size
     if spec.latent is None:
         elements += 2 * spec.key_value_size
-    else:  # the ranks, and the keys and values that come out of them
+    else:  # the latents, and the keys and values computed from them
         elements += spec.latent.query_rank + spec.cached_size + spec.query_size + spec.mixed_size
     if is_dense:
         return 2 * (elements + 3 * spec.dense_hidden_size)
@@ -117,7 +117,7 @@ def layer_activation_bytes(spec: ModelSpec, *, is_dense: bool) -> int:
 
 
 def stage_activation_bytes(spec: ModelSpec, layout: ParallelLayout, stage: int) -> int:
-    """The same for all layers of a stage."""
+    """Bytes that all layers of a stage save per token for the backward pass."""
     return sum(
         layer_activation_bytes(spec, is_dense=layer < spec.num_dense_layers)
         for layer in range(spec.num_layers)
@@ -155,7 +155,7 @@ def stage_memory(
         sharded = held.dense / (layout.data * layout.context) + held.expert / layout.expert_data
         is_last = stage == layout.pipeline - 1
         local = work.microbatch_tokens / layout.context
-        # logits, their gradient: fp32
+        # logits and their gradient in fp32
         logits = 8 * local * spec.vocab_size / layout.tensor if is_last else 0.0
         rows.append(
             RankMemory(
@@ -172,7 +172,7 @@ def stage_memory(
 
 
 def _activations(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, stage: int) -> float:
-    """Bytes that wait for backward. Sequence parallelism divides them by the tensor degree too."""
+    """Bytes saved for backward. Sequence parallelism also divides them by the tensor degree."""
     tokens = work.microbatch_tokens / (layout.tensor * layout.context)
     waiting = min(work.microbatches(layout), _microbatches_in_flight(layout, stage))
     if not work.recompute:
@@ -187,8 +187,8 @@ def _activations(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, st
 
 
 def _microbatches_in_flight(layout: ParallelLayout, stage: int) -> float:
-    """1F1B holds p - stage. Interleaving with v chunks holds p (1 + (p - 1) / (p v)) on the first
-    stage (Korthikanti et al. 2022, arXiv 2205.05198).
+    """Microbatches that a stage holds: p - stage with 1F1B, p (1 + (p - 1) / (p v)) on the first
+    stage with v interleaved chunks (Korthikanti et al. 2022, arXiv 2205.05198).
     """
     stages, chunks = layout.pipeline, layout.interleave
     if chunks == 1:

@@ -1,6 +1,6 @@
 """Child entry of the pretraining stage.
 
-Rank 0 is this process; the others are started here and meet it in process groups.
+Rank 0 is this process. It starts the other ranks, which join it in process groups.
 """
 
 import math
@@ -51,7 +51,7 @@ def main(request: PretrainingRequest, workspace: Workspace) -> PretrainingResult
 
 
 def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> PretrainingResult:
-    """The whole stage as one rank sees it. Rank 0 alone writes what the stage leaves."""
+    """Runs the whole stage on one rank. Only rank 0 writes the checkpoint."""
     request, workspace = given
     directory = workspace.directory
     corpus = Path(request.corpus_directory)
@@ -88,19 +88,19 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
 
 
 def identity_of(request: PretrainingRequest) -> str:
-    """Name of the run whose resume point a request may continue."""
+    """Identity of a run. A request continues only resume points with its identity."""
     return request.model_dump_json(exclude=request.placement())
 
 
 def starting_spec(request: PretrainingRequest) -> ModelSpec:
-    """The shape that training starts from."""
+    """The shape with which training starts."""
     if request.spec is not None:
         return request.spec
     return load_spec(Path(request.checkpoint_directory or ""))
 
 
 def open_model(request: PretrainingRequest) -> TrainerModel:
-    """Builds the model, fresh or from a checkpoint. Draft layers stay as they are without a `draft_weight`."""
+    """Builds the model, fresh or from a checkpoint. Draft layers are frozen without a `draft_weight`."""
     config = request.config
     spec = starting_spec(request)
     with boundary(ConfigError, "pretraining.transformer_engine"):
@@ -135,7 +135,7 @@ def measure_perplexity(
         sums[index, :2] = run_microbatches(
             model, batches, next_token_loss(model), has_backward=False
         )
-        if context_rank() == 0:  # each has whole rows
+        if context_rank() == 0:  # every context rank has the whole rows
             targets = (batch.tokens_BT[batch.loss_mask_BT] for batch in batches)
             sums[index, 2] = sum(int(lengths_V[ids_N].sum()) for ids_N in targets)
     dist.all_reduce(sums, group=data_and_context_group())
@@ -163,10 +163,10 @@ def _token_lengths(corpus_directory: Path, vocab_size: int) -> Tensor:
 
 
 def next_token_loss(model: TrainerModel, draft_weight: float | None = None) -> Loss:
-    """Of a microbatch and the hidden states that this rank has of it: nats summed in fp64, and targets.
+    """Loss of a microbatch from this rank's states: nats summed in fp64, number of targets.
 
-    `draft_weight`: of the draft layers' divergence from the main head, added to it. At 0 it is added with
-    weight 1 and its gradient stops at the draft layers. None: they do not learn.
+    `draft_weight` is the weight of the draft layers' divergence from the main head. At 0 it is
+    added with weight 1 and its gradient stops at the draft layers. None: draft layers do not learn.
     """
 
     def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""Problems that say what a function is for and not what it is called: sentence and prompt."""
+"""Descriptions of functions by purpose instead of name, and the prompts made from them."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ _ROLE = re.compile(r":\w+:`~?\.?([^`]*)`")
 
 
 def describe_functions(text: str) -> dict[str, str]:
-    """Usable first sentences of a file's top-level functions. A name defined twice is left out."""
+    """Usable first sentences of a file's top-level functions, by name. Names defined twice are left out."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):
@@ -34,16 +34,16 @@ def first_sentence(docstring: str) -> str:
 
 
 def is_usable(sentence: str, name: str) -> bool:
-    """Whether it says something, shortly, and does not name the function."""
+    """Whether the sentence has enough words, is short, and does not name the function."""
     is_named = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) is not None
     return len(sentence) <= MAX_CHARACTERS and len(sentence.split()) >= MIN_WORDS and not is_named
 
 
 def write_prompt(repository: str, description: str) -> str:
-    """Prompt of the user."""
+    """The user's request for a problem with this description."""
     return f"This fails in {repository}: {description}"
 
 
 def read_description(prompt: str) -> str:
-    """The sentence of a prompt of `write_prompt`."""
+    """The description in a prompt of `write_prompt`."""
     return prompt.partition(": ")[2]

@@ -1,4 +1,4 @@
-"""Turns proven candidates into published problems: hidden tests, prompts, splits, no leaks."""
+"""Turns proven candidates into published problems: hides tests, writes prompts, drops leaks and duplicates."""
 
 import ast
 import textwrap
@@ -17,20 +17,20 @@ from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.selection import Sources
 from ostinato.tasks.records import Problem, Split
 
-# similarity of functions above which only one of two repositories' splits may keep its problems
+# similarity to a function of an evaluation split above which a problem of another split is dropped
 _MAX_DUPLICATE_RATIO = 0.8
 
 
 @dataclass
 class ProblemSet:
-    """Published problems, and the number of proven ones dropped by reason."""
+    """Published problems, and the number of dropped candidates by reason."""
 
     problems: list[Problem] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
-    """The whole set, in the order of the parts and their candidates."""
+    """The problem set, in the order of the parts and their candidates."""
     made = ProblemSet()
     texts: list[tuple[Problem, str]] = []
     repeated: set[str] = set()
@@ -46,7 +46,7 @@ def publish(parts: Sequence[BuiltPart], config: ProblemsConfig) -> ProblemSet:
             made.problems.append(problem)
             if config.rules.drops_repeated_lines and any(leaks.find_repeated(problem)):
                 repeated.add(problem.problem_id)
-            if built.part.split is not None:  # dealt splits share functions on purpose
+            if built.part.split is not None:  # splits that share a repository share its functions
                 lines = repository.files[problem.path].decode().split("\n")
                 texts.append(
                     (problem, "\n".join(lines[problem.first_line - 1 : problem.last_line]))
@@ -76,7 +76,7 @@ def make_problem(
     config: ProblemsConfig,
     symbols: Collection[str] = (),
 ) -> Problem:
-    """The record of a proven candidate. `symbols`: all that the repository's package defines."""
+    """The problem of a proven candidate. `symbols`: qualified names of all definitions of the package."""
     repository, place = built.part.repository, (candidate.path, candidate.symbol)
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
@@ -107,7 +107,7 @@ def make_problem(
             "hidden_tests": hidden,
             "cut_tests": cuts,
             "split": built.splits[candidate.candidate_id],
-            # a failing test that the agent can run tells which of the two is meant
+            # a visible failing test would tell which of the matching functions is meant
             "question_warranted": candidate.kind is not Kind.GIVEN
             and len(hidden) == len(judgement.fail_to_pass)
             and is_ambiguous(candidate, level, symbols),
@@ -125,12 +125,12 @@ def read_docstring(text: str, symbol: str) -> str:
 
 
 _SIZE = 5
-_MIN_SHINGLES = 40  # short functions are alike by nature
+_MIN_SHINGLES = 40  # shorter functions resemble one another by nature
 _EVALUATED = (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)
 
 
 def shingle(text: str) -> frozenset[int]:
-    """Runs of syntax nodes with names left out: what stays when a definition is renamed."""
+    """Hashes of runs of syntax nodes without names, so that renaming a definition does not change them."""
     try:
         tree = parse_python(textwrap.dedent(text))
     except SyntaxError:
@@ -147,7 +147,7 @@ def shingle(text: str) -> frozenset[int]:
 
 
 def find_duplicates(problems: Sequence[tuple[Problem, str]], max_ratio: float) -> frozenset[str]:
-    """Ids of problems outside the evaluation splits whose symbol nearly equals one inside."""
+    """Ids of problems outside the evaluation splits with a function that nearly equals one inside."""
     evaluated: set[frozenset[int]] = set()
     others: dict[frozenset[int], list[str]] = {}
     shingles = {text: shingle(text) for text in {text for _, text in problems}}
@@ -168,7 +168,7 @@ def find_duplicates(problems: Sequence[tuple[Problem, str]], max_ratio: float) -
 
 
 def similarity(one: frozenset[int], other: frozenset[int]) -> float:
-    """Shared shingles over all, 0 to 1."""
+    """Ratio of shared shingles to all shingles, 0 to 1."""
     if min(len(one), len(other)) == 0 or 2 * len(one) < len(other) or 2 * len(other) < len(one):
         return 0.0
     return len(one & other) / len(one | other)

@@ -1,1 +1,1 @@
-"""Trains and measures the code-search encoder."""
+"""Training and measurement of the code-search encoder."""

@@ -1,5 +1,5 @@
-"""Lengths and durations of what was sampled and of what was trained: a policy that loses slow groups
-trains shorter ones.
+"""Lengths and durations of sampled and of trained trajectories. They differ when slow groups become
+stale, because the policy is then trained on shorter attempts.
 """
 
 from collections import deque
@@ -39,5 +39,5 @@ class LengthAndDuration:
 
 
 def generated_tokens(trajectory: Trajectory) -> int:
-    """Tokens the model made in a whole attempt."""
+    """Tokens that the model generated in a whole attempt."""
     return sum(turn.generated_tokens for turn in trajectory.transcript.turns)

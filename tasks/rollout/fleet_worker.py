@@ -1,4 +1,4 @@
-"""Rollout workers over what a Ray cluster holds: engine replicas, and boxes of a sandbox fleet."""
+"""Rollout workers that use actors of a Ray cluster: engine replicas and a sandbox fleet."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def build_fleet_worker(
     setup: WorkerSetup, replica_names: Sequence[str], boxes_name: str | None
 ) -> "RolloutWorker":
-    """A worker over engine replicas, which are looked up by name: they may start again. `boxes_name`: the
-    sandbox fleet that agents' boxes come from; None: boxes of the worker's process.
+    """A worker that uses engine replicas. They are looked up by name, because Ray may restart them.
+    `boxes_name`: the sandbox fleet that provides agents' boxes; None: the worker's process makes them.
     """
-    # the run's own process only names this function; it neither grades nor opens boxes
+    # the run's driver imports this module, but not the code that grades and opens boxes
     from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue  # noqa: PLC0415
 
     found = {name: find_actor(name) for name in replica_names}

@@ -1,23 +1,23 @@
-"""Forked groups: attempts that share an opening and are compared from where they part.
+"""Forked groups: attempts that share an opening and are compared from the point where they branch.
 
-The first attempt, the trunk, runs to its end; after its first failing test run its box and its
-context are copied (`BranchWatch`). The others of the group continue from that copy, and the trunk's
-own continuation is one of the siblings. Advantage: reward less the siblings' mean, on tokens after
-the branch. After Monte Carlo returns from intermediate states (VinePPO, Kazemnejad et al. 2024,
-arXiv:2410.01679) and branching after tool results (ARPO, Dong et al. 2025, arXiv:2507.19849).
+The first attempt, the trunk, runs to its end. After its first failing test run its box and its
+context are copied (`BranchWatch`). The other attempts of the group continue from that copy, and the
+trunk's own continuation is one of the siblings. The advantage on tokens after the branch is the reward
+minus the siblings' mean. This follows Monte Carlo returns from intermediate states (VinePPO, Kazemnejad
+et al. 2024, arXiv:2410.01679) and branching after tool results (ARPO, Dong et al. 2025, arXiv:2507.19849).
 
-Why it is unbiased: the branch is a stopping time. Whether an attempt branches after a turn is decided
-by that turn and its results, never by what follows, so given the state s there all siblings, the trunk
-among them, are independent draws of the policy from s. With R their rewards, the sum over siblings of
-(R_i - mean R) grad log p(continuation_i | s) has the mean (n - 1) grad V(s): the plain group's law, with
-s in place of the prompt. The opening is not trained: it was sampled once, so its only baseline from this
-group would be its own mean and its advantage zero. Groups that are not forked train it, so `forked_share`
-stays below 1 unless openings are to stay as they are. A trunk that never branches would be trained for
-what it did not do; the others then begin at the start, and it counts neither in their mean nor in the
-loss (`Trajectory.is_context_only`).
+The gradient is unbiased because the branch is a stopping time. Whether an attempt branches after a turn
+depends on the turns up to it and their results, never on later ones. So given the state s at the branch,
+all siblings, the trunk among them, are independent samples of the policy from s. With rewards R, the sum
+over siblings of (R_i - mean R) grad log p(continuation_i | s) has the mean (n - 1) grad V(s), as in a plain
+group with s in place of the prompt. The opening is not trained: it was sampled once, so its only baseline
+from this group would be its own mean and its advantage zero. Only groups that are not forked train
+openings, so `forked_share` should stay below 1 unless openings need no training. If the trunk never
+branches, the other attempts begin at the start. The trunk is then conditioned on not branching, so it
+counts neither in their mean nor in the loss (`Trajectory.is_context_only`).
 
-A branch holds the files of /repo and the harness' memory; processes and /tmp start anew, as in a
-snapshot of files. A group that was not complete when its process ended starts over.
+A branch holds the files of /repo and the memory of the harness. Processes and /tmp are not copied. A
+group that was not complete when its process ended starts over.
 """
 
 import base64
@@ -35,7 +35,7 @@ from ostinato.tasks.rollout.records import AttemptRequest
 
 
 class BranchWatch:
-    """Looks for the branch of one trunk while it runs."""
+    """Detects and records the branch of one trunk while it runs."""
 
     def __init__(self, environment: AgentEnvironment) -> None:
         self._environment = environment
@@ -58,7 +58,7 @@ class BranchWatch:
         )
 
     def branch(self, transcript: Transcript) -> Branch:
-        """The branch. At the end of the attempt where nothing can continue from one."""
+        """The branch of the trunk. At the end of the attempt if no other attempt can continue from it."""
         turns = transcript.turns
         if self._found is None or len(turns) <= self._found.turns:
             return Branch(turns=len(turns))
@@ -68,14 +68,14 @@ class BranchWatch:
 
 
 def branch_of(request: AttemptRequest) -> Branch | None:
-    """Where this attempt continues from. None: it begins at the start."""
+    """The branch from which this attempt continues. None: it begins at the start."""
     if request.trunk is None or request.trunk.is_context_only:
         return None
     return request.trunk.branch
 
 
 def opening_of(request: AttemptRequest) -> Opening | None:
-    """Turns that this attempt continues from."""
+    """Turns before the branch from which this attempt continues. None: it begins at the start."""
     branch = branch_of(request)
     if branch is None or request.trunk is None:
         return None
@@ -90,7 +90,7 @@ class ForkedGroups:
         self._waiting: dict[str, list[AttemptRequest]] = {}
 
     def begin(self, number: int, requests: Sequence[AttemptRequest]) -> list[AttemptRequest]:
-        """Attempts of the group of that number that start now."""
+        """Attempts that start now, from those of the group with this number."""
         if math.floor((number + 1) * self._share) == math.floor(number * self._share):
             return list(requests)
         trunk, *others = requests
@@ -98,7 +98,7 @@ class ForkedGroups:
         return [replace(trunk, is_trunk=True)]
 
     def continued(self, request: AttemptRequest, ended: Trajectory) -> list[AttemptRequest]:
-        """Attempts that the end of this one lets start. Where a trunk was lost they begin at the start."""
+        """Attempts that may start after this one ended. If a trunk was lost, they begin at the start."""
         if not request.is_trunk:
             return []
         others = self._waiting.pop(request.group_id)

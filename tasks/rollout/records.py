@@ -28,15 +28,15 @@ class AttemptRequest:
     seed: int
     temperature: float = 1.0
     priority: Priority = Priority.TRAINING
-    is_trunk: bool = False  # others of its group wait for it to branch off (forks.py)
-    trunk: Trajectory | None = None  # the attempt that this one branches off
+    is_trunk: bool = False  # other attempts of its group wait to continue from it (forks.py)
+    trunk: Trajectory | None = None  # the attempt from which this one continues
 
     def again(self, other: "AttemptRequest") -> "AttemptRequest":
-        """`other`, an attempt with an id of its own, in this one's place of a forked group."""
+        """`other`, a retry with its own id, with this attempt's role in a forked group."""
         return replace(other, is_trunk=self.is_trunk, trunk=self.trunk)
 
     def lost(self, reason: str, at: float) -> Trajectory:
-        """The record of the attempt where whatever made it is gone."""
+        """The record of an attempt whose result was lost."""
         transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, reason)
         return self.ended(Outcome.SANDBOX_FAILED, reason, transcript, (at, at))
 
@@ -52,7 +52,7 @@ class AttemptRequest:
         changed_files: dict[str, str] | None = None,
         branch: Branch | None = None,
     ) -> Trajectory:
-        """The record of the attempt. `times`: when it began and ended."""
+        """The record of the ended attempt. `times`: start and end."""
         return Trajectory(
             trajectory_id=self.trajectory_id,
             group_id=self.group_id,

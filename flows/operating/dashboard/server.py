@@ -1,8 +1,8 @@
 """The dashboard, `python -m ostinato.flows.operating.dashboard.server`: a page, its live data as server-sent events,
 and the reports of runs.
 
-It answers on names of this machine alone, wants the login of the home's Prefect server, and changes nothing. From
-elsewhere it is reached through ssh -L.
+It answers only under this machine's own names, requires the login of the home's Prefect server, and is read-only. Use
+ssh -L to reach it from another machine.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def content_policy() -> str:
-    """A policy that allows the scripts of the page, and those in the templates of reports by their hash alone: a
-    report shows texts of models.
+    """A policy that allows scripts only from the page itself, and those in report templates only by their hash,
+    because reports show text written by models.
     """
     texts = (path.read_text() for path in sorted(TEMPLATES.glob("*.html")))
     scripts = {script for text in texts for script in _SCRIPT.findall(text)}
@@ -129,7 +129,7 @@ def serve(settings: Settings) -> None:
         host=HOST,
         port=settings.dashboard_port,
         log_level="warning",
-        timeout_graceful_shutdown=1,  # streams of events have no end of their own
+        timeout_graceful_shutdown=1,  # event streams never end by themselves
     )
 
 

@@ -1,7 +1,7 @@
 """Postings of chunks, and BM25 by field over them: the name of a definition counts more than its body.
 
-Plain BM25 is the same with weight on the body only. Postings are scored at the question, since the changes of
-a sandbox hide rows and add others; libraries such as bm25s score a fixed collection when they index it.
+Plain BM25 is the same with weight on the body only. Postings are scored per query, because the changes of a sandbox
+hide rows and add others; libraries such as bm25s score a fixed collection when they index it.
 """
 
 import math
@@ -79,7 +79,7 @@ class FieldRule(NamedTuple):
 
 
 # Chosen on 1,624 questions of 16 packages that the benchmark does not measure on: 0.580 with weights 0.5, 1.5, 0.5, 1 and
-# no coverage, 0.593 with these. A name that the question spells out whole is better than one it only touches.
+# no coverage, 0.593 with these. A name that the question contains whole ranks above one that it contains in part.
 BY_FIELD = (
     FieldRule(1.0, 0.5, 0.5),  # scope
     FieldRule(1.0, 0.5, 0.5, coverage=4.0),  # name

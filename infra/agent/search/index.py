@@ -1,7 +1,7 @@
-"""The index of a repository, built once. A search lays the changes of a sandbox over it.
+"""The index of a repository, built once. A search applies the changes of a sandbox to it.
 
-Changed files hide their rows and are indexed beside them, so a search costs the files that differ.
-Word statistics are exact: a repository with changes over it ranks as one that was built with them.
+Rows of changed files are hidden and their new content is indexed separately, so a search costs only the files that
+differ. Word statistics are exact: the ranking is that of an index built with the changes.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class CodeIndex:
         self._base = self._segment(files)
 
     def search(self, query: str, limit: int, changes: Files | None = None) -> list[Hit]:
-        """The best chunks, best first, equal ones by path and line. Nothing where no word or vector matches."""
+        """The best chunks, best first, equal ones by path and line. Empty if no word or vector matches."""
         changes = changes or {}
         segments = [self._base, self._segment(changes)]
         hidden = WordStatistics()
@@ -86,7 +86,7 @@ class CodeIndex:
     ) -> list[Hit]:
         scores = np.round(scores, _SCORE_DECIMALS)
         if limit < len(scores):
-            # all that tie with the last one stay in, so that ties are settled by path and line
+            # rows that tie with the last one are kept, so that path and line decide between them
             last = np.partition(scores, len(scores) - limit)[len(scores) - limit]
             rows, scores = rows[scores >= last], scores[scores >= last]
         chunks = [*segments[0].chunks, *segments[1].chunks]
@@ -132,6 +132,6 @@ class LocalSearch:
     files: Mapping[str, bytes]  # of the pristine repository
 
     def search(self, changes: Files, query: str, limit: int) -> list[Hit]:
-        """The best chunks of the pristine repository with `changes` laid over it."""
+        """The best chunks of the pristine repository with `changes` applied."""
         index = self.service.index_of(self.repository_id, self.files)
         return index.search(query, limit, changes)

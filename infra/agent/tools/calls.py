@@ -1,4 +1,4 @@
-"""A call as it was read out of an answer, whatever the dialect."""
+"""A call as parsed from an answer, the same for all dialects."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class ParsedCall:
     error: str = ""
     values: dict[str, Value] = field(default_factory=dict)  # typed arguments
     call_id: str = ""  # given by an API or the model; empty: numbered by turn and place
-    note: str = ""  # begins the result
+    note: str = ""  # first line of the result
 
 
 @dataclass(frozen=True, slots=True)

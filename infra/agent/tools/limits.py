@@ -25,7 +25,7 @@ def cut_lines(text: str, limit_characters: int) -> str:
     keep = limit_characters - len(_note(len(lines), len(text)))
     head = _take_lines(lines, (keep + 1) // 2)
     tail = _take_lines(lines[len(head) :][::-1], keep // 2)[::-1]
-    if not head or not tail:  # a line longer than its half: cut inside it
+    if not head or not tail:  # a line is longer than its half of the limit: cut inside it
         return cut_middle(text, limit_characters)
     kept = "\n".join(head + tail)
     note = _note(len(lines) - len(head) - len(tail), len(text) - len(kept))
@@ -47,7 +47,7 @@ def _take_lines(lines: list[str], limit_characters: int) -> list[str]:
 
 
 def share_out(total: int, wanted: Sequence[int]) -> list[int]:
-    """Splits `total` evenly, but gives none more than it wants and the rest to the others."""
+    """Splits `total` evenly, except that none gets more than it wants and the others share the rest."""
     shares = [0] * len(wanted)
     left, waiting = total, sorted(range(len(wanted)), key=lambda index: wanted[index])
     for position, index in enumerate(waiting):

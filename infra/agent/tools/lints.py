@@ -1,4 +1,4 @@
-"""Lint findings that an attempt's changes brought into a file.
+"""Lint findings that an attempt's changes introduced into a file.
 
 `find_lints` (ruff's syntax and pyflakes rules) and `new_lints` (findings against a baseline).
 """

@@ -1,4 +1,4 @@
-"""Names of the built-in tools, and the word for a passed test run, spelled once.
+"""Names of the built-in tools, and the word for a passed test run.
 
 The first ten are the compact dialect's, whose names are token ids (models/rendering/vocabulary.py).
 """
@@ -19,5 +19,5 @@ from ostinato.models.rendering.vocabulary import TOOL_NAMES
 ) = TOOL_NAMES
 DELETE_FILE = "delete_file"
 GLOB = "glob"
-PASSED = "passed"  # how the result of a test run begins when all passed
+PASSED = "passed"  # begins the result of a test run in which all tests passed
 SEARCH_TOOLS = frozenset({CODEBASE_SEARCH, GREP, LIST_DIR})

@@ -9,14 +9,14 @@ from ostinato.infra.sandbox.text_search import TextMatch, TextSearch, read_match
 
 MAX_MATCHES = 20  # of grep, in the compact dialect
 MAX_HITS = 5
-MAX_HITS_ANYWHERE = 100  # looked through when only some directories are wanted
+MAX_HITS_ANYWHERE = 100  # hits to filter when only some directories are wanted
 OUTPUT_CAP_BYTES = 100_000
 
 
 async def find_text(
     environment: AgentEnvironment, search: TextSearch, config: HarnessConfig
 ) -> list[TextMatch]:
-    """A search in the sandbox, by ripgrep where it has that."""
+    """Matches of a search in the sandbox, by ripgrep if the sandbox has it."""
     result = await environment.sandbox.exec(
         search_command(search),
         timeout_seconds=config.call_time_limit_seconds,

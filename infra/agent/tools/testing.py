@@ -33,8 +33,8 @@ def make_test_runner(
 ) -> RunTests:
     """A function that runs named tests on a sandbox's changed files, for AgentEnvironment.
 
-    `given`: the agent's files, where the repository also holds some that it must not see. Tests
-    then run in a box without those.
+    `given`: the agent's files, if the repository also holds files that the agent must not see. Tests
+    then run in a box without those files.
     """
 
     async def run_tests(sandbox: Sandbox) -> TestReport:
@@ -69,7 +69,7 @@ def describe_report(report: TestReport, region: Region | None = None) -> str:
 
 
 def did_tests_pass(command: str, result: str) -> bool | None:
-    """Whether tests passed, by the result text of a command. None: it ran none through the test server."""
+    """Whether tests passed, by the result text of a command. None: the test server ran no tests for it."""
     if not is_pytest(command):
         return None
     head, _, rest = result.partition("\n")

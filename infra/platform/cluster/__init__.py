@@ -1,1 +1,1 @@
-"""Processes: supervised children for heavy work, Ray start-up and named actors."""
+"""Processes: supervised children for heavy work, the start of Ray, and named actors."""

@@ -1,5 +1,5 @@
-"""Batching of Ray calls, whose cost is per call: what is sent within a short time goes in one call,
-and answers are collected together.
+"""Batches Ray calls, whose cost is per call: items sent within a short time share one call, and answers are collected
+together.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Outbox(Generic[Item]):
         self._has_items.set()
 
     async def collect(self) -> list[Item]:
-        """All answers since the last call. Waits a while for the first."""
+        """All answers since the last call. Waits up to COLLECT_SECONDS for the first."""
         try:
             await asyncio.wait_for(self._has_items.wait(), COLLECT_SECONDS)
         except TimeoutError:
@@ -63,7 +63,7 @@ class Deliveries:
         self._under_way: set[asyncio.Future[Any]] = set()
 
     def watch(self, call: Any, on_lost: Callable[[RayError], None]) -> None:
-        """Calls `on_lost` with Ray's error when the call fails, as one does while its actor is being started again."""
+        """Calls `on_lost` with Ray's error when the call fails, for example because its actor is restarting."""
         delivery = asyncio.ensure_future(call)
         self._under_way.add(delivery)
 

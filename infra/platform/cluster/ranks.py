@@ -1,7 +1,7 @@
-"""Marks of the ranks of a stage: which process is which rank, as `ostinato status` reads it.
+"""Marks of the ranks of a stage, which tell `ostinato status` which process is which rank.
 
-A mark goes when its rank ends as it should. One that stays belongs to a rank that lives, that was
-killed, or to an earlier attempt; the latter is older than the stage's own process.
+A rank that ends normally removes its mark. A mark that stays belongs to a live rank, a killed rank or an earlier
+attempt, whose marks are older than the stage's own process.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def mark_rank(directory: Path, rank: int) -> None:
 
 
 def forget_rank(directory: Path, rank: int) -> None:
-    """Removes the mark of a rank that ends as it should."""
+    """Removes the mark of a rank that ends normally."""
     _path(directory, rank).unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
-"""Ray: one of its own on this machine, or a cluster that is joined.
+"""Starts Ray on this machine, or joins a Ray cluster.
 
-`ray.init` and its options; nobody else calls it. Call from the main thread of a supervised child,
-never from a Prefect process: Ray replaces its signal handlers.
+Only this module calls `ray.init`. Call it from the main thread of a supervised child, never from a Prefect process,
+because Ray replaces signal handlers.
 """
 
 import logging
@@ -23,7 +23,7 @@ NAMESPACE = "ostinato"
 
 _logger = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0
-_START_TRIALS = 3  # Ray gives its own processes 30 seconds, too few on a machine that is busy
+_START_TRIALS = 3  # Ray waits 30 seconds for its own processes, too short on a busy machine
 
 # read by Ray when it starts its processes
 _RAY_ENVIRONMENT = {
@@ -32,15 +32,15 @@ _RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
 }
-# of a Ray on this machine alone, whose ports all listen on 127.0.0.1
+# for Ray on this machine alone: all its ports listen on 127.0.0.1
 _ALONE_ENVIRONMENT = {
-    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray makes 127.0.0.1 a public address otherwise
-    "AUTOSCALER_METRIC_PORT": "-1",  # no such port: it would answer everybody
+    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # otherwise Ray replaces 127.0.0.1 by a public address
+    "AUTOSCALER_METRIC_PORT": "-1",  # no such port, because it would answer any machine
 }
 
 
 def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None) -> None:
-    """Starts Ray here, or joins the cluster at `address` (HOST:PORT). A process that has Ray keeps it."""
+    """Starts Ray here, or joins the cluster at `address` (HOST:PORT). Does nothing if Ray is already running."""
     if ray.is_initialized():
         return
     os.environ.update(_RAY_ENVIRONMENT)
@@ -48,9 +48,9 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
         _join(address)
         return
     os.environ.update(_ALONE_ENVIRONMENT)
-    # Ray's own token would lie in a file that other users may read
+    # Ray's own token would be in a file that other users may read
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.pop("RAY_AUTH_MODE", None)  # Ray's default asks for the token
+    os.environ.pop("RAY_AUTH_MODE", None)  # Ray's default mode requires the token
     ray_constants.ENABLE_RAY_CLUSTER = False  # the variable comes too late for this process
     what = (
         f"Ray did not start on this machine with {num_cpus} CPUs and {object_store_bytes} bytes "
@@ -63,7 +63,7 @@ def start_ray(num_cpus: int, object_store_bytes: int, address: str | None = None
         reraise=True,
     ):
         with trial, boundary(ClusterError, what):
-            # everybody may write into a session's folder, so it lies in one that is this user's alone
+            # all users may write into a session's folder, so it is placed in a private one
             private = tempfile.mkdtemp(prefix="ostinato-ray-", dir="/tmp")
             ray.init(
                 address="local",
@@ -89,11 +89,11 @@ def _join(address: str) -> None:
         f"and Python {platform.python_version()}; all nodes need the same of both"
     )
     with boundary(ClusterError, what):
-        # Ray itself tries for minutes
+        # Ray itself would retry for minutes
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
         ray.init(
             address=address,
-            # actors are found by name: runs of one name that share a cluster must not meet
+            # actors are found by name, and runs of the same name that share a cluster must not share actors
             namespace=f"{NAMESPACE}-{uuid.uuid4().hex}",
             log_to_driver=False,
             configure_logging=False,
@@ -103,6 +103,6 @@ def _join(address: str) -> None:
 
 
 def stop_ray() -> None:
-    """End Ray of this process and everything it started. Nothing happens without Ray."""
+    """Ends this process's Ray and everything it started. Does nothing without Ray."""
     if ray.is_initialized():
         ray.shutdown()

@@ -1,8 +1,7 @@
 """Starts long-lived programs of this machine together and ends them together.
 
 `Service` (one program: command, environment, log, readiness probe) and `ServiceGroup` (a context
-manager over several). A service that dies while the group is kept running starts again, later with
-each time that it dies young.
+manager over several). `ServiceGroup.mend` restarts dead services, with a delay that doubles with each early death.
 """
 
 import contextlib
@@ -27,15 +26,16 @@ from ostinato.infra.platform.telemetry import log_tail
 
 _FOREGROUND_END_SECONDS = 13.0
 _STOP_SECONDS = 10.0
-_SETTLED_SECONDS = 60.0  # a service that dies after this long counts its deaths anew
+_SETTLED_SECONDS = 60.0  # a death after this uptime resets the count of early deaths
 _LONGEST_WAIT_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def interrupt_on_signals() -> None:
-    """Makes SIGINT, SIGTERM and SIGHUP a KeyboardInterrupt of this process. A shell that starts a
-    program in the background hands down an ignored SIGINT; an ignored SIGHUP is the user's wish (nohup).
+    """Makes SIGINT, SIGTERM and SIGHUP a KeyboardInterrupt of this process. This includes an ignored SIGINT, which
+    programs inherit from a shell that starts them in the background, but not an ignored SIGHUP, which is the user's
+    wish (nohup).
     """
     for number in END_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -47,16 +47,16 @@ def run_foreground(
     environment: Mapping[str, str],
     meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
-    """Runs a program to its end, and a function while it starts. Returns the exit code. A KeyboardInterrupt
-    here, or any error of the function, interrupts the program, kills it and everything it started if it
-    does not end in time, and propagates.
+    """Runs a program to its end, and `meanwhile` while it starts. Returns the exit code. A KeyboardInterrupt here or
+    an error of `meanwhile` interrupts the program, kills it and its descendants if it does not end in time, and
+    propagates.
     """
     process = _start(command, environment, None)
     try:
         meanwhile()
         return process.wait()
     except BaseException:
-        with undisturbed():  # a second one ends nothing sooner
+        with undisturbed():  # a second interrupt would not end it sooner
             _end_foreground(process)
         raise
 
@@ -77,7 +77,7 @@ def _end_foreground(process: subprocess.Popen[bytes]) -> None:
 def _start(
     command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own that is told to end when this one ends, even by SIGKILL."""
+    """A process in its own session, which gets SIGTERM when this process ends, even by SIGKILL."""
     return subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
@@ -128,20 +128,20 @@ class Service:
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     is_ready: Callable[[], bool] = lambda: True
-    ready_within_seconds: float = 300.0  # of a busy machine; one that dies is seen at once
+    ready_within_seconds: float = 300.0  # for a busy machine; a death is noticed at once
 
 
 @dataclass
 class RunningService:
-    """A service, its process, and how often it had to start again."""
+    """A service, its process, and its restarts."""
 
     service: Service
     process: subprocess.Popen[bytes]
     since: float
     restarts: int = 0
     deaths: int = 0  # in a row, each within the first minute
-    starts_at: float | None = None  # of the next process, once this one has died
-    ended_at: float | None = None  # when it was seen dead
+    starts_at: float | None = None  # time of the next start, after a death
+    ended_at: float | None = None  # time when the death was noticed
     cause: str = ""  # of the last death
 
 
@@ -166,11 +166,11 @@ class ServiceGroup(AbstractContextManager["ServiceGroup"]):
         await_ready(self.launch(service))
 
     def mend(self, now: float) -> list[RunningService]:
-        """Starts services that died again, each after its wait. Returns those that changed."""
+        """Restarts dead services, each after its delay. Returns the services that changed."""
         return [running for running in self.running if _mend(running, now)]
 
     def stop(self, names: Collection[str] | None = None, *, at_once: bool = False) -> None:
-        """Ends every process group, or those of the names: terminate, wait, kill. `at_once`: kill."""
+        """Ends all process groups, or those of `names`: SIGTERM, wait, SIGKILL. `at_once`: only SIGKILL."""
         going = [item for item in self.running if names is None or item.service.name in names]
         for running in reversed(going):
             with contextlib.suppress(ProcessLookupError):
@@ -205,7 +205,7 @@ def await_ready(running: RunningService) -> None:
 
 
 def _mend(running: RunningService, now: float) -> bool:
-    """Notes a death, or restarts a dead service once its wait is over. Whether either happened."""
+    """Notes a death, or restarts a dead service after its delay. Returns whether either happened."""
     if running.starts_at is not None:
         if now < running.starts_at:
             return False
@@ -221,7 +221,7 @@ def _mend(running: RunningService, now: float) -> bool:
     running.starts_at = now + min(_LONGEST_WAIT_SECONDS, 2.0**running.deaths)
     running.cause = f"ended with code {code}, log {running.service.log_path}"
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.process.pid, signal.SIGKILL)  # what it left may hold its port
+        os.killpg(running.process.pid, signal.SIGKILL)  # remaining processes may hold its port
     return True
 
 

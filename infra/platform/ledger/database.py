@@ -38,8 +38,8 @@ class Database:
 
     @contextmanager
     def write(self, lock_number: int | None = None) -> Iterator[Connection]:
-        """A transaction that commits at the end, alone among writers on SQLite. On Postgres those of one lock
-        number run one after another.
+        """A transaction that commits at the end. On SQLite it is the only writer; on Postgres transactions with the
+        same lock number run one after another.
         """
         with self._errors("write to"), self.engine.begin() as connection:
             if lock_number is not None and not self.is_sqlite:
@@ -116,14 +116,14 @@ def _create_sqlite(url: URL) -> Engine:
 
 
 def _keep_new_file_private(file: Path) -> None:
-    """Makes an empty database file its owner's alone. SQLite gives its log and index the same mode."""
+    """Limits an empty database file to its owner. SQLite gives its log and index the same mode."""
     with suppress(OSError):  # another user's file, or no regular file
         if file.stat().st_size == 0:
             file.chmod(0o600)
 
 
 def _while_locked() -> Retrying:
-    """Retries while another process makes the database: SQLite then refuses at once, whatever its timeout."""
+    """Retries while another process creates the database. SQLite then fails at once, whatever its timeout."""
     return Retrying(
         retry=retry_if_exception(lambda error: "locked" in str(error)),
         wait=wait_fixed(_LOCK_POLL_SECONDS),

@@ -1,6 +1,6 @@
 """The journal of trajectories: reserve -> finish -> commit -> trained, each step once.
 
-Whatever is killed, a committed trajectory is not lost and none is trained twice. Every call may be
+Whichever process is killed, no committed trajectory is lost and none is trained twice. Every call may be
 repeated; the first one counts.
 """
 
@@ -42,7 +42,7 @@ class JournalRepository(LedgerRepository):
     """The journal of all runs."""
 
     def reserve(self, run_id: str, entries: Sequence[Reservation]) -> None:
-        """Note trajectories before they are dispatched. Those already known stay as they are."""
+        """Notes trajectories before they are dispatched. Known ones are not changed."""
         now = time.time()
         rows = [
             {
@@ -57,7 +57,7 @@ class JournalRepository(LedgerRepository):
             JOURNAL.insert_absent(connection, rows)
 
     def finish(self, entries: Sequence[Finish]) -> None:
-        """Notes how trajectories ended, the first time each. StorageError for one that was never reserved."""
+        """Notes the first end of each trajectory. StorageError for a trajectory that was never reserved."""
         if not entries:
             return
         now = time.time()
@@ -118,7 +118,7 @@ class JournalRepository(LedgerRepository):
                 )
 
     def discard_groups(self, group_ids: Sequence[str], reason: str) -> None:
-        """Note that these finished or committed groups will never be trained, and why."""
+        """Notes that these finished or committed groups will never be trained, and why."""
         with self._database.write() as connection:
             for some in _chunked(group_ids):
                 JOURNAL.update(
@@ -147,7 +147,7 @@ class JournalRepository(LedgerRepository):
         return self._select(or_(*(column == name for column in columns)))
 
     def reopen_after(self, run_id: str, step: int) -> int:
-        """Returns rows trained after `step`, whose checkpoint was restored, to committed. Returns how many."""
+        """Sets rows trained after `step`, the step of a restored checkpoint, back to committed. Returns how many."""
         with self._database.write() as connection:
             return JOURNAL.update(
                 connection,
@@ -158,13 +158,13 @@ class JournalRepository(LedgerRepository):
             )
 
     def release_reserved(self, run_id: str) -> int:
-        """Forgets trajectories whose worker is gone, to dispatch them again. Returns how many."""
+        """Deletes reserved rows, whose workers are gone, so that they are dispatched again. Returns how many."""
         with self._database.write() as connection:
             released = JOURNAL.equals(run_id=run_id, state=JournalState.RESERVED)
             return connection.execute(delete(JOURNAL.table).where(released)).rowcount
 
     def counts(self, run_id: str) -> dict[str, int]:
-        """Number of rows in each state. States without rows are there with 0."""
+        """Number of rows in each state, 0 for states without rows."""
         counts = {state.value: 0 for state in JournalState}
         with self._database.read() as connection:
             for state, number in connection.execute(

@@ -112,7 +112,7 @@ class ArtifactRepository(LedgerRepository):
         return added
 
     def find(self, kind: str, name: str, fingerprint: str) -> ArtifactRow | None:
-        """The artifact made from this recipe, if it was indexed."""
+        """The artifact with this fingerprint, if it is indexed."""
         return self._first(ARTIFACTS, _has_fingerprint(kind, name, fingerprint))
 
     def list(self, kind: str, name: str | None = None) -> list[ArtifactRow]:
@@ -136,7 +136,7 @@ class ScorecardRepository(LedgerRepository):
     """Measurements of checkpoints. The scorecard itself is JSON that the ledger does not read."""
 
     def add(self, card: ScorecardRow) -> None:
-        """Adds a scorecard. Of one with a known id only the gate's decision, if any, is updated."""
+        """Adds a scorecard. For a known id, only the gate's decision is updated, if there is one."""
         with self._database.write() as connection:
             SCORECARDS.insert_absent(connection, [card.model_dump()])
             if card.passed is not None:
@@ -160,7 +160,7 @@ class ScorecardRepository(LedgerRepository):
 class PromotionRepository(LedgerRepository):
     """Champions of the serving lines, present and past: the checkpoints that serve their users.
 
-    A line's champion is the checkpoint that its newest entry names, so a kill leaves the old one or the new.
+    The newest entry of a line names its champion, so a kill leaves either the old or the new champion.
     """
 
     def current(self, line: str) -> PromotionRow | None:
@@ -191,8 +191,8 @@ class PromotionRepository(LedgerRepository):
         *,
         instead_of: str | None = None,
     ) -> PromotionRow | None:
-        """Makes a checkpoint the champion of a line; nothing changes if it is already. None, and nothing
-        changes, when `instead_of` is given and is not the champion.
+        """Makes a checkpoint the champion of a line, unless it is already. If `instead_of` is given and is not the
+        champion, nothing changes and the result is None.
         """
         with self._database.write(_PROMOTIONS_LOCK) as connection:
             entries = self._entries(connection, line)
@@ -254,7 +254,7 @@ class PromotionRepository(LedgerRepository):
 
 
 def _active(entries: list[PromotionRow]) -> list[PromotionRow]:
-    """Promotions that were not rolled back, the champion's last: a roll back takes the newest one away."""
+    """Promotions that were not rolled back, with the champion's last. A roll back removes the newest one."""
     active: list[PromotionRow] = []
     for entry in entries:
         if entry.action == "promote":
@@ -272,7 +272,7 @@ class InteractionRepository(LedgerRepository):
 
     def record(self, interaction: NewInteraction) -> None:
         """Adds an interaction. A known id changes nothing."""
-        # numbers must become visible in order, or a reader's watermark could pass one unseen
+        # sequence numbers must become visible in order, or a reader's watermark could pass an unseen row
         with self._database.write(_INTERACTIONS_LOCK) as connection:
             INTERACTIONS.insert_absent(connection, [interaction.model_dump()])
 
@@ -427,8 +427,8 @@ class EventRepository(LedgerRepository):
     def add_once(
         self, source: str, name: str, payload: dict[str, Any], at: float, *, key: str
     ) -> bool:
-        """Appends an event unless the source has one of that name with the same `payload[key]`. Whether
-        it did: of several that try at once, one does.
+        """Appends an event unless the source has one of that name with the same `payload[key]`. Returns whether it
+        was appended: of several concurrent callers, one gets True.
         """
         with self._database.write(_EVENTS_LOCK) as connection:
             alike = EVENTS.equals(source=source, name=name)
@@ -444,7 +444,7 @@ class EventRepository(LedgerRepository):
         limit_rows: int | None = 100,
         names: Collection[str] | None = None,
     ) -> list[EventRow]:
-        """Newest first, all of them without a limit."""
+        """Events, newest first. `limit_rows` None: all of them."""
         wanted = [] if source is None else [EVENTS.c.source == source]
         if names is not None:
             wanted.append(EVENTS.c.name.in_(names))

@@ -1,8 +1,8 @@
 """Tables of the ledger, made from the records that they hold.
 
-A change here needs a migration beside it. The ledger stores ids, numbers, JSON and object keys: it
-never learns what a trajectory or a problem is. The records are pydantic's, not SQLAlchemy's mapped
-classes: those are mutable, and neither check that numbers are finite nor write themselves as JSON.
+A change here needs a new migration. The ledger stores ids, numbers, JSON and object keys and knows nothing of the
+content of trajectories and problems. Records are pydantic models instead of SQLAlchemy's mapped classes, which are
+mutable, do not check that numbers are finite and do not write JSON.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class RowTable(Generic[R]):
         indexed: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        """`is_numbered`: the database counts the key up. `indexed`: each column by itself."""
+        """`is_numbered`: the database numbers the rows in the key. `indexed`: columns with an index each."""
         self._kind = kind
         columns = [
             _make_column(field, info.annotation, is_key=field in key, is_numbered=is_numbered)
@@ -85,7 +85,7 @@ class RowTable(Generic[R]):
         order_by: Any,
         limit_rows: int | None = None,
     ) -> list[R]:
-        """The rows that meet all conditions. `order_by` is one column or a tuple of some."""
+        """The rows that meet all conditions. `order_by` is a column or a tuple of columns."""
         order = order_by if isinstance(order_by, tuple) else (order_by,)
         statement = select(self.table).where(*conditions).order_by(*order).limit(limit_rows)
         found = connection.execute(statement)
@@ -106,7 +106,7 @@ class RowTable(Generic[R]):
         return self._kind.model_validate(added.one())
 
     def insert_absent(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-        """Adds rows. Those whose key is already there are left as they are."""
+        """Adds the rows with new keys. Existing rows are not changed."""
         if rows:
             dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
             connection.execute(dialect.insert(self.table).on_conflict_do_nothing(), list(rows))

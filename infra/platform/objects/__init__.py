@@ -1,4 +1,4 @@
-"""Bytes by key, on a local directory or an S3 bucket, behind one interface."""
+"""Bytes by key, in a local directory or an S3 bucket, behind one interface."""
 
 from ostinato.infra.platform.objects.local import checksum_bytes, checksum_file
 from ostinato.infra.platform.objects.store import DamagedObject, ObjectStore, open_object_store

@@ -69,7 +69,7 @@ class LocalBackend:
         return {key: (self.root / key).stat().st_size for key in self.keys(prefix)}
 
     def changed_at(self, prefix: str) -> dict[str, float]:
-        """When each object was written last, uploads under way among them."""
+        """Time of the last write of each object, including uploads under way."""
         found = {}
         for directory, _, names in os.walk(self.root / prefix):
             for name in names:
@@ -105,7 +105,7 @@ class LocalBackend:
             fill(temporary)
             flush(temporary)
             move(temporary, target)
-            for folder in target.parents:  # the name of the object, and of folders made for it
+            for folder in target.parents:  # directory entries of the object and of new folders
                 flush(folder)
                 if folder == present:
                     break

@@ -1,6 +1,4 @@
-"""Objects in an S3 bucket through s3fs. Listings are never cached: other processes write here
-too.
-"""
+"""Objects in an S3 bucket through s3fs. Listings are never cached, because other processes write too."""
 
 import io
 from pathlib import Path
@@ -14,7 +12,7 @@ from ostinato.infra.platform.record import Record
 _CONNECT_TIMEOUT_SECONDS = 3
 _READ_TIMEOUT_SECONDS = 30
 _ATTEMPTS = 2
-_BLOCK_BYTES = 4 << 20  # read at once of an open object, at least
+_BLOCK_BYTES = 4 << 20  # smallest read from an open object
 
 
 class S3Options(Record):
@@ -89,7 +87,7 @@ class S3Backend:
         return {key: int(info["size"]) for key, info in self._infos(prefix).items()}
 
     def changed_at(self, prefix: str) -> dict[str, float]:
-        """When each object was written last."""
+        """Time of the last write of each object."""
         infos = self._infos(prefix)
         return {key: info["LastModified"].timestamp() for key, info in infos.items()}
 
@@ -106,9 +104,9 @@ class S3Backend:
         }
 
     def open(self, key: str) -> IO[bytes]:
-        """Reads that meet another ETag than the first fail."""
+        """A read fails when the object's ETag has changed since it was opened."""
         opened = self._files.open(self._path(key), "rb", block_size=_BLOCK_BYTES)
-        return io.BufferedReader(opened)  # its own lines copy a whole block each
+        return io.BufferedReader(opened)  # s3fs' own readline copies a whole block per line
 
     def remove(self, key: str) -> None:
         if self.exists(key):

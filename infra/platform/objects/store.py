@@ -1,4 +1,4 @@
-"""The object store: whole objects by key, put atomically, checked on the way out."""
+"""The object store: whole objects by key, stored atomically and checked when they are read."""
 
 import errno
 import uuid
@@ -15,7 +15,7 @@ from ostinato.infra.platform.settings import Settings
 
 
 class DamagedObject(StorageError):
-    """An object that is gone, or whose bytes are not those that were put."""
+    """An object that is missing, or whose bytes differ from those that were stored."""
 
 
 class ObjectStore:
@@ -48,7 +48,7 @@ class ObjectStore:
         return checksum_bytes(data)
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Store only if the key is free, in one step: of several callers one gets True."""
+        """Store only if the key is free, atomically: exactly one of several callers gets True."""
         with self._operation("put", key):
             return self._backend.write_new(key, data)
 
@@ -96,14 +96,14 @@ class ObjectStore:
             return self._backend.sizes(folder)
 
     def changed_at(self, folder: str) -> dict[str, float]:
-        """When each object of a folder was written last, by key, in seconds since the epoch. Where
-        the store shows uploads under way they are among them. `folder` ends with /.
+        """Time of the last write of each object in a folder, by key, in seconds since the epoch. Includes uploads
+        under way if the store shows them. `folder` ends with /.
         """
         with self._operation("list", folder):
             return self._backend.changed_at(folder)
 
     def versions(self, path: str, suffix: str = "") -> dict[str, str]:
-        """A checksum or an ETag by key, which changes with the bytes: of the object `path`, or of those
+        """A checksum or an ETag by key, which changes with the bytes, for the object `path` or for the objects
         below it that end in `suffix`. An empty path is the whole store.
         """
         with self._operation("list", path or "."):
@@ -111,7 +111,7 @@ class ObjectStore:
 
     @contextmanager
     def open(self, key: str) -> Iterator[IO[bytes]]:
-        """The object as a file that is read in pieces, wherever its reader wants them."""
+        """The object as a seekable file that is read in pieces."""
         with self._operation("read", key):
             file = self._backend.open(key)
         with file:
@@ -159,7 +159,7 @@ def _explain(error: Exception) -> str:
 
 
 def open_object_store(settings: Settings, url: str | None = None) -> ObjectStore:
-    """The store that the settings name, or another one that their endpoint and credentials reach."""
+    """The store of the settings, or the store at `url` with the endpoint and credentials of the settings."""
     return ObjectStore.from_url(
         url or settings.object_store_url,
         S3Options(

@@ -1,8 +1,8 @@
-"""Forwards a stage's metrics to trackers, in a process beside the stage that the work never waits for.
+"""Forwards a stage's metrics to trackers in a separate process, for which the stage never waits.
 
-`tracked` starts it: `python -m ostinato.infra.platform.tracking.forwarding DIRECTORY`. It reads
-metrics.jsonl as that grows, with one thread per tracker, and notes how far each has got, so that a resumed
-stage goes on there. It ends by itself soon after its starter.
+`tracked` starts the process: `python -m ostinato.infra.platform.tracking.forwarding DIRECTORY`. It follows
+metrics.jsonl with one thread per tracker and stores how far each has read, so that a resumed stage continues
+there. It ends by itself soon after the process that started it.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ STATE = "trackers.json"  # id of the run, and bytes of metrics.jsonl that each t
 LOG = "trackers.log"
 _LOCK = "trackers.lock"
 _POLL_SECONDS = 0.5
-_TIMEOUT_SECONDS = 60.0  # for the last numbers when the stage has ended
+_TIMEOUT_SECONDS = 60.0  # to send the last numbers after the end of the stage
 _NICENESS = 10
 
 
@@ -49,8 +49,8 @@ _NICENESS = 10
 def tracked(
     directory: Path, settings: Settings, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> Iterator[Callable[[], None]]:
-    """Forwards the metrics of the stage in `directory`, from the first call of the function given until the
-    context ends. Nothing that goes wrong here ends or delays the caller: it is one warning.
+    """Yields a function whose first call starts to forward the metrics of the stage in `directory`, until the
+    context ends. A failure is one warning and neither ends nor delays the caller.
     """
     wanted = list(settings.trackers)
     started: list[TrackerProcess] = []
@@ -59,7 +59,7 @@ def tracked(
         if not wanted:
             return
         wanted.clear()
-        # libraries of trackers keep their files below the home and say nothing on the way
+        # keep the files of trackers below the home, and their output quiet
         own = {"TRACKIO_DIR": str(settings.home / "trackio"), "WANDB_SILENT": "true"}
         name = f"trackers of {directory.name}"
         with _warned(name):
@@ -70,7 +70,7 @@ def tracked(
         yield begin
     finally:
         for process in started:
-            # waits for the last numbers beside the caller's next work; its warning is for the caller's log
+            # a thread waits for the last numbers, so the caller goes on; its warning is for the caller's log
             caller = contextvars.copy_context()
             threading.Thread(target=caller.run, args=(process.finish, timeout_seconds)).start()
 
@@ -86,8 +86,8 @@ def _warned(name: str) -> Iterator[None]:
 def run_in_process(
     name: str, command: Sequence[str], settings: Settings, timeout_seconds: float
 ) -> None:
-    """Runs a module with its arguments in a process and a thread of that name. The caller neither waits nor
-    fails for it: each failure is one warning.
+    """Runs a module with its arguments in a process that a thread called `name` waits for. The caller neither
+    waits nor fails: each failure is one warning.
     """
     log = settings.home / "logs" / f"{command[0].rpartition('.')[2]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,8 @@ def run_in_process(
 
 
 class TrackerProcess:
-    """A process beside the work. It has a session of its own, and its standard input ends when it shall finish:
-    the kernel ends it when this process is killed.
+    """A process beside the work, in a session of its own. The end of its standard input tells it to finish; the
+    kernel closes that input when this process is killed.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TrackerProcess:
         settings: Settings,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`command`: a module and its arguments. `variables`: of its environment, under those of the settings."""
+        """`command`: a module and its arguments. `variables`: defaults of environment variables."""
         self._name, self._log = name, log
         with log.open("ab") as opened:
             self._process = subprocess.Popen(
@@ -131,7 +131,7 @@ class TrackerProcess:
             problem = f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
             problem = f"not done within {timeout_seconds:g} s"
-        kill_session(self._mark, grace_seconds=0.0)  # helpers of the libraries too
+        kill_session(self._mark, grace_seconds=0.0)  # includes helper processes of the libraries
         self._process.wait()
         if problem:
             logger.warning("%s: %s, log=%s", self._name, problem, self._log)
@@ -149,7 +149,7 @@ class Forwarding:
             self._state = json.loads((directory / STATE).read_text())
 
     def run(self, stopped: threading.Event) -> bool:
-        """Forwards until the event, then the rest of the file. Whether all went well."""
+        """Forwards until the event is set, then the rest of the file. Returns whether all trackers succeeded."""
         threads = [
             threading.Thread(target=self._guarded, args=(name, stopped), daemon=True)
             for name in self._settings.trackers
@@ -179,8 +179,8 @@ class Forwarding:
                 config={} if request is None else request.request,
             ),
         )
-        # not before the imports: niced, they take longer than a short stage on a busy machine
-        os.nice(_NICENESS)  # of this thread
+        # after the imports: at low priority they take longer than a short stage on a busy machine
+        os.nice(_NICENESS)  # lowers this thread only
         offset = self._state["offsets"].get(name, 0)
         is_last = False
         while not is_last:
@@ -204,7 +204,7 @@ class Forwarding:
 
 
 def _rows(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Whole lines behind the offset with the offset after each. A torn line is left out."""
+    """Rows of the whole lines from an offset on, each with the offset after it. A partial line is left out."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -233,7 +233,7 @@ def _await_end(stopped: threading.Event) -> None:
     sys.stdin.buffer.read()
     stopped.set()
     time.sleep(_TIMEOUT_SECONDS)
-    os._exit(1)  # a library hangs, and the starter that would end this process may be gone
+    os._exit(1)  # a library hangs, and the process that would end this one may be gone
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Model registries of other projects: champions and exported checkpoints become model versions there.
 
-As with trackers, a process beside the work (`python -m ostinato.infra.platform.tracking.registries`)
-reads the ledger and updates the registry: the work neither waits nor fails for it.
+As with trackers, a separate process (`python -m ostinato.infra.platform.tracking.registries`) reads the ledger and
+updates the registry, so that the work neither waits nor fails.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CHECKPOINT, FINGERPRINT, EXPORTED = (
     f"{PROJECT}.fingerprint",
     f"{PROJECT}.exported",
 )
-WATCHER = "model registries"  # name of the thread that waits beside the work
+WATCHER = "model registries"  # name of the thread that waits for the process
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -45,15 +45,15 @@ class RegisteredCheckpoint:
 
 
 class ModelRegistry(Protocol):
-    """Registry of the models of a home. Registering again changes nothing but tags."""
+    """Registry of the models of a home. Registering again changes only tags."""
 
     def register(self, checkpoint: RegisteredCheckpoint, alias: str | None) -> None:
-        """Makes the checkpoint a version of its model; the alias then points to it alone."""
+        """Makes the checkpoint a version of its model, to which alone the alias then points."""
         ...
 
 
 class MlflowRegistry:
-    """MLflow's, at MLFLOW_TRACKING_URI or in a database below the home."""
+    """MLflow's registry, at MLFLOW_TRACKING_URI or in a database below the home."""
 
     def __init__(self, home: Path) -> None:
         self._client = mlflow_client(home)
@@ -80,12 +80,12 @@ class MlflowRegistry:
 
 
 def register_champion(settings: Settings, line: str) -> None:
-    """Lets each registry in `settings.trackers` know which checkpoint serves a line now."""
+    """Registers the checkpoint that serves a line now in each registry of `settings.trackers`."""
     _start(settings, "champion", line)
 
 
 def register_export(settings: Settings, checkpoint: str, directory: Path) -> None:
-    """Lets each registry in `settings.trackers` know a directory that a checkpoint was exported to."""
+    """Registers the directory of an exported checkpoint in each registry of `settings.trackers`."""
     _start(settings, "export", checkpoint, str(directory.resolve()))
 
 
@@ -95,7 +95,7 @@ def _start(settings: Settings, *arguments: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Brings the registries up to the ledger. Returns the exit code."""
+    """Registers the champion of a line, or an export, in the registries. Returns the exit code."""
     parser = argparse.ArgumentParser(prog=__name__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     kinds.add_parser("champion").add_argument("line")

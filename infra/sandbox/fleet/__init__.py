@@ -1,1 +1,1 @@
-"""Boxes on all machines of a Ray cluster: one node per machine lends them, holders choose a node."""
+"""Boxes on all machines of a Ray cluster: one node per machine leases them, and each client chooses a node."""

@@ -1,1 +1,1 @@
-"""Boxes of this host: bubblewrap, limits, the connection to the agent inside, and the backend."""
+"""Boxes on this host: bubblewrap, limits, the connection to the agent inside, and the backend."""

@@ -1,7 +1,7 @@
-"""Bubblewrap and what it can mount: folders of the host that a box has as files of its own.
+"""The bubblewrap binary, and overlay mounts that give a box its own view of a host folder.
 
-Two mounts of one folder have the same files: a lock or a watch on one is seen through the other. Each overlay has
-files of its own over one copy of the content.
+Bind mounts of one folder share its files, so a lock or a watch set through one is seen through the other. Each overlay
+has its own files over a shared copy of the content.
 """
 
 import functools
@@ -29,9 +29,9 @@ def find_bubblewrap() -> Path:
 
 @functools.cache
 def can_overlay(parent: Path) -> bool:
-    """Whether overlays can be made of folders below `parent`, and folders be replaced in them.
+    """Whether folders below `parent` can be overlays in which folders can be replaced.
 
-    Old kernels cannot without rights, nor can containers whose own files are an overlay.
+    That fails without privileges on old kernels, and in containers whose own filesystem is an overlay.
     """
     folder = Path(tempfile.mkdtemp(prefix="overlay-", dir=parent))
     low, up, work = folder / "low", folder / "up", folder / "work"
@@ -47,13 +47,13 @@ def can_overlay(parent: Path) -> bool:
 
 @functools.cache
 def can_stack(folder: Path) -> bool:
-    """Whether `folder` can be the lower part of a read-only overlay."""
+    """Whether `folder` can be the lower layer of a read-only overlay."""
     with tempfile.TemporaryDirectory() as empty:
         return _try_mounts(stack((Path(empty), folder), "/tmp"), "cd /tmp")
 
 
 def stack(folders: Iterable[Path], target: str) -> tuple[str, ...]:
-    """Bubblewrap arguments for two or more folders, the lowest first, seen as one, read-only, at `target`."""
+    """Bubblewrap arguments for a read-only overlay at `target` of two or more folders, the lowest first."""
     sources = [word for folder in folders for word in ("--overlay-src", str(folder))]
     return (*sources, "--ro-overlay", target)
 

@@ -1,10 +1,10 @@
-"""The seccomp filter of a box: what the kernel refuses to every process inside.
+"""The seccomp filter of a box: the system calls that the kernel refuses to every process inside.
 
-The program is classic BPF over `struct seccomp_data`, see seccomp(2). What it refuses is shared with other boxes or with
-the host (keyrings, the clock, the kernel's log), outlives the processes of a run (System V memory), looks into other
-processes or limits them, tells or sets which parts of files are in memory, or is a large and young part of the kernel
-that no test needs. It is loaded by bubblewrap, or by the server of test runs for each run (inside/apart.py), after which
-nothing inside can take it back.
+The program is classic BPF over `struct seccomp_data`, see seccomp(2). It refuses calls that reach state shared with other
+boxes or the host (keyrings, the clock, the kernel's log), create objects that outlive the processes of a run (System V
+memory), inspect or limit other processes, or show or set which parts of files are in memory, and large, recent parts
+of the kernel that no test needs. Bubblewrap loads it, or the server of test runs for each run (inside/apart.py). Nothing
+inside can remove it afterwards.
 """
 
 import errno
@@ -20,11 +20,11 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # bytes in seccomp_data, little endian
 _FIRST_AT, _SECOND_AT, _THIRD_AT = 16, 24, 32  # arguments
-_FOREIGN_CALLS = 0x40000000  # x86-64 has the numbers of x32 from here on
+_FOREIGN_CALLS = 0x40000000  # on x86-64, calls of the x32 ABI have numbers from here on
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _PROCESS_OF_IOPRIO = 1  # IOPRIO_WHO_PROCESS of the kernel
 
-# name -> number on x86-64 and on aarch64; calls younger than both have one for all
+# name -> number on x86-64 and on aarch64; newer calls have one number for all architectures
 REFUSED = {
     "add_key": (248, 217),
     "request_key": (249, 218),
@@ -79,7 +79,7 @@ REFUSED = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
-    # these tell or set which pages of a file are in memory, which a later box would see
+    # these show or set which pages of a file are in memory, which a later box could see
     "mincore": (27, 232),
     "cachestat": (451, 451),
     "readahead": (187, 213),
@@ -92,11 +92,11 @@ REFUSED = {
     "set_mempolicy": (238, 237),
     "vmsplice": (278, 75),
 }
-# answered with success, for programs that only advise: the kernel does nothing
+# answered with success and not executed, since programs only give advice with them
 _ADVICE = {"fadvise64": (221, 223)}
-# advice on memory that reaches files: MADV_WILLNEED, COLD, PAGEOUT, POPULATE_READ and POPULATE_WRITE
+# advice that acts on the pages of mapped files: MADV_WILLNEED, COLD, PAGEOUT, POPULATE_READ and POPULATE_WRITE
 _FILE_ADVICE = (3, 20, 21, 22, 23)
-# allowed for the calling process alone, which 0 names: the box's server runs as the same user
+# allowed for the calling process (id 0) only, because the box's server runs as the same user
 _OWN_PROCESS = {
     "prlimit64": (302, 261),
     "sched_setparam": (142, 118),
@@ -111,12 +111,13 @@ _BY_ARGUMENTS = {
     "fcntl": (72, 25),
     "madvise": (28, 233),
 }
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, audit
+# column of the numbers above, audit architecture
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
 @functools.cache
 def filter_program(machine: str = platform.machine()) -> bytes:
-    """The filter as bubblewrap's `--seccomp` reads it, for one kind of processor. KeyError for an unknown one."""
+    """The filter for one kind of processor, as bubblewrap's `--seccomp` reads it. KeyError: unknown processor."""
     column, architecture = MACHINES[machine]
     dispatch = {numbers[column]: "refuse" for numbers in REFUSED.values()}
     dispatch |= {numbers[column]: "own" for numbers in _OWN_PROCESS.values()}
@@ -140,7 +141,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         "own": [_step(_LOAD, _FIRST_AT), _step(_EQUALS, 0, "allow", "refuse")],
         "setpriority": _one_process(os.PRIO_PROCESS),
         "ioprio_set": _one_process(_PROCESS_OF_IOPRIO),
-        "fcntl": [  # leases and notices on a file that all boxes share would reach other boxes
+        "fcntl": [  # leases and notifications on a shared file would be seen by other boxes
             _step(_LOAD, _SECOND_AT),
             _step(_EQUALS, fcntl.F_SETLEASE, "refuse"),
             _step(_EQUALS, fcntl.F_NOTIFY, "refuse", "allow"),
@@ -165,7 +166,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
 
 
 def _one_process(kind: int) -> list[tuple[int, int, str, str]]:
-    """A block that allows a call for the calling process alone: its kind, then 0, as arguments."""
+    """A block that allows a call only with the arguments `kind` and 0, the calling process."""
     return [
         _step(_LOAD, _FIRST_AT),
         _step(_EQUALS, kind, otherwise="refuse"),
@@ -177,5 +178,5 @@ def _one_process(kind: int) -> list[tuple[int, int, str, str]]:
 def _step(
     code: int, value: int, target: str = "", otherwise: str = ""
 ) -> tuple[int, int, str, str]:
-    """One instruction, with the blocks to jump to when a comparison holds or fails; empty: the next."""
+    """One instruction, with the blocks to jump to if a comparison holds or fails. Empty: continue with the next one."""
     return code, value, target, otherwise

@@ -1,4 +1,4 @@
-"""Commands and files of a running box, whatever runs the box: requests to inside/agent/agent.c."""
+"""Commands and files of a box on any backend, as requests to the agent inside (inside/agent/agent.c)."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.sandbox.protocol import ExecResult, SandboxLimits
 
 FILE_SECONDS = 20.0
-MARGIN_SECONDS = 20.0  # the box signals twice after the time limit, and the host may be loaded
+MARGIN_SECONDS = 20.0  # after the time limit the box sends two signals, and the host may be loaded
 _MAX_BATCH_BYTES = 96 << 20
 _STATUS = struct.Struct(">cQI")
 _ERRORS: dict[str, type[SandboxError]] = {
@@ -30,7 +30,7 @@ Reply = tuple[dict[str, Any], list[bytes]]
 
 
 class FileStatus(NamedTuple):
-    """A path in a box. `kind`: f file, d folder, l link, which is not followed, o another."""
+    """A path in a box. `kind`: f file, d folder, l link (not followed), o other."""
 
     path: str
     kind: str
@@ -38,7 +38,7 @@ class FileStatus(NamedTuple):
 
 
 class Channel(Protocol):
-    """Requests to the server in one box."""
+    """Interface for requests to the agent in one box."""
 
     @property
     def name(self) -> str: ...
@@ -49,21 +49,20 @@ class Channel(Protocol):
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
-        """Send and wait for the reply.
+        """Sends a request and returns the reply.
 
-        A reply that names an `error` is raised, by `error_of_kind`; a box that is gone is
-        SandboxLost.
+        A reply with an `error` is raised as the error of `error_of_kind`. Raises SandboxLost if the box is gone.
         """
         ...
 
 
 def error_of_kind(kind: str, message: str) -> SandboxError:
-    """The error a box names in a reply."""
+    """The exception for the kind of error in a reply."""
     return _ERRORS.get(kind, SandboxError)(message)
 
 
 class BoxTools:
-    """Commands and files of one box, as `Sandbox` describes them."""
+    """Commands and files of one box, with the methods of `Sandbox`."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -77,11 +76,11 @@ class BoxTools:
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
-        """A request to the server inside, for a holder in another process."""
+        """Sends a request to the agent inside, for a client in another process."""
         return await self.channel.request(operation, answer_seconds, blobs, **fields)
 
     async def hello(self, limits: SandboxLimits, seconds: float) -> None:
-        """Wait until the server answers, and set what processes may use."""
+        """Waits until the agent answers, and sets the limits of processes."""
         await self.channel.request(
             "hello",
             seconds,
@@ -91,7 +90,7 @@ class BoxTools:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No process of the box runs in this block. A machine that is copied in it needs `resume`."""
+        """Stops all processes of the box for a `with` block. A machine copied in the block needs a `resume` request."""
         async with self._pausing:
             await self.channel.request("pause", FILE_SECONDS)
             try:
@@ -143,7 +142,7 @@ class BoxTools:
         return tuple(sorted(name + ("/" if kind == "d" else "") for name, kind, _ in statuses))
 
     async def read_files(self, paths: Sequence[str]) -> tuple[bytes | SandboxError, ...]:
-        """Many reads in one round trip, answered in their order. A failed one is its error."""
+        """Contents of many files in one round trip, in their order. A file that cannot be read gives its error."""
         reply, blobs = await self.channel.request("read", FILE_SECONDS, blobs=_paths(paths))
         answers = zip(paths, reply["kinds"], blobs, strict=True)
         return tuple(
@@ -176,7 +175,7 @@ class BoxTools:
         }
 
     async def list_files(self, path: str = ".", *, max_depth: int = 1) -> tuple[FileStatus, ...]:
-        """Entries below a folder, by path. OutputLimit over 20,000."""
+        """Entries below a folder, sorted by path. Raises OutputLimit over 20,000."""
         _, blobs = await self.channel.request(
             "list", FILE_SECONDS, blobs=_paths((path,)), max_depth=max_depth
         )

@@ -1,10 +1,10 @@
 """Tests whose outcomes are known: one must pass, the others must fail, in every honest run.
 
-They run beside the requested tests. A candidate that patches the runner, unittest or pytest so that
-everything passes also makes these pass, and gives itself away. Runs inside the box.
+They run with the requested tests. A candidate that patches the runner, unittest or pytest so that
+everything passes also makes these pass, and is detected. Runs inside the box.
 """
 
-# ruff: noqa: PT009, PT027 - unittest's own assertions are what is watched here
+# ruff: noqa: PT009, PT027 - these canaries check unittest's own assertions
 
 import unittest
 

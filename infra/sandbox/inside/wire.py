@@ -1,7 +1,7 @@
 """Frames on the socket between the host and a box: a JSON header and any number of byte blobs.
 
-Standard library only: this file also runs inside the box. JSON and plain bytes, never pickle,
-because the host must not run what a box says.
+Standard library only: this file also runs inside the box. Frames hold JSON and plain bytes, never pickle,
+because the host must not execute data from a box.
 """
 
 import json
@@ -12,19 +12,19 @@ MAX_FRAME_BYTES = 128 << 20
 
 
 def encode_frame(header: dict, blobs: list[bytes] | tuple[bytes, ...] = ()) -> bytes:
-    """One frame. `blobs` come back in the same order."""
+    """One frame. The decoder returns `blobs` in the same order."""
     text = json.dumps({"header": header, "blob_bytes": [len(blob) for blob in blobs]}).encode()
     return b"".join((_PREFIX.pack(len(text), sum(map(len, blobs))), text, *blobs))
 
 
 class FrameDecoder:
-    """Collects bytes and gives whole frames."""
+    """Collects bytes and returns whole frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[dict, list[bytes]]]:
-        """Add received bytes. The frames completed by them."""
+        """Adds received bytes and returns the frames that they complete."""
         self._buffer += data
         frames: list[tuple[dict, list[bytes]]] = []
         while len(self._buffer) >= _PREFIX.size:

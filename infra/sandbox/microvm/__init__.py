@@ -1,4 +1,4 @@
-"""Virtual machines as sandboxes: templates, copy-on-write forks, branches with memory."""
+"""Virtual machines as sandboxes: templates, copy-on-write forks, and snapshots with memory."""
 
 from ostinato.infra.sandbox.microvm.backend import MicroVmBackend, check_host
 from ostinato.infra.sandbox.microvm.image import ImageKind, build_image

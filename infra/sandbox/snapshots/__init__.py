@@ -1,1 +1,1 @@
-"""Frozen layers of files: what snapshots and forks are made of."""
+"""Frozen layers of files, from which snapshots and forks are made."""

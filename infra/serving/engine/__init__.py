@@ -1,3 +1,1 @@
-"""Engines as services: a thread around the decode engine, Ray replicas of it, and the fleet that
-routes requests.
-"""
+"""Engines as services: one engine in an event loop, Ray replicas of it, and the fleet that routes requests."""

@@ -1,8 +1,8 @@
 """The decode engines by name.
 
 A package adds one through the entry point group `ostinato.engines`, which names a function that makes an
-`Engine` (start.py) of a shape, weights, their version, an `EngineConfig` and the engine's name. Imports
-without torch, so that recipes are read without it.
+`Engine` (start.py) from a shape, weights, their version, an `EngineConfig` and the engine's name. Imports
+no torch, so that recipes can be read without it.
 """
 
 from ostinato.infra.platform.plugins import PluginGroup

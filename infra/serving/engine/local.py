@@ -1,7 +1,7 @@
 """One decode engine inside the caller's event loop.
 
 `LocalEngine`: the task that steps the engine while it has work, delivery of answers, and weight
-swaps that are prepared beside the loop and applied between two steps.
+swaps that are prepared in a thread and applied between two steps.
 
 Steps run in the loop itself, not in a thread: a thread would give up the interpreter lock at each
 of the several hundred tensor operations per step and wait up to 5 ms for it whenever the loop is busy
@@ -58,12 +58,12 @@ class LocalEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights that make the next token."""
+        """Version of the weights that sample the next token."""
         return self._engine.version
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest prompt plus answer."""
+        """Most tokens of a prompt and its answer together."""
         return self._engine.max_context_tokens
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -79,7 +79,7 @@ class LocalEngine:
             raise
 
     def stream(self, request: GenerateRequest) -> EngineStream:
-        """Samples an answer and tells its tokens as they come. Whoever opens a stream closes it."""
+        """Samples an answer and yields its tokens as they come. The caller must close the stream."""
         self._submit(request)
         stream = EngineStream(partial(self._cancel_stream, request.request_id))
         self._streams[request.request_id] = stream
@@ -90,7 +90,7 @@ class LocalEngine:
         self._engine.end_session(session_id)
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` from the next step on. EngineError, and no change, if unsound."""
+        """Serves `weights` from the next step on. EngineError, and no change, if they are invalid."""
         self._check_open()
         started_at = self._clock()
         try:
@@ -109,7 +109,7 @@ class LocalEngine:
         return engine.statistics.snapshot() | engine.load() | {"version": float(engine.version)}
 
     def close(self) -> None:
-        """Refuses new requests. Those still held fail with EngineError."""
+        """Refuses new requests. Open requests fail with EngineError."""
         self._end("is closed")
 
     def _prepare(self, weights: Mapping[str, Tensor], version: int) -> DecodeWeights:

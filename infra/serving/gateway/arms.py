@@ -1,8 +1,7 @@
-"""Choice of the checkpoint that answers a session.
+"""Choice of the arm that answers a session.
 
-A session goes to the candidate arm when the hash of its id falls into the canary's share: always
-the same arm for the same session, another draw for another candidate. It holds model clients and
-runs none.
+A session goes to the candidate when the hash of its id and of the candidate's checkpoint id falls
+into the canary's share. So a session keeps its arm, and every candidate draws other sessions.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ CONTROL, CANDIDATE = "control", "candidate"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of an A/B. `weight_version` is that of its model."""
+    """One side of an A/B. `weight_version` is the version of `model`."""
 
     name: str
     checkpoint_id: str
@@ -25,14 +24,14 @@ class Arm:
 
 
 class ArmTable:
-    """Champion, and candidate during a canary. Swapped whole, so requests see one state."""
+    """The champion and, during a canary, the candidate. Both change at once, so requests see one state."""
 
     def __init__(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
         self.control, self.candidate, self.share = control, candidate, 0.0
         self.set(control, candidate, share)
 
     def set(self, control: Arm, candidate: Arm | None = None, share: float = 0.0) -> None:
-        """Replaces the arms. Sessions of an arm that is gone continue on control."""
+        """Replaces the arms. Sessions of a removed arm continue on control."""
         if not 0 <= share < 1 or (candidate is None) != (share == 0):
             raise ConfigError(
                 f"canary share is {share} with {'a' if candidate else 'no'} candidate, wanted 0 "

@@ -5,16 +5,16 @@ from pydantic import Field, SecretStr
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 
-SIMULATED_TENANT = "simulated"  # never mistaken for people's traffic
+SIMULATED_TENANT = "simulated"  # keeps simulated traffic apart from users' traffic
 MAX_SESSIONS = 1_000  # conversations kept in memory
-MAX_TENANT_SESSIONS = 500  # of one tenant, which loses its oldest first
-SESSION_IDLE_SECONDS = 3_600.0  # after which a conversation is forgotten
-MAX_UPLOAD_FILES = 64  # of one request
+MAX_TENANT_SESSIONS = 500  # per tenant, which loses its oldest first
+SESSION_IDLE_SECONDS = 3_600.0  # a conversation idle for this long is forgotten
+MAX_UPLOAD_FILES = 64  # per request
 MAX_UPLOAD_BYTES = 1 << 20  # all files of a request together
 MAX_MESSAGE_CHARACTERS = 20_000
-MAX_MESSAGES = 512  # of one chat
-MAX_CHARACTERS_PER_TOKEN = 32  # more text than this cannot fit, so it is not even tokenised
-MAX_FEEDBACK = 32  # signals about one interaction
+MAX_MESSAGES = 512  # per chat
+MAX_CHARACTERS_PER_TOKEN = 32  # longer text cannot fit the context, so it is not tokenised
+MAX_FEEDBACK = 32  # signals per interaction
 
 
 class RateLimitConfig(Record):
@@ -25,15 +25,15 @@ class RateLimitConfig(Record):
 
 
 class Caller(Record):
-    """Someone who may call. Tenants are the populations that feedback baselines are kept for."""
+    """A party that may call the API. Feedback baselines are kept per tenant."""
 
     name: str = Field(min_length=1, max_length=80, description="name of the tenant")
     consent: bool = False
-    """permission to store interactions and train on them; false: only counters are kept. A request may
-    withdraw it"""
+    """permission to store interactions and train on them; without it only counters are kept. A request
+    may withdraw it for itself"""
     rate_limit: RateLimitConfig = RateLimitConfig()
     tokens_per_day: int | None = Field(default=None, ge=1)
-    """tokens read and generated per day (UTC), at most; None: no limit"""
+    """most tokens read and generated per day (UTC); None: no limit"""
     operator: bool = Field(
         default=False,
         description="permission to read /metrics, which shows the numbers of all tenants",
@@ -45,19 +45,19 @@ class Caller(Record):
         return self.name
 
     def consents(self, store: bool | None) -> bool:
-        """Whether a request with this `store` may be kept."""
+        """Whether the interaction of a request with this `store` may be stored."""
         return self.consent and store is not False
 
 
 class TenantConfig(Caller):
-    """A caller with keys that are settings."""
+    """A caller with keys from the settings."""
 
     api_keys: tuple[SecretStr, ...] = Field(min_length=1)
     """keys, each of which identifies the tenant"""
 
 
 class IssuedKey(Caller):
-    """One key that a command has issued. Its text is kept nowhere."""
+    """One key that a command has issued. Its text is not stored."""
 
     key_id: str = Field(pattern=r"^[0-9a-f]{12}$")
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key")
@@ -66,12 +66,12 @@ class IssuedKey(Caller):
 
     @property
     def account(self) -> str:
-        """Each issued key has a rate and a budget of its own."""
+        """The key's own account: each issued key has its own rate and budget."""
         return f"key {self.key_id}"
 
 
 class GatewayConfig(Record):
-    """One gateway process."""
+    """Settings of one gateway process."""
 
     line: str = Field(min_length=1, description="serving line that interactions are recorded under")
     tenants: tuple[TenantConfig, ...] = Field(min_length=1)
@@ -80,11 +80,12 @@ class GatewayConfig(Record):
     harness: HarnessConfig = Field(default_factory=HarnessConfig)
     """limits and tools, the same as in training"""
     agents_at_once: int = Field(default=16, ge=1)
-    """agents of one tenant at work or waiting for a sandbox; more are refused"""
+    """most agents of one tenant that work or wait for a sandbox; more are refused"""
     follow_up_context_tokens: int = Field(default=192, ge=1)
     """tokens that a follow-up needs in the context; with fewer left it begins a new conversation with the
     first and the new message"""
     stream_slice_tokens: int = Field(default=8, ge=1)
     """tokens per slice in which a streamed answer is generated and sent"""
     ping_seconds: float = Field(default=10.0, gt=0, le=15)
-    """silence of a stream after which a comment, or Anthropic's `ping`, is sent; proxies end silent streams"""
+    """silence of a stream after which a comment, or Anthropic's `ping`, is sent, since proxies end silent
+    streams"""

@@ -16,7 +16,7 @@ from ostinato.models.rendering import Renderer
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
-    """All a gateway talks to. `arms` may be changed while it serves."""
+    """Everything that a gateway uses. `arms` may change while it serves."""
 
     config: GatewayConfig
     arms: ArmTable

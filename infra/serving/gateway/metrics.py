@@ -1,6 +1,6 @@
-"""Numbers of a gateway for Prometheus: requests by route, and usage by tenant.
+"""Prometheus metrics of a gateway: requests by route, and usage by tenant.
 
-`Metrics` makes the page; `CountRequests` is the ASGI middleware that counts for it.
+`Metrics` writes the page; `CountRequests` is the ASGI middleware that counts requests for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ _LATENCY_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.
 
 
 class Metrics:
-    """All numbers of one gateway, in a registry of its own."""
+    """All metrics of one gateway, in their own registry."""
 
     def __init__(
         self, counters: Mapping[str, Mapping[str, int]], count_sessions: Callable[[], int]
@@ -45,7 +45,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Counters of tenants, as prometheus_client asks for them."""
+        """Counters of tenants. prometheus_client calls this when it writes the page."""
         family = CounterMetricFamily(
             "ostinato_tenant_events",
             "Interactions, tokens, feedback and refusals, by tenant.",
@@ -68,7 +68,7 @@ class CountRequests:
         self._app, self._metrics, self._clock = app, metrics, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on. Unknown paths share one name."""
+        """Passes the request on. Unknown paths share the route `other`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -4,15 +4,11 @@ from enum import StrEnum
 
 
 class Signal(StrEnum):
-    """Kind of feedback on an interaction. Its value, 0 to 1, is the share of its weight that counts; 0
-    withdraws it.
-    """
+    """Kind of feedback on an interaction. Its value, 0 to 1, scales its weight; 0 withdraws it."""
 
     EDIT_KEPT = "edit_kept"  # the edit was accepted
     EDIT_REVERTED = "edit_reverted"  # the edit was undone
-    EDIT_SURVIVED = (
-        "edit_survived"  # share of the edit's lines still there later; 0 is none of them
-    )
+    EDIT_SURVIVED = "edit_survived"  # share of the edit's lines that are still there later
     DISSATISFIED_FOLLOW_UP = (
         "dissatisfied_follow_up"  # the next message complains about this answer
     )
@@ -23,12 +19,12 @@ class Signal(StrEnum):
 
 
 GATEWAY_SIGNALS = frozenset({Signal.LATENCY_SECONDS})
-"""Signals a client may not send: the gateway measures them itself."""
+"""Signals that clients may not send: the gateway measures them."""
 OWN_FEEDBACK = "gateway/"
-"""Prefix of the feedback ids that the gateway gives."""
+"""Prefix of the gateway's own feedback ids."""
 _MEASURES = frozenset({Signal.EDIT_SURVIVED, Signal.LATENCY_SECONDS})
 
 
 def is_said(signal: str, value: float) -> bool:
-    """Whether an event of this value says anything. That of a user's deed says nothing where it is 0."""
+    """Whether an event carries information. With the value 0 only measurements do."""
     return value > 0 or signal in _MEASURES

@@ -1,7 +1,7 @@
 """Authentication and admission of callers: API keys, request rates and token budgets.
 
-A machine without configured tenants has its own keys in `gateway_keys.json`: made once, readable by
-their owner only.
+A machine without configured tenants has its own keys in `gateway_keys.json`: created once, readable
+only by their owner.
 """
 
 import json
@@ -30,8 +30,8 @@ class TokenBucket:
         self._seen_at_seconds = now_seconds
 
     def seconds_until_token(self, now_seconds: float) -> float:
-        """0 when a token is there, else the seconds until one will be."""
-        # a clock that stops or steps back gives nothing
+        """0 when a token is available, else the seconds until one will be."""
+        # a clock that stops or steps back adds no tokens
         passed_seconds = now_seconds - self._seen_at_seconds
         if passed_seconds > 0:
             self._level = min(self._burst, self._level + passed_seconds * self._per_second)
@@ -39,7 +39,7 @@ class TokenBucket:
         return max(0.0, (1.0 - self._level) / self._per_second)
 
     def take(self, now_seconds: float) -> bool:
-        """Take a token if there is one."""
+        """Takes a token. False when none is available."""
         if self.seconds_until_token(now_seconds) > 0:
             return False
         self._level -= 1.0
@@ -87,7 +87,7 @@ class Tenants:
         return 0.0 if bucket.take(now) else bucket.seconds_until_token(now)
 
     def spend(self, account: str, tokens: int, wall_seconds: float) -> None:
-        """Counts tokens of an answer against the day."""
+        """Counts the tokens of an answer against the day's budget."""
         day = int(wall_seconds // DAY_SECONDS)
         self._spent[account] = (day, tokens + self._spent_on(account, day))
 
@@ -104,11 +104,11 @@ class Tenants:
 
 
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
-    """Consenting tenants of this machine by name. Their keys stay from start to start."""
+    """Consenting tenants of this machine by name. Their keys persist across restarts."""
     path = directory / FILE_NAME
     keys = _read(path)
     if not keys.keys() >= set(names):
-        with locked(path):  # of several first starts at once one makes the keys
+        with locked(path):  # when several processes start at once, one creates the keys
             keys = {name: f"ostinato-{secrets.token_urlsafe(24)}" for name in names} | _read(path)
             write_private(path, json.dumps(keys, indent=1).encode())
     limit = RateLimitConfig(requests_per_minute=60_000, burst_requests=1_000)

@@ -2,14 +2,14 @@
 
     chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
     chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
-    chains/{chain_id}/readers/{reader_id}.json                       what one subscriber holds, fetches or refused
+    chains/{chain_id}/readers/{reader_id}.json                       versions that one subscriber holds, fetches or refused
     chains/{chain_id}/{version:08d}/delta.{epoch:08d}.safetensors.zst   what changed since base_version
-    chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  everything
+    chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  all tensors
     chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
 
-With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`, and beside them lie the
-records of `shards`. A version holds a delta, an anchor or both (then it can be built from either). Object
-names carry the publisher's epoch, so a publisher that was replaced can never overwrite what its
+With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`, and the records of shards.py
+are stored beside them. A version has a delta, an anchor or both (then it can be built from either). Object
+names contain the publisher's epoch, so a publisher that was replaced can never overwrite objects that its
 successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
 tensor after the version is applied, and a seal over itself. README.md has the whole format.
 Imports no torch: some readers list the store and load no tensors.
@@ -53,7 +53,7 @@ class TensorEntry(Record):
 
 
 class EpochClaim(Record):
-    """A publisher's claim to be the only writer from now on. Of two at once, one gets the epoch."""
+    """A publisher's claim to be the only writer from now on. Only one publisher can claim an epoch."""
 
     epoch: int
     claimed_at: float
@@ -99,7 +99,7 @@ class ChainManifest(Record):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes this version takes in the store, manifest not counted."""
+        """Bytes that this version takes in the store, without its manifest."""
         return sum(item.size_bytes for item in (*self.delta, *self.anchor))
 
 
@@ -150,7 +150,7 @@ def list_epochs(objects: ObjectStore, chain_id: str) -> list[int]:
 
 
 def claimed_at(objects: ObjectStore, chain_id: str, epoch: int) -> float:
-    """When an epoch was claimed. Infinity where the claim cannot be read."""
+    """When an epoch was claimed. Infinity when the claim cannot be read."""
     try:
         content = objects.get_bytes(epoch_key(chain_id, epoch))
         return EpochClaim.model_validate_json(content).claimed_at
@@ -164,7 +164,7 @@ def list_wanted_anchors(objects: ObjectStore, chain_id: str) -> list[int]:
 
 
 def commit_manifest(objects: ObjectStore, manifest: ChainManifest) -> bool:
-    """Commits a version. False when it is committed already. A manifest is never replaced."""
+    """Commits a version. False when it was committed before. A manifest is never replaced."""
     return objects.put_new(manifest_key(manifest.chain_id, manifest.version), seal_record(manifest))
 
 

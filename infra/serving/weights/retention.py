@@ -1,10 +1,8 @@
-"""Readers of a weight chain, and garbage collection, which keeps the versions they need.
+"""Records of a weight chain's readers, and garbage collection, which keeps the versions that they need.
 
-A record that its reader has not renewed within the lease no longer counts, so a dead replica protects
-nothing for ever.
-
-It never deletes an object that a kept version is built from, nor one that a living reader holds,
-fetches or needs to get to the newest version.
+A record that its reader has not renewed within the lease no longer counts, so a dead replica cannot
+protect versions for ever. Garbage collection never deletes an object that a kept version is built from, nor one
+that a living reader holds, fetches or needs to reach the newest version.
 """
 
 import itertools
@@ -74,7 +72,7 @@ def list_readers(
 def needed_by_readers(
     objects: ObjectStore, chain_id: str, readers: Iterable[ReaderRecord], latest: int
 ) -> set[int]:
-    """Versions readers hold or fetch, and every delta on the way from those to the newest."""
+    """Versions that readers hold or fetch, and every version on the path from those to the newest."""
     needed: set[int] = set()
     for reader in readers:
         needed |= {v for v in (reader.held_version, reader.wanted_version) if v is not None}
@@ -87,7 +85,7 @@ def needed_by_readers(
         try:
             manifest = read_manifest(objects, chain_id, current)
         except StorageError:
-            return needed  # the way is broken here: readers behind it go by an anchor
+            return needed  # the path is broken here: readers of older versions use an anchor
         if not manifest.delta or manifest.base_version is None:
             return needed
         current = manifest.base_version
@@ -96,7 +94,7 @@ def needed_by_readers(
     return needed
 
 
-ORPHAN_GRACE_SECONDS = 3_600.0  # longer than any commit takes, and than clocks of machines differ
+ORPHAN_GRACE_SECONDS = 3_600.0  # longer than any commit, and than clocks of machines differ
 _IN_VERSION = re.compile(r"/\d{8,}/[^/]+\.\d{8,}\.[^/]*$")  # payloads, plans and shard records
 
 
@@ -107,11 +105,11 @@ def collect_garbage(
     keep_versions: int,
     now: float | None = None,
 ) -> list[int]:
-    """Deletes versions that neither the newest `keep_versions` nor a reader's are built from.
+    """Deletes the versions that neither the newest `keep_versions` nor the readers' versions need, and returns them.
 
-    Readers with a lease that runs at `now` count; all of them when it is None. A manifest goes before its objects,
-    so that a reader never meets a committed version without its bytes. When a kept version's history or a reader's record
-    cannot be read, nothing is deleted and StorageError says so. Returns the deleted versions.
+    Only readers with a lease that runs at `now` count (None: all readers). A manifest is deleted before its objects,
+    so that a reader never finds a committed version without its bytes. StorageError, and no deletion, when a kept
+    version's history or a reader's record cannot be read.
     """
     if keep_versions < 1:
         raise ValueError(f"keep_versions is {keep_versions}, wanted at least 1 ({chain_id})")
@@ -126,7 +124,7 @@ def collect_garbage(
     needed: set[int] = set()
     for version in sorted(kept, reverse=True):
         needed |= _history(objects, chain_id, version, needed)
-    # Newest first: killed on the way, this leaves no version without the objects it is built from.
+    # Newest first, so that an interruption leaves no version without the objects that it is built from.
     doomed = [version for version in reversed(versions) if version not in needed]
     for version in doomed:
         objects.delete(manifest_key(chain_id, version))
@@ -149,7 +147,7 @@ def collect_orphans(objects: ObjectStore, chain_id: str, *, now: float) -> list[
         if now - claimed_at(objects, chain_id, successor) > ORPHAN_GRACE_SECONDS
     ]
     written = [key for key in objects.list(f"{chain_prefix(chain_id)}/") if _IN_VERSION.search(key)]
-    # read last: versions committed by now stay
+    # read last, so that versions committed meanwhile are kept
     committed = tuple(
         f"{version_prefix(chain_id, version)}/" for version in list_versions(objects, chain_id)
     )
@@ -164,7 +162,7 @@ def collect_orphans(objects: ObjectStore, chain_id: str, *, now: float) -> list[
 
 
 def _history(objects: ObjectStore, chain_id: str, version: int, known: set[int]) -> set[int]:
-    """The versions `version` is built from, itself included, back to the nearest anchor."""
+    """The versions that `version` is built from, itself included, back to the nearest anchor."""
     history: set[int] = set()
     current: int | None = version
     while current is not None and current not in known:

@@ -1,10 +1,10 @@
-"""The pieces of a decode step as compiled loops over flat float32 arrays; matrices may be bf16.
+"""Operations of a decode step as compiled loops over flat float32 arrays; matrices may be bf16.
 
 Products with packed matrices, RMSNorm, rotation, attention of neighbouring rows, choice of experts.
 The formulae are those of models/network; only the order of roundings differs. A row's numbers
-depend on its slot's history only, bit for bit, whatever else is in the batch. Arrays are flat, with
-the offset of what is meant; a packed matrix is panels of 64 columns (the last one narrower), each
-panel row after row.
+depend on its slot's history only, bit for bit, whatever else is in the batch. A flat array comes
+with the offset at which to begin. A packed matrix is panels of 64 columns (the last one narrower),
+each panel row after row.
 
 Shapes: N rows, K depth or experts per token, O columns, H query and key heads, d head width, E
 experts, C positions.
@@ -44,14 +44,14 @@ def multiply_packed(x, x_at, x_step, w, w_at, y, y_at, y_step, rows, depth, colu
     for first in range(0, columns, PANEL):
         width = min(PANEL, columns - first)
         panel, result = pointer_at(w, w_at + first * depth), target + 4 * first
-        # a number, or each constant would be a type and have its own copy of all tiles
+        # An int64, since numba would type each literal separately and compile all tiles anew.
         begins = np.int64(is_new)
         accumulate(source, x_step, panel, width, result, y_step, rows, depth, width, begins)
 
 
 @numba.njit(**BARE)
 def exponential(x):
-    """exp to float32 rounding, clipped at +-87. Vectorises, which the C library's does not."""
+    """exp to float32 rounding, clipped at +-87. Unlike the C library's, it vectorises."""
     x = min(max(x, -_LIMIT), _LIMIT)
     power = np.floor(x * _LOG2_E + _HALF)
     x = (x - power * _LN2_HIGH) - power * _LN2_LOW
@@ -82,7 +82,7 @@ def normalize_row(x, x_at, y, y_at, width, epsilon):
 
 @numba.njit(**BARE)
 def scale_row(row, scale):
-    """row *= scale, of equal lengths: a norm's scale that is not folded into the next matrix."""
+    """row *= scale, for a norm whose scale is not folded into the next matrix."""
     for place in range(len(row)):
         row[place] *= scale[place]
 
@@ -112,7 +112,7 @@ def rotate_heads(
 
 @numba.njit(**BARE)
 def softmax_in_place(scores):
-    """Softmax of a slice in place. Loops begin at 0, or they would not become vectors."""
+    """Softmax of a slice in place. Loops begin at 0, or LLVM would not vectorise them."""
     largest = largest_of(scores)
     for at in range(len(scores)):
         scores[at] = exponential(scores[at] - largest)
@@ -193,7 +193,7 @@ def attend_rows(
 
 @numba.njit(**BARE)
 def copy_floats(x, x_at, y, y_at, count):
-    """y = x, which may be of bf16."""
+    """y = x. x may be bf16."""
     source, target = x[x_at : x_at + count], y[y_at : y_at + count]
     for place in range(count):
         target[place] = as_float(source[place])
@@ -201,7 +201,7 @@ def copy_floats(x, x_at, y, y_at, count):
 
 @numba.njit(**BARE)
 def copy_column(packed, column, depth, columns, y, y_at):
-    """y = a column of a packed matrix [depth, columns], which may be of bf16."""
+    """y = a column of a packed matrix [depth, columns], which may be bf16."""
     first = column // PANEL * PANEL
     panel_width = min(PANEL, columns - first)
     place = first * depth + column - first
@@ -215,8 +215,9 @@ def copy_column(packed, column, depth, columns, y, y_at):
 def choose_experts(
     logits, at, bias_E, bias_at, num_experts, routing, scratch_E, experts_K, shares_K
 ):
-    """The K experts of a row by biased score, likeliest first, and their shares by score. `routing`: whether scores
-    are a softmax or sigmoids, whether the shares sum to 1, and their factor.
+    """Chooses a row's K experts by biased score, highest first. Their shares come from the unbiased
+    scores. `routing`: whether scores are a softmax (else sigmoids), whether the shares sum to 1,
+    and their factor.
     """
     is_softmax, normalizes, scale = routing
     if is_softmax:

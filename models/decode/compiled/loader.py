@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_native_trunk(spec: ModelSpec, cache: SlotCache, rows: int) -> "NativeTrunk":
-    """Compiled loops for a shape. `rows` is the most that one step feeds."""
+    """Compiled loops for a model's shape. `rows` is the maximum that one step feeds."""
     drop_stale_code(Path(__file__).parent)
     from ostinato.models.decode.compiled.native import NativeTrunk  # noqa: PLC0415 - importing it compiles
 
@@ -21,16 +21,16 @@ def load_native_trunk(spec: ModelSpec, cache: SlotCache, rows: int) -> "NativeTr
 
 
 def drop_stale_code(folder: Path) -> None:
-    """Deletes what numba compiled from this folder before any of these files changed.
+    """Deletes numba's compiled code if any file of the folder has changed since it was compiled.
 
-    numba compares a function's own file only, so a change in a function that it calls, in another
-    file, would go unseen: https://numba.readthedocs.io/en/stable/developer/caching.html
+    numba checks only the file of a function, and misses changes of functions that it calls in other
+    files: https://numba.readthedocs.io/en/stable/developer/caching.html
     """
     sources = sorted(folder.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     cache = folder / "__pycache__"
     stamp = cache / "sources.sha256"
-    with contextlib.suppress(OSError):  # a folder that cannot be written to holds no code either
+    with contextlib.suppress(OSError):  # a read-only folder holds no compiled code either
         if stamp.exists() and stamp.read_text() == digest:
             return
         for compiled in cache.glob("*.nb[ci]"):

@@ -1,7 +1,7 @@
-"""Memory of compiled loops: flat arrays that begin at cache lines, matrices in panels.
+"""Arrays of the compiled loops: flat, beginning at a cache line, with matrices in panels.
 
 A packed matrix is panels of 64 columns (the last one narrower), each panel row after row, so that a
-product reads memory in order. Numbers are float32, or bf16 as the uint16 of their bits.
+product reads memory in order. Numbers are float32, or bf16 with its bits stored as uint16.
 
 Shapes: K rows, O columns.
 """
@@ -24,7 +24,7 @@ def whole_vectors(columns: int) -> int:
 
 
 def aligned_floats(count: int) -> np.ndarray:
-    """Zeros that begin at a cache line, so that no vector lies across two."""
+    """Zeros that begin at a cache line, so that no vector crosses two lines."""
     return _aligned(count, np.dtype(np.float32))
 
 
@@ -35,7 +35,7 @@ def _aligned(count: int, kind: np.dtype) -> np.ndarray:
 
 
 def pack_matrix(matrix_KO: Tensor) -> np.ndarray:
-    """Panels of a matrix, columns padded with zeros to whole vectors."""
+    """Panels of a matrix. Columns are padded with zeros to whole vectors."""
     depth, columns = matrix_KO.shape
     padded = whole_vectors(columns)
     is_bf16 = matrix_KO.dtype == torch.bfloat16
@@ -61,7 +61,7 @@ def join_flat(parts: Iterable[Tensor]) -> np.ndarray:
 
 
 def join_packed(matrices: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """`count` flat arrays of one length after another, each made when it is copied."""
+    """Joins `count` flat arrays of equal length. Each is created only when it is copied."""
     first = next(matrices)
     joined = _aligned(count * len(first), first.dtype)
     joined[: len(first)] = first

@@ -76,7 +76,7 @@ def _mix_64(value):
 
 @numba.njit(**BARE)
 def _token_noise(low, high, token):
-    """Exponential noise of one token. `low` and `high` are the halves of the place's key."""
+    """Exponential noise of one token. `low` and `high` are the halves of the position's key."""
     bits = np.uint32(np.uint32(token) * GOLDEN_32 + low)
     bits = np.uint32((bits ^ np.uint32(bits >> np.uint32(16))) * MIX_32_A)
     bits = np.uint32(bits + high)
@@ -87,7 +87,7 @@ def _token_noise(low, high, token):
 
 @numba.njit(**BARE)
 def _race(scores, seed_key, place, temperature, raced_V):
-    """One token and its log-probability. Greedy where the temperature is 0."""
+    """One token and its log-probability. Greedy if the temperature is 0."""
     vocab = len(scores)
     is_greedy = temperature == _ZERO
     divisor = _ONE if is_greedy else temperature
@@ -136,9 +136,9 @@ def race_drafts(
     tokens_R,
     logprobs_R,
 ):
-    """As `race_rows`, for a slot's rows from `first` on, until a sample differs from the draft that
-    was fed next. `fed_m`: the last token and the drafts. Later rows are left alone. Returns the
-    number of rows drawn.
+    """Like `race_rows`, for a slot's rows from `first` on, until a sample differs from the draft
+    that was fed next. Later rows keep their values. `fed_m`: the last token and the drafts. Returns
+    the number of rows drawn.
     """
     drawn = 0
     while drawn < len(fed_m):
@@ -158,7 +158,7 @@ def race_drafts(
 
 @numba.njit(**BARE)
 def run_draft(draft, embedding, head, width, vocab, epsilon, tokens_B, hidden, buffers):
-    """One draft layer: logits of the token after `tokens_B`. `hidden` becomes the next depth's."""
+    """Logits of one draft layer after `tokens_B`. Overwrites `hidden` for the next depth."""
     hidden_in, embed_in, gate_up, down, norm_D, norms = draft
     normal, mixed, inner, logits = buffers
     rows, inner_width = len(tokens_B), len(down) // width

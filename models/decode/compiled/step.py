@@ -1,6 +1,4 @@
-"""One decode-only step as one compiled call: rows of the slot table in, samples out.
-
-It saves the Python calls between the pieces.
+"""One decode-only step as one compiled call, which saves the Python calls between its operations.
 
 Shapes: S slots, C positions, B decoding slots, m rows per slot, R = N = B * m rows, L layers, K
 experts per token.
@@ -27,9 +25,9 @@ def run_decode_step(
     tokens_R,
     logprobs_R,
 ):
-    """Feeds all rows and samples after each up to a slot's first sample that differs from the draft
-    behind it. Routes are stored from each slot's `first_free_S` on. Returns whether a row is
-    limited by top-k or top-p: its sample is to be drawn again from the logits.
+    """Feeds all rows and samples after each, up to a slot's first sample that differs from the
+    draft fed next. Routes are stored from each slot's `first_free_S` on. Returns whether a row is
+    limited by top-k or top-p: the caller must sample such a row again from its logits.
     """
     _, sizes, _, vocab, step, _, _ = constants
     tokens_SC, cached_S, context_S, seed_keys_S, temperature_S, top_p_S, top_k_S = table

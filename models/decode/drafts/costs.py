@@ -1,21 +1,21 @@
 """Cost of a decode step by the number of drafts that it verifies.
 
 Each number of drafts has its own mean, blended with a line that is fitted to all means: the more
-measurements, the more the mean counts. The line has an offset, since other code may run for several
-rows than for one. Until measured, drafts look cheap, so that they are tried.
+measurements, the more the mean counts. The line has an offset, since several rows may run other
+code than one row. Unmeasured drafts count as cheap, so that they are tried.
 
 Shapes: w drafts of the lookup in a step, 0 to k.
 """
 
 import numpy as np
 
-_FADING = 1 - 1 / 200  # weight that a measurement keeps for each later step of its kind
-_UNMEASURED_SLOPE_RATIO = 0.1  # of a plain step, per draft
-_DRAFT_MARGIN_RATIO = 1.05  # by which a step with drafts is taken to cost more than measured
+_FADING = 1 - 1 / 200  # factor on a measurement's weight per later step of its kind
+_UNMEASURED_SLOPE_RATIO = 0.1  # assumed extra cost per draft, relative to a plain step
+_DRAFT_MARGIN_RATIO = 1.05  # factor on the measured cost of a step with drafts
 _LEAST_SLOPE_RATIO = 0.01
-_LINE_STEPS = 8.0  # measurements of a number of drafts that the line counts for
-_OUTLIER_RATIO = 2.0  # a step that took longer than so many times the expected was interrupted
-_FIRST_STEPS = 4  # of a kind: the quickest counts, since code may have been loaded in one of them
+_LINE_STEPS = 8.0  # weight of the line in the blend, in measurements
+_OUTLIER_RATIO = 2.0  # a step this many times slower than expected was interrupted
+_FIRST_STEPS = 4  # of these only the fastest counts, since others may have loaded code
 _MOST_STEPS_BETWEEN_FITS = 256
 
 
@@ -32,11 +32,11 @@ class StepCosts:
 
     @property
     def plain_seconds(self) -> float:
-        """Of a step without drafts of the lookup. 0 before the first."""
+        """Mean seconds of a step without lookup drafts. 0 before the first."""
         return self._seconds[0]
 
     def record(self, drafts: int, seconds: float) -> None:
-        """Adds one step."""
+        """Adds the measured time of one step."""
         plain = self.plain_seconds
         if drafts and not plain:
             return

@@ -1,18 +1,16 @@
-"""Draft tokens from what followed the same tokens before: earlier in the context, or in the answers
-that this engine gave before.
+"""Draft tokens copied from text that followed the same tokens before: earlier in the context, or in
+earlier answers of this engine.
 
-`Lookup`: a memory of sampled answers, how often each kind of guess held, and the search. Such
-drafts cost no pass of any layer, and agents repeat the lines of the files they read, their own
-names and, from one answer to the next, the forms of their calls. The engine verifies these drafts
-like any other.
+Such drafts cost no pass of any layer. They often hold, since agents repeat lines of the files they
+read, their own names and the form of their calls. The engine verifies them like any other draft.
 
-The memory keeps, for the last 2, 4, 8 and 16 tokens of each place of an answer, the token that
-followed and how often it did, in hashed tables of fixed size: a back-off model of n-grams. The idea
-to draft from earlier answers is SuffixDecoding's (Oliaro et al. 2024, arXiv 2411.04975); tables of
-geometric lengths with a vote in each entry are a branch predictor's (TAGE; Seznec and Michaud 2006).
+The memory holds, for the last 2, 4, 8 and 16 tokens before each position of an answer, the token
+that followed and how often it did, in hashed tables of fixed size: a back-off n-gram model.
+Drafting from earlier answers is the idea of SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975);
+tables of geometric lengths with a vote in each entry come from the branch predictor TAGE (Seznec
+and Michaud 2006).
 
-Shapes: B decoding slots, O orders (lengths of the tables), N entries of a
-table, K kinds of guess.
+Shapes: B decoding slots, O orders (lengths of the tables), N entries of a table, K kinds of guess.
 """
 
 import numpy as np
@@ -22,7 +20,7 @@ from ostinato.models.decode.slots import SlotTable
 
 
 class Lookup:
-    """The memory of one engine. `entries` per table; 0: drafts come from the context only."""
+    """Memory of one engine, with `entries` per table. 0: drafts come from the context only."""
 
     def __init__(self, entries: int) -> None:
         if entries & (entries - 1):
@@ -32,8 +30,8 @@ class Lookup:
         self._seen_K = np.full(KINDS, 2.0, dtype=np.float32)
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
-        """Learns from a finished answer, the tokens from `start` on: how the guess at each place
-        would have fared, and what followed there.
+        """Learns from a finished answer, which begins at `start`: whether the guess at each
+        position would have held, and which token followed.
         """
         learn_answer(tokens_T, start, self._entries_ON4, self._held_K, self._seen_K)
 
@@ -45,10 +43,10 @@ class Lookup:
         drafted: int = 0,
         probability: float = 1.0,
     ) -> tuple[int, float]:
-        """Writes drafts behind each context and the `drafted` tokens that stand there already,
-        which hold with `probability`. Returns (drafts written per slot, tokens expected per slot
-        and unit of cost): as many as give most tokens for what a step costs, where `costs_w[j]` is
-        the cost of a step with j drafts of ours. A slot with fewer guesses repeats its last token.
+        """Writes drafts after each context and its `drafted` tokens, which hold with `probability`.
+        Returns (drafts written per slot, expected tokens per slot and unit of cost). The number of
+        drafts maximises that rate, where `costs_w[j]` is the cost of a step with j lookup drafts. A
+        slot with fewer guesses repeats its last token.
         """
         count, rate = propose_drafts(
             table.tokens_SC,

@@ -1,13 +1,14 @@
-"""The policy of drafting: whether a decode step drafts, and with how many draft layers.
+"""Drafting policy: whether a decode step drafts, and with how many draft layers.
 
-Two questions, measured apart for each batch size (rounded up to a power of two):
+Two questions are answered separately for each batch size (rounded up to a power of two):
 
-- With how many layers? The number with the most expected tokens for the measured cost of such a
-  step (`StepCosts`), by the share of each layer's drafts that held. What was never measured looks
-  cheap and certain, so it is tried; a verdict against layers is forgotten after ever longer times.
-- Does drafting beat plain decoding at all? Stretches of plain steps are compared with the drafting
-  between them, not step by step: a draft drives the trunk's weights out of the processor's caches,
-  and the plain step behind it pays for that. While drafting is surely slower it pauses.
+- With how many layers? The number with the most expected tokens per measured cost of a step
+  (`StepCosts`), given the share of each layer's drafts that held. An unmeasured number counts as
+  cheap and certain, so that it is tried. Rejected layers are tried again after ever longer times.
+- Is drafting faster than plain decoding at all? Stretches of plain steps are compared with the
+  drafting between them. Single steps would not be comparable: a draft evicts the trunk's weights
+  from the processor's caches, which slows the next plain step. While drafting is surely slower it
+  pauses.
 """
 
 from collections import deque
@@ -17,19 +18,19 @@ import numpy as np
 from ostinato.models.decode.drafts.costs import StepCosts
 
 _STRETCH_STEPS = 8  # consecutive plain steps that drafting is compared with
-_SETTLING_STEPS = 2  # first steps of a stretch, which pay for the drafts before
+_SETTLING_STEPS = 2  # first steps of a stretch, slowed by the drafts before and not measured
 _FIRST_WATCHED_STEPS = 64  # of drafting, until the first plain stretch
 _WATCHED_STEPS = 512  # between plain stretches
-_FIRST_PAUSE_STEPS = 512  # without drafts, and until layers judged too slow are tried again
+_FIRST_PAUSE_STEPS = 512  # without drafts; also until layers judged too slow are tried again
 _LAST_PAUSE_STEPS = 16_384
 _PAUSE_GROWTH = 4
-_FIRST_REST_STEPS = 4  # after as many steps in a row without a draft; doubles
+_FIRST_REST_STEPS = 4  # without drafting, after as many steps in a row that found none; doubles
 _LAST_REST_STEPS = 64
 _WINDOW_STEPS = 192  # measurements that a comparison looks back on
 _STEPS_PER_WEIGHING = 32
-_PRIOR_DRAFTS = 8  # of each layer, taken to have held before any was made
-_GAIN_RATIO = 1.05  # by which layers must promise more than what they replace
-_OUTLIER_RATIO = 3.0  # a step that took longer than so many medians was interrupted
+_PRIOR_DRAFTS = 8  # drafts per layer that are assumed to have held before the first
+_GAIN_RATIO = 1.05  # required ratio of expected tokens with layers to those without
+_OUTLIER_RATIO = 3.0  # a step slower than this many medians was interrupted
 
 
 class DraftPolicy:
@@ -38,7 +39,7 @@ class DraftPolicy:
     def __init__(
         self, max_layers: int, max_batch: int, max_copies: int, *, always_drafts: bool = False
     ) -> None:
-        """`always_drafts`: all layers in every step, whatever was measured."""
+        """`always_drafts`: uses all layers in every step, whatever was measured."""
         self.max_layers, self.max_batch = max_layers, max_batch
         self._always_drafts = always_drafts
         self._max_copies = max_copies
@@ -47,7 +48,7 @@ class DraftPolicy:
         self._held_L = np.zeros(max_layers, dtype=np.int64)
 
     def should_measure(self, batch: int) -> bool:
-        """False: the next step is plain and need not be recorded."""
+        """Whether the next step must be recorded. False: it is plain."""
         if self._always_drafts:
             return True
         if batch > self.max_batch:
@@ -63,8 +64,8 @@ class DraftPolicy:
         return self._always_drafts or self._at(batch).is_drafting
 
     def choose_layers(self, batch: int, lookup_rate: float) -> int:
-        """Draft layers of the next step. 0 where no number of them promises more tokens per plain
-        step's time than `lookup_rate`, which the lookup promises without layers.
+        """Draft layers of the next step. 0 unless some number of layers is expected to give clearly
+        more tokens per plain step's time than `lookup_rate`, the lookup's rate without layers.
         """
         at = self._at(batch)
         if self._always_drafts:
@@ -72,15 +73,15 @@ class DraftPolicy:
         return at.best_layers if at.best_rate > _GAIN_RATIO * max(1.0, lookup_rate) else 0
 
     def count_proposal(self, batch: int, *, has_drafts: bool) -> None:
-        """Counts whether there was anything to draft. After misses in a row drafting rests."""
+        """Counts whether there was anything to draft. Drafting rests after several misses in a row."""
         self._at(batch).count_proposal(has_drafts=has_drafts)
 
     def costs(self, batch: int, layers: int) -> StepCosts:
-        """Costs of steps with so many draft layers, by the copies behind them."""
+        """Costs of steps with `layers` draft layers, by the number of lookup drafts after theirs."""
         return self._at(batch).costs[layers]
 
     def record(self, batch: int, layers: int, copies: int, seconds: float, tokens: int) -> None:
-        """Adds one measured decode-only step. All of it counts per slot."""
+        """Adds one measured decode-only step. Seconds and tokens are counted per slot."""
         at = self._at(batch)
         at.costs[layers].record(copies, seconds / batch)
         at.compare(seconds / batch, tokens / batch)
@@ -96,7 +97,7 @@ class DraftPolicy:
             self._held_L[depth] += int((accepted_B > depth).sum())
 
     def acceptance(self) -> list[float]:
-        """Share of each layer's drafts that held, given that those before did."""
+        """Share of each layer's drafts that held, given that the drafts before did."""
         pairs = zip(self._held_L, self._verified_L, strict=True)
         return [float(held / seen) if seen else 0.0 for held, seen in pairs]
 
@@ -120,7 +121,9 @@ class _BatchPolicy:
         self._plain, self._drafting = _RateWindow(), _RateWindow()
         self._is_paused = False
         self._steps_left = _FIRST_WATCHED_STEPS  # until a plain stretch, or of a pause
-        self._stretch_steps_left = _SETTLING_STEPS + _STRETCH_STEPS  # first what plain steps cost
+        self._stretch_steps_left = (
+            _SETTLING_STEPS + _STRETCH_STEPS
+        )  # plain steps are measured first
         self._next_pause_steps = _FIRST_PAUSE_STEPS
 
     @property
@@ -129,7 +132,7 @@ class _BatchPolicy:
         return not self._is_paused and not self._stretch_steps_left
 
     def is_resting(self) -> bool:
-        """Whether the next step is plain and unmeasured. To be asked once per step."""
+        """Whether the next step is plain and unmeasured. Must be called once per step."""
         if self._is_paused and self._steps_left > 1:
             self._steps_left -= 1
             return True
@@ -154,7 +157,7 @@ class _BatchPolicy:
         return self._retry_steps <= 0
 
     def forget_layers(self) -> None:
-        """Takes layers as untried. The next time comes later."""
+        """Marks all layers as untried. The next call comes after a longer time."""
         self._next_retry_steps = min(_PAUSE_GROWTH * self._next_retry_steps, _LAST_PAUSE_STEPS)
         self._retry_steps = self._next_retry_steps
         self.costs[1:] = [StepCosts(self._max_copies) for _ in range(self.max_layers)]
@@ -162,7 +165,7 @@ class _BatchPolicy:
         self.best_rate = float("inf") if self.max_layers else 0.0
 
     def is_depth_choice_due(self) -> bool:
-        """Now and then, since the cost of plain steps changes too."""
+        """Whether to choose again although no layer ran: the cost of plain steps changes too."""
         self._records += 1
         return self.max_layers > 0 and self._records % _STEPS_PER_WEIGHING == 0
 
@@ -224,7 +227,7 @@ class _RateWindow:
         self._steps.clear()
 
     def rate(self, caution: float) -> float:
-        """Tokens per second, `caution` standard errors taken off the tokens. 0 without steps."""
+        """Tokens per second, less `caution` standard errors of the tokens. 0 without steps."""
         if not self._steps:
             return 0.0
         seconds, tokens = np.array(self._steps).T

@@ -1,11 +1,11 @@
 """Speculative decoding: draft tokens from the draft (multi-token prediction) layers, from the
-context itself, or from the context behind those of the draft layers.
+lookup, or from the lookup after those of the draft layers.
 
-Verification is the engine's: one pass over the drafts samples every position exactly as plain
-decoding would, with the noise of (seed, position), and keeps drafts that equal the sample. So
-speculation changes no token of any request, greedy or not: it is rejection sampling with a
-point-mass proposal. A draft layer sees the same noise, which makes it pick the same token more
-often than an independent draw.
+The engine verifies drafts: one pass over them samples every position exactly as plain decoding
+would, with the noise of (seed, position), and keeps drafts that equal the sample. Speculation
+therefore changes no token of any request, greedy or not: it is rejection sampling with a point-mass
+proposal. A draft layer uses the same noise, so it picks the same token more often than an
+independent draw would.
 
 Shapes: S slots, B drafting slots, F slots of the pass before, D model width.
 """
@@ -24,7 +24,7 @@ from ostinato.models.decode.weights import DecodeWeights
 if TYPE_CHECKING:
     from ostinato.models.decode.compiled.native import NativeTrunk
 
-_ANSWERS_PER_LEARNED = 8  # while the lookup finds nothing it learns one answer of so many
+_ANSWERS_PER_LEARNED = 8  # while the lookup finds nothing, it learns only one answer in this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,15 @@ class Speculator:
         self._fed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def remember(self, slots_B: np.ndarray, hidden_RD: np.ndarray, gained_B: np.ndarray) -> None:
-        """Takes the hidden states of a pass, the same number of rows per slot. Draft layers begin
-        with the state of a slot's last token gained. They are views, read before the next pass.
+        """Keeps the hidden states of a pass, which has the same number of rows per slot. Draft
+        layers begin with the state of a slot's last gained token. The arrays are views, read before
+        the next pass.
         """
         self._fed = (slots_B, hidden_RD, gained_B)
 
     def learn(self, tokens_T: np.ndarray, start: int) -> None:
-        """Takes a finished answer: its tokens from `start` on may be guessed again. While nothing
-        is found, one answer in `_ANSWERS_PER_LEARNED` is enough to notice a change.
+        """Adds a finished answer, which begins at `start`, to the lookup. While the lookup finds
+        nothing, one answer in `_ANSWERS_PER_LEARNED` is enough to notice a change.
         """
         self._answers += 1
         is_due = self._was_found or self._answers % _ANSWERS_PER_LEARNED == 0
@@ -77,8 +78,8 @@ class Speculator:
     def propose(
         self, weights: DecodeWeights, table: SlotTable, slots_B: np.ndarray
     ) -> Drafted | None:
-        """Writes draft tokens behind each context as the policy chooses. Verified ones become part
-        of it. None: a plain step that need not be measured.
+        """Writes as many draft tokens after each context as the policy chooses. None: a plain step
+        that need not be measured.
         """
         batch = len(slots_B)
         if not self.policy.should_measure(batch):
@@ -95,8 +96,8 @@ class Speculator:
         return Drafted(1 + layers + copied, layers)
 
     def _copy(self, table: SlotTable, slots_B: np.ndarray, layers: int) -> tuple[int, float]:
-        """Writes what the lookup finds after `layers` drafts. Returns (drafts, tokens expected per
-        unit of a step's cost).
+        """Writes the lookup's drafts after those of `layers` layers. Returns (drafts, tokens
+        expected per unit of a step's cost).
         """
         if self._lookup is None:
             return 0, 0.0
@@ -107,7 +108,7 @@ class Speculator:
         return copied, rate
 
     def _last_hidden(self, slots_B: np.ndarray) -> np.ndarray:
-        """Hidden states [B, D]: every slot that decodes was sampled in the pass before."""
+        """Hidden states [B, D] of the last pass, in which every decoding slot was sampled."""
         assert self._fed is not None, "slots decode after the pass that completed their prompt"
         fed_slots_F, hidden_RD, gained_F = self._fed
         order_F = fed_slots_F.argsort()

@@ -1,1 +1,1 @@
-"""Attention: of causal rows, latent heads, rows with common beginnings."""
+"""Attention over causal rows, with latent heads, and over rows that share prefixes."""

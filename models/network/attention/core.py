@@ -3,8 +3,8 @@
 It holds no parameters; projections, norms and RoPE are Megatron's. Padding at the end of a row
 needs no mask: causal attention never looks ahead.
 
-Shapes: T tokens (of this rank, where a row is cut over several), S tokens of the keys, B batch, N query
-heads, M key/value heads, H width of a query or key head, V of a value head, R = N/M, C = B*M.
+Shapes: T tokens (of this rank, if ranks share a row), S tokens of the keys, B batch, N query heads,
+M key/value heads, H width of a query or key head, V of a value head, R = N/M, C = B*M.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ from ostinato.models.network.parallel.context import (
 
 
 class BlockCoreAttention(torch.nn.Module):
-    """Grouped-query causal attention without the full score matrix or copied keys. Where ranks share a
-    row it gathers keys and values, unless `has_whole_keys`.
+    """Grouped-query causal attention without the full score matrix or copied keys. If ranks share a
+    row, it gathers keys and values unless `has_whole_keys`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class BlockCoreAttention(torch.nn.Module):
         /,
         **_: Any,
     ) -> Tensor:
-        """Attends each token to itself and all before it in its row, or in a tree of rows."""
-        # norms leave queries and keys in fp32 where values are bf16
+        """Attends each token to itself and to all tokens before it in its row or prefix tree."""
+        # norms leave queries and keys in fp32 while values may be bf16
         query_TBNH, key_TBMH, value_TBMV = (
             to_product_dtype(part) for part in (query_TBNH, key_TBMH, value_TBMV)
         )
@@ -74,9 +74,9 @@ class BlockCoreAttention(torch.nn.Module):
 def _attend_tree(
     query_T1NH: Tensor, key_T1MH: Tensor, value_T1MV: Tensor, tree: PrefixTree
 ) -> Tensor:
-    """Attention of the rows of a prefix tree, whose nodes are the T tokens, in calls of rows of
-    like lengths. Queries, keys and values are gathered once for all calls, since the backward of
-    each gather fills a whole gradient.
+    """Attention over a prefix tree, whose nodes are the T tokens. Each call takes rows of similar
+    length. Queries, keys and values are gathered once for all calls, since the backward of each
+    gather fills a whole gradient.
     """
     sizes = [(call.num_keys, call.num_queries, call.num_rows) for call in tree.calls]
     keys, values = (
@@ -96,7 +96,7 @@ def _attend_tree(
 
 
 def _attend(query_TBNH: Tensor, key_SBMH: Tensor, value_SBMV: Tensor) -> Tensor:
-    """The queries are those of the last T of S tokens."""
+    """Causal attention. Queries belong to the last T of S tokens."""
     num_queries, batch, num_heads, head_dim = query_TBNH.shape
     num_tokens, _, groups, _ = key_SBMH.shape
     query_CRTH = query_TBNH.permute(1, 2, 0, 3).reshape(batch * groups, -1, num_queries, head_dim)

@@ -1,12 +1,12 @@
-"""Multi-head latent attention, plugged in as Megatron's self-attention (DeepSeek-V2, arXiv 2405.04434,
-section 2.1).
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), plugged in as
+Megatron's self-attention.
 
-The projections down are small: each rank holds them whole. Those up are cut by heads. Megatron's own
-module builds its RoPE on a CUDA device, so this one stands in for it, on Megatron's linear layers. Ranks
-that share a row gather the latents of its keys and values, which are smaller than both.
+Each rank holds the whole down projections, which are small; up projections are sharded by heads. It
+replaces Megatron's own module, which builds its RoPE on a CUDA device, and uses Megatron's linear
+layers. Ranks that share a row gather its latents, which are smaller than keys and values.
 
-Shapes: T tokens, B batch, N query heads, H width of a query or key head, V of a value head, R rotated
-columns of H, C = H-R.
+Shapes: T tokens, B batch, N query heads, H width of a query or key head, V of a value head, R
+rotated columns of H, C = H-R.
 """
 
 from typing import Any
@@ -31,11 +31,11 @@ from ostinato.models.network.parallel.context import (
 )
 from ostinato.models.network.rope import plain_frequencies, yarn_frequencies, yarn_scales
 
-LATENT_NORM_EPSILON = 1e-6  # of these norms in every published model, whatever the others have
+LATENT_NORM_EPSILON = 1e-6  # in every published model, whatever its other norms use
 
 
 class LatentSelfAttention(MegatronModule):
-    """Queries, keys and values from low ranks. The last columns of a head carry its position."""
+    """Attention with low-rank queries, keys and values. A head's last columns are rotated."""
 
     def __init__(self, config: TrunkConfig, layer_number: int, **_: Any) -> None:
         super().__init__(config)
@@ -66,14 +66,14 @@ class LatentSelfAttention(MegatronModule):
         )
 
     def _whole(self, columns: int, rows: int) -> torch.nn.Linear:
-        """A matrix that every rank holds, and under sequence parallelism applies to its tokens."""
+        """A matrix that every rank holds. Under sequence parallelism it is applied to its own tokens."""
         linear = torch.nn.Linear(columns, rows, bias=False)
         self.config.init_method(linear.weight)  # type: ignore[misc]  # Megatron fills it in
         linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[assignment]
         return linear
 
     def _cut(self, columns: int, rows: int) -> ColumnLinear:
-        """A matrix whose rows, whole heads, lie on the ranks of tensor parallelism."""
+        """A matrix whose rows are sharded over the tensor-parallel ranks by whole heads."""
         return ColumnLinear(
             columns,
             rows,
@@ -86,7 +86,7 @@ class LatentSelfAttention(MegatronModule):
     def forward(
         self, hidden_states: Tensor, attention_mask: PrefixTree | None, **_: Any
     ) -> tuple[Tensor, None]:
-        """Output time first, and None as bias."""
+        """Output, time first, and None as bias."""
         latent, key_rotated_TBR = self.kv_down(hidden_states).split(
             (self.key_value_rank, self.widths[1]), -1
         )
@@ -140,7 +140,7 @@ def _heads(rows_TBO: Tensor, width: int) -> Tensor:
 
 
 def _rotate(columns_TBNR: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Columns 2i and 2i+1 are a pair. The results stand in halves, which scores do not see."""
+    """Rotates pairs of columns 2i and 2i+1. Results are stored in halves: scores do not depend on it."""
     first, second = columns_TBNR[..., 0::2], columns_TBNR[..., 1::2]
     cos, sin = (part[:, None, None].to(columns_TBNR.dtype) for part in (cos_TR, sin_TR))
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -1,1 +1,1 @@
-"""How a model and its rows lie on several ranks."""
+"""Distribution of a model and its rows over ranks."""

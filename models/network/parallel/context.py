@@ -1,9 +1,9 @@
-"""Context parallelism: each row is cut over ranks, and attention sees all of it.
+"""Context parallelism: each row is split over ranks, and attention covers the whole row.
 
-A row is cut in twice as many chunks as there are ranks, and rank r takes chunks r and 2 ranks - 1 - r:
-with causal attention, early chunks meet few keys and late ones many, so that ranks compute as much.
-Keys are gathered, their gradients summed and scattered. (On CUDA Transformer Engine has attention
-that passes keys on while it computes.)
+A row is split into twice as many chunks as there are ranks, and rank r takes chunks r and
+2 ranks - 1 - r. With causal attention early chunks see few keys and late chunks many, so the ranks
+compute equally much. Keys are gathered, their gradients summed and scattered. (On CUDA Transformer
+Engine has attention that passes keys on while it computes.)
 
 Shapes: T tokens of a row.
 """
@@ -28,18 +28,18 @@ def context_ranks() -> int:
 
 
 def context_rank() -> int:
-    """This rank's place among those that share a row."""
+    """This rank's index among those that share a row."""
     return parallel_state.get_context_parallel_rank()
 
 
 def data_and_context_group() -> dist.ProcessGroup:
-    """Ranks of other rows, and those that share a row."""
+    """Group of the data-parallel and context-parallel ranks."""
     group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return group
 
 
 def local_chunks() -> tuple[int, int]:
-    """Of 2 x `context_ranks` chunks, those of this rank."""
+    """Indices of this rank's chunks among the 2 x `context_ranks` chunks of a row."""
     rank = context_rank()
     return rank, 2 * context_ranks() - 1 - rank
 
@@ -59,8 +59,8 @@ def gather_parts(part: Tensor) -> Tensor:
 
 
 def gather_scores(mine: Tensor) -> Tensor:
-    """Whole rows from the ranks' parts, along the first dimension. All ranks compute the same from them, so in
-    backward each takes the gradient of its own part.
+    """Whole rows from the ranks' parts, along the first dimension. All ranks then compute the same,
+    so in backward each takes only the gradient of its own part.
     """
     if context_ranks() == 1:
         return mine
@@ -71,8 +71,8 @@ def gather_scores(mine: Tensor) -> Tensor:
 
 
 def restore_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
-    """Whole rows from gathered parts. `tensor_ranks`: so many gathered parts stand one after the other,
-    each of a stretch of every rank's tokens.
+    """Whole rows from gathered parts. With `tensor_ranks` > 1, that many gathered parts follow one
+    another, each with a section of every rank's tokens.
     """
     ranks = context_ranks()
     if tensor_ranks > 1:
@@ -82,9 +82,9 @@ def restore_order(parts: Tensor, tensor_ranks: int = 1) -> Tensor:
 
 
 class RowRotaryEmbedding(RotaryEmbedding):
-    """Megatron's angles, of this rank's tokens. Megatron chooses them by an index in pinned memory."""
+    """Megatron's RoPE angles for this rank's tokens. Megatron's own selection needs pinned memory."""
 
-    positions_T: Tensor | None = None  # given: of the tokens, which then stand in any order
+    positions_T: Tensor | None = None  # positions of the tokens; None: consecutive ones
 
     def forward(self, max_seq_len: int, offset: int = 0, **_: Any) -> Tensor:  # type: ignore[override]
         """Angles [T, 1, 1, width] for rows of `max_seq_len` tokens."""

@@ -1,8 +1,8 @@
-"""A rank's part of each tensor, and the whole that the ranks hold together.
+"""A rank's shards of tensors, and whole tensors gathered from them.
 
-Megatron marks what tensor parallelism cuts, and `mark_experts` what expert-tensor parallelism does. A
-fused gate and up matrix is cut in each of its halves (`partition_stride` 2). `gather_whole` is a
-collective: all ranks call it in the same order.
+Megatron marks tensors that tensor parallelism shards, and `mark_experts` those that expert-tensor
+parallelism does. Each half of a fused gate and up matrix is sharded (`partition_stride` 2).
+`gather_whole` is a collective: all ranks call it in the same order.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Cut(NamedTuple):
-    """Dimension along which ranks of a group hold parts, and in how many strides."""
+    """Dimension along which a tensor is sharded over a group, and number of strides."""
 
     dimension: int
     strides: int
@@ -24,8 +24,8 @@ class Cut(NamedTuple):
 
 
 def mark_experts(parameter: Tensor, dimension: int, strides: int) -> None:
-    """Marks a stack of experts: they lie on the ranks of expert parallelism, each cut along `dimension`
-    over those of expert-tensor parallelism, and Megatron sums their gradients over the ranks that hold
+    """Marks a stack of experts as sharded over expert-parallel ranks, and each expert along
+    `dimension` over expert-tensor-parallel ranks. Megatron then sums gradients over the ranks with
     the same part.
     """
     marked: Any = parameter
@@ -35,23 +35,23 @@ def mark_experts(parameter: Tensor, dimension: int, strides: int) -> None:
 
 
 def is_expert(parameter: Tensor) -> bool:
-    """True for what `mark_experts` marked."""
+    """Whether `mark_experts` marked the parameter."""
     return not getattr(parameter, "allreduce", True)
 
 
 def mark_heads(parameter: Tensor, rows: tuple[int, ...]) -> None:
-    """Marks a matrix whose heads are maps of their own, of so many rows. Ranks that cut it hold whole heads."""
+    """Marks a matrix of heads with the row counts of one head. Its shards hold whole heads."""
     marked: Any = parameter
     marked.head_rows = rows
 
 
 def head_rows(parameter: Tensor) -> tuple[int, ...]:
-    """What `mark_heads` marked. Empty: nothing."""
+    """Row counts that `mark_heads` set. Empty if it did not mark the parameter."""
     return getattr(parameter, "head_rows", ())
 
 
 def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
-    """How a parameter is cut. Empty: every rank holds all of it."""
+    """Cuts of a parameter. Empty: every rank holds all of it."""
     dimension = getattr(parameter, "partition_dim", -1)
     strides = getattr(parameter, "partition_stride", 1)
     if is_expert(parameter):
@@ -69,8 +69,8 @@ def find_cuts(parameter: Tensor) -> tuple[Cut, ...]:
 
 
 def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
-    """Cuts that leave a rank with a part of each matrix, not with fewer matrices of a stack or
-    fewer heads.
+    """Cuts that leave a rank with a part of each matrix, rather than fewer whole matrices of a
+    stack or fewer whole heads.
     """
     if head_rows(parameter):
         return ()
@@ -78,9 +78,8 @@ def matrix_cuts(parameter: Tensor) -> tuple[Cut, ...]:
 
 
 def replica_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Ranks that hold the same matrices once parts are gathered: for experts those with the same
-    place in expert-tensor parallelism, for heads those with the same place in tensor parallelism.
-    None: groups are not open.
+    """Ranks that hold the same matrices once parts are gathered: for experts the ranks with the
+    same expert-tensor index, for heads those with the same tensor index. None: groups are not open.
     """
     if is_expert(parameter):
         group = parallel_state.get_expert_data_parallel_group(check_initialized=False)
@@ -94,8 +93,8 @@ def replica_group(parameter: Tensor) -> dist.ProcessGroup | None:
 
 
 def state_replica_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """Ranks that share out the optimiser's state of a parameter: those that hold the same part of
-    it, without ranks of tensor parallelism that hold the same whole. None: groups are not open.
+    """Ranks over which a parameter's optimiser state is sharded: those that hold the same part of
+    it, without tensor-parallel ranks that hold the same whole. None: groups are not open.
     """
     if is_expert(parameter):
         return replica_group(parameter)
@@ -131,9 +130,9 @@ def local_shard(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
 def sharded_parts(
     key: str, tensor: Tensor, parameter: Tensor, copy: int = 0, *, is_owned: bool = False
 ) -> list[ShardedTensor]:
-    """This rank's parts of a tensor, as Megatron's checkpoints describe them. It is cut as `parameter`
-    is; a single number is not. `copy` counts the pipeline stages before this one that hold it too.
-    `is_owned`: of those that hold the same part of the parameter, this rank alone has the tensor.
+    """This rank's parts of a tensor for Megatron's checkpoints. The tensor is sharded like
+    `parameter`, unless it is a scalar. `copy` counts the earlier pipeline stages that hold it too.
+    `is_owned`: of the ranks with the same part of the parameter, only this one has the tensor.
     """
     cuts = find_cuts(parameter) if tensor.ndim else ()
     copies = _owners_of_copies(parameter, cuts) if is_owned else _copies(parameter, tensor, cuts)
@@ -162,7 +161,7 @@ def _copies(parameter: Tensor, tensor: Tensor, cuts: Sequence[Cut]) -> Any:
 
 
 def _owners_of_copies(parameter: Tensor, cuts: Sequence[Cut]) -> Any:
-    """Ranks of which each may own the same part of a tensor. None: one alone does."""
+    """Ranks that may each own a copy of the same part of a tensor. None: a single rank does."""
     if cuts:
         return None
     if is_expert(parameter):

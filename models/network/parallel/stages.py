@@ -1,9 +1,9 @@
-"""A rank's part of a pipeline: chunks of layers, and tensors that other stages hold.
+"""A rank's part of a pipeline: its chunks of layers, and tensors gathered from other stages.
 
-Layers go to chunks in order, chunks to stages in turn, as Megatron deals them: with two stages and
-two chunks each, the first stage holds the first and third quarter of the layers. The first chunk has
-the embedding too, the last the final norm and the output matrix; where that is the embedding, both
-hold a copy, whose gradients Megatron sums.
+As in Megatron, layers are assigned to chunks in order, and chunks to stages in turn: with two
+stages of two chunks each, the first stage holds the first and third quarter of the layers. The
+first chunk also has the embedding, the last the final norm and the output matrix. If these are
+tied, both hold a copy, and Megatron sums the gradients of both.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +21,11 @@ from ostinato.models.network.experts import TrunkConfig
 
 
 class ChunkGPT(GPTModel):
-    """Megatron's GPT model, or a chunk of it, stopped before the output matrix."""
+    """Megatron's GPT model, or a chunk of it, without the product by the output matrix."""
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Marks the copy of a tied embedding. Megatron's makes both copies equal here, on CUDA. Ours get
-        their values together with all other weights.
+        """Marks the copy of a tied embedding. Megatron also equalises both copies here, on CUDA;
+        ours get their values together with all other weights.
         """
         if self.config.pipeline_model_parallel_size == 1:
             super().setup_embeddings_and_output_layer()
@@ -38,7 +38,7 @@ class ChunkGPT(GPTModel):
 
 
 def is_copy(parameter: Tensor) -> bool:
-    """True for the last stage's copy of the embedding."""
+    """Whether a parameter is the last stage's copy of the embedding."""
     return getattr(parameter, "shared", False)
 
 
@@ -80,8 +80,8 @@ def pipeline_group() -> dist.ProcessGroup:
 def gather_stages(
     mine: Mapping[str, Callable[[], Tensor]], place: Callable[[str], int]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of all stages by name, one at a time on every stage, in the order of their `place`. `mine` makes
-    those of this stage. All ranks of the pipeline read it together.
+    """Yields the tensors of all stages by name, one at a time on every stage, ordered by `place`.
+    `mine` makes those of this stage. All ranks of the pipeline must iterate together.
     """
     group = pipeline_group()
     if group.size() == 1:

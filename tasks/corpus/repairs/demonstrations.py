@@ -1,4 +1,4 @@
-"""Transcripts of the demonstrator on real problems, through the agents' own harness, with real tests."""
+"""Transcripts of the demonstrator on real problems, in the agents' own harness, with real tests."""
 
 import asyncio
 import random
@@ -90,7 +90,7 @@ async def make_demonstrations(
     settings: DemonstrationSettings,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Demonstrations:
-    """Runs `config.count` attempts, each problem once before any is used again."""
+    """Runs `config.count` attempts. Each problem is used once before any is used again."""
     result = Demonstrations()
     if not problems or not settings.config.count:
         return result
@@ -134,7 +134,7 @@ async def _demonstrate(
     settings: DemonstrationSettings,
     index: int,
 ) -> _Attempt:
-    """One attempt. No document when it did not end as planned (a wrong edit may pass)."""
+    """One attempt, without documents if it did not end as planned (a wrong edit may pass)."""
     if settings.harness.dialect != COMPACT:
         return await _demonstrate_plainly(problem, place, settings, index)
     rng = random.Random(f"{settings.seed}/{index}/{problem.problem_id}")
@@ -180,7 +180,7 @@ async def _demonstrate_plainly(
     settings: DemonstrationSettings,
     index: int,
 ) -> _Attempt:
-    """One repair in plain text. No document unless it leaves the proven code, byte for byte."""
+    """One repair in plain text, without documents unless it restores the original code byte for byte."""
     pristine = place.repository.files
     broken = problem.break_files(pristine)
     calls = write_repair(problem, broken, settings.harness)
@@ -190,7 +190,7 @@ async def _demonstrate_plainly(
         conversation = repair_plainly(calls)
         transcript = await _play(conversation, problem, place, settings, sandbox, broken, index)
         left = await sandbox.diff()
-    edited = {edit.path for edit in problem.edits}  # hidden tests stay cut out
+    edited = {edit.path for edit in problem.edits}  # other files may lack hidden tests
     is_whole = all(left.get(path, pristine[path]) == pristine[path] for path in edited)
     if transcript.final_message != FIXED or not is_whole:
         return _Attempt(problem, f"dropped_{transcript.end_reason}", (), "")
@@ -214,7 +214,7 @@ async def _play(
     index: int,
     summary: str = "",
 ) -> Transcript:
-    """The transcript of a demonstrator in the agents' loop. `broken`: the files it finds changed."""
+    """The transcript of a demonstrator in the agents' loop. `broken`: the problem's changed files."""
     request = AgentRequest(
         prompt=problem.prompt,
         session_id=f"{problem.problem_id}/{index}",
@@ -239,7 +239,7 @@ def _locating(problem: Problem, config: DemonstrationConfig) -> LocatingCalls | 
 
 
 def _right_edit(problem: Problem, region: Region) -> str:
-    """The call that puts the gold lines back. Refuses a region without the broken ones."""
+    """The call that restores the gold lines. Raises ProblemError if the region lacks the broken lines."""
     lines: list[str] = []
     for edit in problem.edits:
         number = edit.line_number - region.first_line + 1
@@ -254,14 +254,14 @@ def _right_edit(problem: Problem, region: Region) -> str:
 
 
 def _summary(problem: Problem, region: Region) -> str:
-    """The wrong lines as they were read: what a new context needs to edit them."""
+    """The wrong lines as read_file showed them, which a new context needs to edit them."""
     numbers = [edit.line_number - region.first_line + 1 for edit in problem.edits]
     shown = [f"{line_tag(number)}{region.lines[number - 1]}" for number in numbers]
     return "wrong: " + "".join(shown)
 
 
 def _draw_wrong_edit(problem: Problem, region: Region, guard: Guard, rng: random.Random) -> str:
-    """A call that changes another line, or the right line wrongly. Empty when none was found."""
+    """A call that changes another line, or the broken line wrongly. Empty if none was found."""
     edit = problem.edits[0]
     number = edit.line_number - region.first_line + 1
     lines = list(region.lines)
@@ -289,7 +289,7 @@ def _first_report(transcript: Transcript) -> str:
 
 
 def _mask_first_edit(document: Document) -> None:
-    """Takes what stands inside the first edit out of the loss. Its tags stay in."""
+    """Removes the content of the first edit from the loss. Its tags stay in."""
     start = document.token_ids.index(OPEN_EDIT) + 1
     end = document.token_ids.index(CLOSE_EDIT, start)
     document.loss_mask[start:end] = [False] * (end - start)

@@ -1,4 +1,4 @@
-"""A scripted agent that knows the answer. Its log-probabilities are zero: nothing was sampled."""
+"""A scripted agent that knows the answer. Its log-probabilities are zero, since nothing is sampled."""
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ AnswerScript = Generator[str, str, None]
 
 
 class Demonstrator:
-    """Answers one attempt at one problem."""
+    """Model client that answers one attempt at one problem by a script."""
 
     def __init__(self, renderer: Renderer, conversation: AnswerScript, summary: str = "") -> None:
-        """`conversation` yields answers and is sent results. `summary`: what it writes when asked for one."""
+        """`conversation` yields answers and is sent results. `summary` answers a summary request."""
         self._renderer = renderer
         self._conversation = conversation
         self._summary = summary
@@ -42,7 +42,7 @@ class Demonstrator:
         self._result: str | None = None  # of the turn before a summary
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The next answer to what the tools said last."""
+        """The next answer to the latest tool results."""
         text = self._renderer.decode(request.token_ids).removesuffix(f"{END}{ASSISTANT}")
         if text.endswith(f"{USER}{SUMMARY_REQUEST}"):
             self._result = _last_result(text.removesuffix(f"{END}{USER}{SUMMARY_REQUEST}"))
@@ -78,7 +78,7 @@ def _last_result(text: str) -> str:
 def locate_and_repair(
     locating: LocatingCalls, plan: Plan, *, right: str, wrong: str
 ) -> AnswerScript:
-    """A repair of a function that is only described."""
+    """The conversation that locates a described function and repairs it."""
     place = yield from locating
     if place is None:
         yield NOT_FOUND
@@ -87,7 +87,7 @@ def locate_and_repair(
 
 
 def repair(plan: Plan, place: str, *, right: str, wrong: str) -> AnswerScript:
-    """A repair in the compact dialect of the function at a place, with the plan's script."""
+    """The conversation of a repair in the compact dialect, by the plan's script. `place`: the function."""
     for calls in read_turns(plan, place):
         yield "".join(calls)
     if plan.script is not RepairScript.RIGHT:
@@ -115,12 +115,12 @@ def _edit_and_test(plan: Plan, edit: str) -> Generator[str, str, str]:
 
 @dataclass(slots=True)
 class _Lines:
-    """A file while it is edited line by line. No edit adds or takes lines."""
+    """A file that is edited line by line. Edits keep the number of lines."""
 
     lines: list[str]
 
     def replace(self, edit: LineEdit) -> tuple[str, str]:
-        """Old and new text of the edit, with as many lines around as make the old text unique."""
+        """Applies an edit. Returns its old and new text, with enough lines around to be unique."""
         first = last = edit.line_number - 1
         whole = "\n".join(self.lines)
         while whole.count("\n".join(self.lines[first : last + 1])) > 1:
@@ -133,8 +133,8 @@ class _Lines:
 def write_repair(
     problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig
 ) -> str | None:
-    """The calls, or blocks, that put the gold lines back. None where a wrong line is not in the prompt, and
-    where one answer cannot hold them all.
+    """The calls or blocks that restore the gold lines. None if a wrong line is not in the prompt,
+    or if one answer cannot hold all calls.
     """
     seen = {
         (file.path, file.first_line + number)
@@ -171,6 +171,6 @@ def _write_call(harness: HarnessConfig, arguments: Mapping[str, str]) -> str:
 
 
 def repair_plainly(calls: str) -> AnswerScript:
-    """The conversation of a repair: all calls in one answer, then the closing word."""
+    """The conversation of a repair: all calls in one answer, then the closing message."""
     yield calls
     yield FIXED

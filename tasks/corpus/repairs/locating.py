@@ -1,7 +1,5 @@
-"""Calls by which the demonstrator finds a function that the prompt only describes.
-
-Two ways: one question to code search, or a few greps for words of the
-description. Only attempts in which locating succeeded are kept.
+"""Calls by which the demonstrator finds a function that the prompt only describes: one code search,
+or a few greps for words of the description. Only attempts that find the function are kept.
 """
 
 import re
@@ -12,7 +10,7 @@ from ostinato.infra.agent.dialects.compact.places import find_place
 from ostinato.tasks.corpus.config import Locating
 
 LocatingCalls = Generator[str, str, str | None]
-"""Calls out, results in; at the end the place to read, None when no result showed it."""
+"""Yields calls, is sent results, returns the place to read, or None if no result showed it."""
 MAX_GREPS = 3
 _WORD = re.compile(r"[a-zA-Z]{3,}")
 _DULL = frozenset(
@@ -25,11 +23,10 @@ _DULL = frozenset(
 
 
 def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingCalls:
-    """Yields a call, is sent its result, returns what read_file is given for the function.
+    """Yields a call, is sent its result, returns the argument of read_file for the function.
 
-    A space precedes the query, as it does in the prompt, so that both have the same tokens: a small
-    model copies these, and would have to spell others anew. A verbose pattern, (?x), ignores the
-    space.
+    A space precedes the query as in the prompt, so that both have the same tokens, which a small
+    model can copy. A verbose pattern, (?x), ignores the space.
     """
     if way == "search":
         result = yield f"<codebase_search> {description}</codebase_search>"
@@ -43,7 +40,7 @@ def locate(way: Locating, description: str, path: str, symbol: str) -> LocatingC
 
 
 def choose_words(description: str) -> list[str]:
-    """Words worth a grep, in the order of the sentence."""
+    """Distinctive words for grep, in the order of the sentence."""
     words: dict[str, str] = {}
     for word in _WORD.findall(description):
         words.setdefault(word.lower(), word)
@@ -52,14 +49,14 @@ def choose_words(description: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Calls that found a function, with their results and the argument for read_file."""
+    """Calls that found a function with their results, and the argument of read_file."""
 
     steps: Sequence[tuple[str, str]]
     place: str
 
 
 def drive(calls: LocatingCalls, answer: Callable[[str], str]) -> Located | None:
-    """Runs the calls. None when they did not find the function."""
+    """Runs the calls. None if they did not find the function."""
     steps: list[tuple[str, str]] = []
     try:
         call = next(calls)

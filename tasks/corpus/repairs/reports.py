@@ -1,5 +1,5 @@
-"""Plausible test reports for mutations that no test was run on: exact for undefined names, else in the
-words of a real failure of the same function where one is known.
+"""Plausible test reports for mutations on which no test was run: exact for undefined names, else
+with the text of a real failure of the same function, if one is known.
 """
 
 import random
@@ -10,21 +10,21 @@ from ostinato.models.rendering.vocabulary import line_tag
 from ostinato.tasks.corpus.source_code.functions import CodeFunction
 from ostinato.tasks.problems.breaking.mutations import Mutation
 
-LINE_NAMED_SHARE = 0.35  # real failures without an undefined name that point at the broken line
-OTHER_LINE_SHARE = 0.15  # ... that point at another line of the function
+LINE_NAMED_SHARE = 0.35  # of real failures without undefined names: point at the broken line
+OTHER_LINE_SHARE = 0.15  # of the same: point at another line of the function
 PLAIN_FAILURE = "failed: AssertionError"
 _PLACE = re.compile(r" at <L\d+>$")
 
 
 class FailureReports:
-    """Words of real failures by function."""
+    """Texts of real failures by function."""
 
     def __init__(self) -> None:
         self._asserting: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._raising: dict[tuple[str, str], list[str]] = defaultdict(list)
 
     def add(self, path: str, symbol: str, report: str) -> None:
-        """Remembers a real report. Undefined names are not worth remembering."""
+        """Stores a real report, unless it is about an undefined name, for which reports are exact."""
         if not report.startswith("failed: ") or "NameError" in report:
             return
         words = _PLACE.sub("", report)

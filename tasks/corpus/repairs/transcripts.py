@@ -1,4 +1,4 @@
-"""Repairs of one function as the harness would have recorded them, and the wording that demonstrations
+"""Repairs of one function as the harness would record them, and calls and texts that demonstrations
 share with them.
 """
 
@@ -21,7 +21,7 @@ NOT_FOUND = "Could not find it."
 
 
 class RepairScript(StrEnum):
-    """Course of a repair between the first look and the end."""
+    """Course of a repair between reading the function and the end."""
 
     RIGHT = "right"
     WRONG_THEN_RIGHT = "wrong_then_right"
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """For statistics."""
+        """Name of the plan in statistics."""
         return f"{'parallel' if self.is_parallel else 'sequential'}_{self.script}"
 
 
@@ -75,7 +75,7 @@ def edit_call(number: int, text: str) -> str:
 def read_turns(plan: Plan, place: str) -> list[list[str]]:
     """The calls of the turns before the first edit.
 
-    With one call per turn the function is read first: only then can the report name a line of it.
+    With one call per turn the function is read first, so that the report can name its lines.
     """
     read = read_call(place)
     return [[RUN_TESTS, read]] if plan.is_parallel else [[read], [RUN_TESTS]]
@@ -94,13 +94,13 @@ def view_lines(lines: tuple[str, ...]) -> str:
 
 @dataclass(slots=True)
 class Document:
-    """Token ids with the loss mask beside them."""
+    """Token ids and their loss mask."""
 
     token_ids: list[int]
     loss_mask: list[bool]
 
     def add(self, token_ids: list[int], is_trained: bool) -> None:
-        """Appends tokens that all are, or all are not, trained on."""
+        """Appends tokens, all of them trained on or none."""
         self.token_ids += token_ids
         self.loss_mask += [is_trained] * len(token_ids)
 
@@ -137,7 +137,7 @@ class DocumentWriter:
         report: str,
         rng: random.Random,
     ) -> list[int]:
-        """A whole attempt at a corruption. `report` is what the tests say before the edit."""
+        """A whole attempt at a mutation. `report` is the test report before the edit."""
         plan = Plan(is_parallel, RepairScript.RIGHT)
         lines = list(function.lines)
         lines[mutation.line_number - 1] = mutation.broken_text

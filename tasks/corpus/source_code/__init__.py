@@ -1,1 +1,1 @@
-"""Source files that a corpus takes: licences, copies, functions, problems kept apart."""
+"""Source files of a corpus: licences, deduplication, functions, and problem repositories."""

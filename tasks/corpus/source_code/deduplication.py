@@ -1,5 +1,5 @@
-"""Exact and near copies of files. Near ones are found by min-hash over line shingles: files are compared
-in full only with those that share a band of their sketch.
+"""Exact and near copies of files. Near copies are found by min-hash over line shingles: files are
+compared in full only if they share a band of their sketches.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ import xxhash
 SKETCH_SIZE = 32
 BAND_ROWS = 4
 SHINGLE_LINES = 3
-# With m odd, x -> x * m mod 2**64 is a permutation: each gives an order to take the minimum of.
+# For odd m, x -> x * m mod 2**64 is a permutation; each defines an order for the minimum.
 _MULTIPLIERS_S = np.array(
     [xxhash.xxh3_64_intdigest(str(index).encode()) | 1 for index in range(SKETCH_SIZE)],
     dtype=np.uint64,
@@ -27,7 +27,7 @@ class Novelty(StrEnum):
 
 
 class Deduplicator:
-    """Remembers what it was shown."""
+    """Memory of the files seen before."""
 
     def __init__(self, near_duplicate_ratio: float) -> None:
         self._ratio = near_duplicate_ratio
@@ -36,7 +36,7 @@ class Deduplicator:
         self._bands: dict[tuple[int, ...], list[int]] = defaultdict(list)
 
     def judge(self, text: str) -> Novelty:
-        """Says what `text` is and, when new, remembers it."""
+        """Compares `text` with earlier texts and remembers it if it is new."""
         lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
         digest = xxhash.xxh3_64_intdigest("\n".join(lines).encode())
         if digest in self._seen:

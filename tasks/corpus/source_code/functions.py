@@ -1,4 +1,4 @@
-"""Functions cut out of source files: general ones without docstrings and comments, those of problem
+"""Functions of source files: general ones without docstrings and comments, those of problem
 repositories exactly as the harness shows them.
 """
 
@@ -43,7 +43,7 @@ def _extract(
         return
     if ast.get_docstring(node, clean=False) is not None:
         node.body = node.body[1:] or [ast.Pass()]
-    indent = "    " * symbol.count(".")  # a method stands in its class
+    indent = "    " * symbol.count(".")  # a method is indented in its class
     lines = tuple(indent + line if line else line for line in ast.unparse(node).split("\n"))
     if limits.accept(lines):
         yield CodeFunction(path, symbol, lines)

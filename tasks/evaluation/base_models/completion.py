@@ -1,4 +1,4 @@
-"""Greedy answers of an engine: plain text continued, or questions where it has a chat template."""
+"""Greedy answers of an engine: continuations of text, or chat answers if it has a chat template."""
 
 import asyncio
 import re
@@ -17,9 +17,9 @@ class Prompt(NamedTuple):
     """A task in both forms."""
 
     name: str
-    text: str  # to go on from
-    ends: tuple[str, ...]  # texts behind what is wanted of the continuation
-    question: str  # asks for the same as one block of code
+    text: str  # to be continued
+    ends: tuple[str, ...]  # texts that end the continuation
+    question: str  # asks for the same in one block of code
     answer_tokens: int
 
 
@@ -37,13 +37,15 @@ class Completer:
         self.seconds = 0.0
 
     async def warm_up(self) -> None:
-        """Makes the engine compile before anything is timed."""
+        """Makes the engine compile before the first timed request."""
         await self._sample("warm-up", tuple(self._renderer.encode_content("def")), 2, ())
 
     async def complete_all(
         self, prompts: Sequence[Prompt], on_done: Callable[[], None]
     ) -> list[str | None]:
-        """Continuations without the text that ended them, or the code of answers. None: no room."""
+        """Continuations without the text that ended them, or the code of answers. None: the prompt
+        is too long.
+        """
         started_at = time.perf_counter()
         answers = await asyncio.gather(*(self._complete(item, on_done) for item in prompts))
         self.seconds += time.perf_counter() - started_at
@@ -73,7 +75,7 @@ class Completer:
     async def _sample(
         self, name: str, token_ids: tuple[int, ...], most: int, ends: tuple[str, ...]
     ) -> list[int]:
-        """Sampled tokens up to a stop token or the first of the texts, that included."""
+        """Sampled tokens up to and including a stop token or one of the texts `ends`."""
         request = GenerateRequest(
             request_id=name,
             session_id=name,
@@ -97,6 +99,6 @@ class Completer:
 
 
 def _end_of(text: str, ends: Sequence[str]) -> int | None:
-    """Index of the first of the texts. None: none is there."""
+    """Index of the earliest of `ends` in the text. None: it contains none."""
     found = [index for index in (text.find(end) for end in ends) if index >= 0]
     return min(found, default=None)

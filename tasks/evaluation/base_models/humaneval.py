@@ -1,4 +1,4 @@
-"""HumanEval (arXiv 2107.03374): functions completed from their docstrings, judged by their tests in a box."""
+"""HumanEval (arXiv 2107.03374): functions completed from docstrings, judged by their tests in a box."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ _PROGRAM = "program.py"
 
 
 class CompletionTask(Record):
-    """One problem, with the names of the published file."""
+    """One problem. Field names are those of the published file."""
 
     task_id: str
     prompt: str
@@ -35,7 +35,7 @@ def read_functions(wheel: Path, count: int) -> list[CompletionTask]:
 
 
 def prompt_of(function: CompletionTask, answer_tokens: int) -> Prompt:
-    """Signature and docstring. What follows at the margin is no part of the answer."""
+    """Prompt of signature and docstring. The answer ends at the next unindented statement."""
     return Prompt(
         name=function.task_id,
         text=function.prompt,
@@ -47,7 +47,7 @@ def prompt_of(function: CompletionTask, answer_tokens: int) -> Prompt:
 
 
 def program_of(function: CompletionTask, answer: str) -> str:
-    """The function as it was answered: what follows the prompt, or all of it."""
+    """The program of an answer, which is a continuation of the prompt or the whole function."""
     head = f"def {function.entry_point}("
     if head not in answer:
         return function.prompt + answer
@@ -60,14 +60,14 @@ async def count_solved(
     sandbox: SandboxKind,
     limit_seconds: float = 10.0,
 ) -> int:
-    """Functions whose tests pass, each in a box of its own."""
+    """Number of functions with passing tests, each run in its own box."""
     backend = open_backend(sandbox)
     solved = 0
     try:
         for function, answer in zip(functions, answers, strict=True):
             if answer is None:
                 continue
-            # Printed behind the tests: an answer that ends the program early has not passed.
+            # Printed after the tests, so that an answer which exits early does not pass.
             mark = secrets.token_hex(16)
             program = (
                 f"{program_of(function, answer)}\n\n{function.test}\n"

@@ -1,4 +1,4 @@
-"""Requests and results of evaluating a checkpoint: one scorecard from the attempts of several shards."""
+"""Requests and results of evaluating a checkpoint: one scorecard from attempts of several shards."""
 
 from pydantic import Field
 
@@ -18,10 +18,10 @@ class EvaluationRequest(Record):
 
     checkpoint_directory: str
     endpoint: Endpoint | None = None
-    """a model that somebody else serves, in place of the checkpoint's"""
+    """endpoint of a model that is served elsewhere; None: the checkpoint is loaded"""
     checkpoint_name: str = Field(description="name of the checkpoint in the scorecard")
     problems_directory: str
-    """problems and prepared repositories, as the problems stage left them"""
+    """problems and prepared repositories of the problems stage"""
     split: Split = Split.HELD_OUT
     suite: str = Field(default="", description="name on the scorecard; empty: the split")
     config: EvaluationConfig = EvaluationConfig()
@@ -34,13 +34,13 @@ class EvaluationRequest(Record):
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="shards that run at the same time")
     search_directory: str | None = None
-    """encoder of code search; None: words alone"""
+    """encoder of code search; None: search by words only"""
     context_tokens: int = Field(default=0, ge=0)
-    """longest conversation the engine holds; 0: the model's"""
+    """longest conversation of the engine; 0: the model's limit"""
 
 
 class EvaluationResult(Record):
-    """The scorecard and what it took."""
+    """The scorecard, its rows and the time it took."""
 
     scorecard: Scorecard
     rows: tuple[AttemptRow, ...]
@@ -58,7 +58,7 @@ class ShardRequest(Record):
 
 
 class ShardResult(Record):
-    """Place of a shard's rows."""
+    """File of a shard's rows."""
 
     rows_path: str
     attempts: int

@@ -1,7 +1,7 @@
-"""Child entry of evaluation: a checkpoint on problems, through training's worker, harness and engine.
+"""Child entry of evaluation: a checkpoint on problems, with training's worker, harness and engine.
 
-Shards do the work, each a process with its own engine, boxes and file of finished attempts (`shard`). This
-process loads no engine, so that theirs start at once.
+Each shard is a process with its own engine, boxes and file of finished attempts (`shard`). This
+process loads no engine, so that those of the shards start at once.
 """
 
 import time

@@ -1,1 +1,1 @@
-"""Known ways to cheat, and alarms at their rates."""
+"""Known ways to cheat, and alarms on their rates."""

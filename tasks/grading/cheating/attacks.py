@@ -1,9 +1,9 @@
 """Constructs in a change that reach into the run that judges it.
 
-The scan of product code for words, dotted names, strings put together from constants, and
-comparisons that do not read their operand, or of which an edit leaves only a check of its type. Only
-what a file gains over its pristine version counts, so no reference solution is ever refused. Pure;
-static, hence only one of several guards.
+The scan looks in product code for words, dotted names, strings joined from constants, and comparisons that do
+not read their operand or are reduced to a check of its type. Only constructs that a file gains over its
+pristine version count, so no reference solution is ever refused. The scan is static, and therefore only one
+of several guards.
 """
 
 import ast
@@ -41,8 +41,8 @@ _TYPE_CHECKS = frozenset({"isinstance", "type"})
 _ALWAYS_EQUAL = "always-equal comparison"
 _MADE_CODE = "code or a name made at run time"
 _RUNS_TEXT = frozenset({"exec", "eval", "compile", "__import__"})
-# What a line must hold to matter beyond single words: names of modules, ways to run or join text,
-# quotes that turn text into code.
+# Text without which a line holds no attack beyond single words: names of modules, ways to run or join
+# text, quotes that turn text into code.
 _MATERIAL = re.compile(
     r"\b(?:import|exec|eval|compile|getattr|setattr|vars|sys|os|inspect|signal|faulthandler|runpy"
     r"|importlib|join|b64decode|fromhex|unhexlify)\b|__|\[\s*:|[\"']\s*\+|\+\s*[bfr]?[\"']"
@@ -65,8 +65,8 @@ def find_forbidden(
     repository: PreparedRepository,
     given: Mapping[str, bytes] | None = None,
 ) -> tuple[str, ...]:
-    """Attacks that counted files have and their pristine versions have not. `given`: files as a problem broke them;
-    a comparison that is always equal there is not the attempt's.
+    """Attacks that counted files gain over their pristine versions. `given`: files of the broken state; an
+    always-equal comparison there is not the attempt's.
     """
     found: set[str] = set()
     changed = repository.keep_editable(changed_files)
@@ -74,7 +74,7 @@ def find_forbidden(
         if content is not None:
             pristine = repository.files.get(path, b"")
             found |= _gained(content, pristine, (given or {}).get(path, pristine))
-    # work may move from one changed file to another
+    # code may move from one changed file to another
     before = [repository.files[path] for path in changed if found and path in repository.files]
     return tuple(sorted(found.difference(*(_scan(text)[0] for text in before))))
 
@@ -85,8 +85,8 @@ def is_always_equal(attack: str) -> bool:
 
 
 def _gained(content: bytes, pristine: bytes, given: bytes) -> frozenset[str]:
-    """Attacks of a file beyond the pristine one's. Whole files are parsed only when they compare, or the lines that
-    differ hold something an attack needs: parsing takes milliseconds, most edits are one line.
+    """Attacks that a file gains over its pristine version. A file is parsed only if it defines comparisons or its
+    changed lines hold something that an attack needs: parsing takes milliseconds, and most edits are one line.
     """
     lines = "\n".join((*find_added(pristine, content), *find_added(content, pristine)))
     is_plain = _MATERIAL.search(lines) is None
@@ -96,7 +96,7 @@ def _gained(content: bytes, pristine: bytes, given: bytes) -> frozenset[str]:
     (attacks, reads), (known, pristine_reads) = _scan(content), _scan(pristine)
     earlier = (pristine_reads, _scan(given)[1])
     gained = attacks - known
-    # one that is new may read the type alone, as those of sentinels do
+    # a new comparison may read the type alone, as comparisons of sentinels do
     if any(
         read < min(each.get(name, _Read.TYPE) for each in earlier) for name, read in reads.items()
     ):
@@ -106,13 +106,13 @@ def _gained(content: bytes, pristine: bytes, given: bytes) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _scan(text: bytes) -> tuple[frozenset[str], Mapping[str, _Read]]:
-    """Attacks of a file, and what its comparisons read."""
+    """Attacks in a file, and the part of the operand that each of its comparisons reads."""
     source = text.decode(errors="replace")
     words = frozenset(re.findall(r"\w+", source)) & FORBIDDEN_WORDS
     try:
         tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return words, {}  # it cannot be imported either
+        return words, {}  # a file that does not parse cannot be imported either
     return words | _attacks(tree), _operand_reads(tree)
 
 
@@ -137,7 +137,7 @@ def _attacks(tree: ast.Module) -> set[str]:
 
 
 def _operand_reads(tree: ast.Module) -> Mapping[str, _Read]:
-    """What each comparison reads of its operand, by qualified name, or by text where it has none."""
+    """Part of its operand that each comparison reads, by qualified name, or by text for a lambda without one."""
     names: dict[ast.AST, str] = {node: name for name, node in walk_definitions(tree)}
     return {
         names.get(function) or ast.unparse(function): _operand_read(function)
@@ -163,7 +163,7 @@ def _makes_code(node: ast.Call, modules: dict[str, str]) -> bool:
 
 
 def _module_names(tree: ast.Module) -> dict[str, str]:
-    """Local name -> module or dotted name it was imported as."""
+    """Local name -> module or dotted name that it was imported from."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -188,7 +188,7 @@ def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
 
 
 def _fold(node: ast.AST) -> str | None:
-    """The text an expression of constants gives. None when it is anything else."""
+    """The text that an expression of constants evaluates to. None for other expressions."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, bytes):
             return node.value.decode(errors="replace")
@@ -241,7 +241,7 @@ def _fold_character(node: ast.expr) -> str | None:
 
 
 def _comparisons(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Lambda]:
-    """Functions that become __eq__ or __ne__, under whatever name they were made."""
+    """Functions that become __eq__ or __ne__, whatever name they were defined under."""
     named: dict[str, list[ast.AST]] = {}
     for name, value in _definitions(tree):
         named.setdefault(name, []).append(value)
@@ -267,7 +267,7 @@ def _comparisons(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.Lambda]:
 
 
 def _definitions(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Names of functions, variables and attributes with what they are, in any scope."""
+    """Names of functions, variables and attributes with their values, in any scope."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield node.name, node
@@ -287,7 +287,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.AST]
 
 
 def _set_by_text(tree: ast.Module) -> Iterator[tuple[str | None, ast.AST]]:
-    """What stands under a key or keyword, or is given to setattr."""
+    """Values given under a dictionary key, a subscript, a keyword, or as the third argument of a call (setattr)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
@@ -310,7 +310,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _returned(maker: ast.AST) -> list[ast.AST]:
-    """What a call of a function gives; returns of functions in it are not its own."""
+    """Expressions that a function returns. Returns of nested functions are left out."""
     if isinstance(maker, ast.Lambda):
         return [maker.body]
     found: list[ast.AST] = []
@@ -324,7 +324,7 @@ def _returned(maker: ast.AST) -> list[ast.AST]:
     inner: dict[str, list[ast.AST]] = {}
     for name, value in _definitions(maker):
         inner.setdefault(name, []).append(value)
-    # a name of its own hides one of the module
+    # a local name hides a module-level name
     return [
         each
         for value in found
@@ -340,7 +340,7 @@ def _operand_read(function: ast.FunctionDef | ast.Lambda) -> _Read:
     operand = names[-1] if names else ""
     body = function.body if isinstance(function.body, list) else [function.body]
     if _only_raises(body):
-        return _Read.VALUE  # it calls nothing equal
+        return _Read.VALUE  # it never answers that values are equal
     found = _Read.NOTHING
     inside: list[ast.AST] = list(body)
     while inside:
@@ -355,7 +355,7 @@ def _operand_read(function: ast.FunctionDef | ast.Lambda) -> _Read:
 
 
 def _asks_type(node: ast.AST, name: str) -> bool:
-    """Whether a call or an attribute reads the type of what has that name."""
+    """Whether a call or an attribute reads the type of the named variable."""
     if isinstance(node, ast.Call) and node.args and _last_name(node.func) in _TYPE_CHECKS:
         asked = node.args[0]
     elif isinstance(node, ast.Attribute) and node.attr == "__class__":

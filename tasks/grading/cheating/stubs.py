@@ -1,6 +1,4 @@
-"""Stubs: a problem's function replaced by a constant, which fixes nothing. Tests that one passes
-prove nothing.
-"""
+"""Stubs: a constant in place of a problem's function. Tests that a stub passes prove nothing."""
 
 import ast
 
@@ -12,8 +10,8 @@ _CONSTANTS = ("None", "True", "0", "1", "''", "[]", "(args or (None,))[0]")
 
 
 def stub_fixes(problem: Problem, repository: PreparedRepository) -> dict[str, dict[str, bytes]]:
-    """By name, the broken files with the problem's function replaced by a constant. Empty where it
-    names no function, or one that is no more than a constant.
+    """Broken files with a constant in place of the problem's function, by name of the stub. Empty if the problem
+    names no function, or the function only returns a constant or a parameter.
     """
     if not problem.symbol or _is_plain(problem, repository):
         return {}
@@ -37,11 +35,11 @@ def _is_plain(problem: Problem, repository: PreparedRepository) -> bool:
             or (isinstance(item, ast.Return) and isinstance(item.value, plain))
             for item in body
         )
-    return True  # no function is to be replaced
+    return True  # the symbol is no function
 
 
 def append_code(code: str, problem: Problem, repository: PreparedRepository) -> dict[str, bytes]:
-    """The broken product files of a problem with code at the end of the problem's own."""
+    """The broken product files of a problem, with code appended to the problem's file."""
     files = problem.break_files(repository.files)
     broken = {path: text for path, text in files.items() if repository.is_editable(path)}
     path = problem.path

@@ -1,1 +1,1 @@
-"""Verdict of tests, decided outside the box."""
+"""Verdicts from tests, decided outside the box."""

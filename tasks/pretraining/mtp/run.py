@@ -34,7 +34,7 @@ def main(request: MtpRequest, workspace: Workspace) -> MtpResult:
 
 
 def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
-    """The whole stage as one rank sees it. Rank 0 alone writes what the stage leaves."""
+    """Runs the whole stage on one rank. Only rank 0 writes the checkpoint."""
     request, workspace = given
     directory = workspace.directory
     corpus = Path(request.corpus_directory)
@@ -81,7 +81,7 @@ def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
 
 
 def open_model(request: MtpRequest) -> TrainerModel:
-    """Builds the checkpoint's model. Keeps its draft layers where shapes agree."""
+    """Builds the checkpoint's model. Keeps its draft layers if their width agrees."""
     config = request.config
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     spec = checkpoint.spec.model_copy(
@@ -102,7 +102,7 @@ def open_model(request: MtpRequest) -> TrainerModel:
 
 
 def distillation_loss(model: TrainerModel) -> Loss:
-    """Of a microbatch: KL summed over depths and target tokens, and the number of those of depth 0."""
+    """Loss of a microbatch: KL summed over depths and target tokens, and the targets of depth 0."""
 
     def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
         kl_N = draft_divergence(model, hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
@@ -115,7 +115,7 @@ def distillation_loss(model: TrainerModel) -> Loss:
 def measure_drafts(
     model: TrainerModel, corpus_directory: Path, config: MtpConfig, *, step: int
 ) -> DraftQuality:
-    """Measures every depth on every held-out shard. Rows are shared out over the ranks."""
+    """Measures every depth on every held-out shard, with rows divided among the ranks."""
     names = held_out_sources(corpus_directory)
     depths = model.spec.mtp_depth
     sums = torch.zeros(len(names), depths, 3, dtype=torch.float64, device=current_device())

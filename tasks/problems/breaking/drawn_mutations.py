@@ -1,7 +1,7 @@
-"""Single-line bugs drawn at random, as people break lines: still Python, noticed by a test or not.
+"""Single-line bugs drawn at random, similar to those of people: the code still compiles, and tests may miss the bug.
 
-`mutate_function` (mutations.py) lists every bug of a function for problems; here one is drawn in microseconds for the
-documents of a corpus, which need hundreds of thousands.
+`mutate_function` (mutations.py) lists every bug of a function for problems. This module draws single bugs in
+microseconds for the documents of a corpus, which need hundreds of thousands.
 """
 
 import ast
@@ -35,19 +35,19 @@ class LineParts:
     attributes: list[Span] = field(default_factory=list)
     integers: list[Span] = field(default_factory=list)
     calls: list[CallParts] = field(default_factory=list)
-    subscripts: list[Span] = field(default_factory=list)  # from the bracket on
-    conditions: list[tuple[Span, bool]] = field(default_factory=list)  # and whether it is compound
+    subscripts: list[Span] = field(default_factory=list)  # from the opening bracket
+    conditions: list[tuple[Span, bool]] = field(default_factory=list)  # with whether it is compound
     statement: Span | None = None  # a simple statement that fills the line
     returned: Span | None = None  # the value of a return statement
 
 
 @lru_cache(maxsize=4096)
 def find_parts(lines: tuple[str, ...]) -> tuple[LineParts, ...]:
-    """The parts of each line. SyntaxError when the lines are not a function."""
+    """The parts of each line. SyntaxError if the lines do not parse."""
     is_indented = lines[0][:1] == " "  # a method, indented as in its class
     text = "\n".join(("if True:", *lines) if is_indented else lines)
     finder = _Finder([LineParts() for _ in lines], 2 if is_indented else 1)
-    if text.isascii():  # columns of the syntax tree count bytes
+    if text.isascii():  # because columns of the syntax tree count bytes
         for node in ast.walk(parse_python(text)):
             finder.visit(node)
     return tuple(finder.parts)
@@ -59,7 +59,7 @@ class _Finder:
     first_line: int
 
     def visit(self, node: ast.AST) -> None:
-        """Notes what one node says about its line."""
+        """Records the parts that one node adds to its line."""
         match node:
             case ast.Name():
                 self._line(node).names.append(_span(node))
@@ -124,7 +124,7 @@ class _Line:
 
 
 Operator = Callable[[_Line, random.Random], str | None]
-# One of a word's neighbours is put in its place.
+# A word is replaced by the other word of its pair.
 _WORDS = (
     ("==", "!="),
     ("<=", "<"),
@@ -270,7 +270,7 @@ def _wrong_return(line: _Line, rng: random.Random) -> str | None:
     return line.replace(line.parts.returned, "None") if line.parts.returned else None
 
 
-# Shares follow the mutants that real tests notice.
+# Weights follow the shares of mutations that real tests notice.
 _OPERATORS: tuple[tuple[str, float, Operator], ...] = (
     ("wrong_name", 2.6, _wrong_name),
     ("misspelt_name", 2.4, lambda line, rng: _misspelt(line, line.parts.names, rng)),
@@ -296,7 +296,7 @@ _ATTEMPTS = 16
 def draw_mutation(
     lines: tuple[str, ...], rng: random.Random, numbers: Sequence[int] | None = None
 ) -> Mutation | None:
-    """A random mutation of a function, on one of the lines `numbers` when given. None when none was found."""
+    """A random mutation of a function, on one of the lines `numbers` if given. None if no attempt succeeds."""
     parts = find_parts(lines)
     names = _names_of(lines)
     for _ in range(_ATTEMPTS):
@@ -327,7 +327,7 @@ _BUILT_IN = frozenset(dir(builtins))
 
 
 def _undefined_name(gold: str, broken: str, names: tuple[str, ...]) -> str:
-    """The misspelt word, unless it is assigned to: then it is defined, and another goes missing."""
+    """The misspelt word. Empty if the line assigns to it, because then another name becomes undefined."""
     known = set(gold.replace("=", " ").split()) | set(names)
     changed = find_words(broken) - find_words(gold)
     word = next(iter(changed), "") if len(changed) == 1 else ""
@@ -349,7 +349,7 @@ def _is_python(lines: tuple[str, ...], number: int, broken: str) -> bool:
     if changed[0][:1] == " ":
         changed.insert(0, "if True:")
     try:
-        # ast.parse alone would let repeated parameters and keywords pass
+        # ast.parse alone would accept repeated parameters and keywords
         compile("\n".join(changed), "<mutation>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False

@@ -1,6 +1,6 @@
 """Single-line bugs: exact replacements of a piece of one source line.
 
-An operator is a function of one syntax node; it yields (node to replace, new text).
+An operator is a function of one syntax node. It yields pairs of the node to replace and the new text.
 """
 
 import ast
@@ -24,7 +24,7 @@ class Mutation:
     line_number: int  # 1-based in the function
     gold_text: str
     broken_text: str
-    undefined_name: str = ""  # a name that no longer means anything, when that is known
+    undefined_name: str = ""  # name that the mutation leaves undefined, if known
 
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {
@@ -215,7 +215,7 @@ def _slice_bound(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
 
 
 def _dropped_guard(node: ast.AST, scope: Scope) -> Iterator[Replacement]:
-    """A branch that never runs, or a filter of a comprehension that always holds."""
+    """Makes a branch never run, or a filter of a comprehension always hold."""
     if isinstance(node, ast.If) and not isinstance(node.test, ast.Constant):
         yield node.test, "False"
     elif isinstance(node, ast.comprehension):
@@ -239,7 +239,7 @@ _OPERATORS: tuple[Operator, ...] = (
 )  # fmt: skip
 OPERATORS = {operator.__name__.removeprefix("_"): operator for operator in _OPERATORS}
 
-# of the mutations of toolz and more-itertools that a test notices, in percent
+# share of each operator in the mutations of toolz and more-itertools that a test notices, in percent
 NOTICED_SHARES: dict[str, float] = {
     "wrong_variable": 23, "name_typo": 19, "dropped_argument": 14, "deleted_statement": 10,
     "keyword_swap": 7, "swapped_arguments": 5, "wrong_return": 5, "unwrapped_call": 5,
@@ -249,9 +249,9 @@ NOTICED_SHARES: dict[str, float] = {
 
 
 def mutate_function(lines: Sequence[str]) -> list[Mutation]:
-    """Every single-line mutation of a function that parses and changes the line.
+    """Every single-line mutation of a function that still parses and changes the line.
 
-    `lines` begin with `def` at the left margin. Each broken line comes once, first operator wins.
+    `lines` begin with `def` at the left margin. Each broken line occurs once, from the first operator that makes it.
     """
     tree = parse_python("\n".join(lines)).body[0]
     assert isinstance(tree, ast.FunctionDef)
@@ -274,10 +274,7 @@ def mutate_function(lines: Sequence[str]) -> list[Mutation]:
 def _replace(
     lines: Sequence[str], operator: str, target: ast.AST, new_text: str
 ) -> Mutation | None:
-    """The line with the target's columns replaced.
-
-    None when the target spans lines or nothing changes.
-    """
+    """The mutation that replaces the target's columns. None if the target spans lines or nothing changes."""
     assert isinstance(target, (ast.expr, ast.stmt))
     if target.end_lineno != target.lineno or target.end_col_offset is None or "\n" in new_text:
         return None
@@ -294,14 +291,14 @@ def _replace(
 
 
 def _same_as(candidate: str, before: str, new_text: str, after: str) -> bool:
-    """Whether the text means what the operator meant: it reads the same with the piece in brackets."""
+    """Whether the line has the intended meaning: it parses to the same tree with the new text in parentheses."""
     if candidate.strip() in ("pass", "break", "continue") or not before.strip():
         return True
     try:
         bare = ast.dump(parse_python(_complete(candidate)))
         bracketed = ast.dump(parse_python(_complete(f"{before}({new_text}){after}")))
     except SyntaxError:
-        return True  # part of a statement: the whole function is parsed later
+        return True  # the line is part of a statement; the whole function is parsed later
     return bare == bracketed
 
 
@@ -333,7 +330,7 @@ def _local_names(function: ast.FunctionDef) -> Scope:
 
 
 def _operand(node: ast.expr) -> str:
-    """Text of an expression that is safe beside any binary operator."""
+    """Text of an expression, in parentheses if a binary operator next to it could change its meaning."""
     text = ast.unparse(node)
     is_atom = isinstance(node, (ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript))
     return text if is_atom else f"({text})"

@@ -1,7 +1,7 @@
-"""Right fixes in other words than the original's: rewrites that keep what a function does.
+"""Right fixes that are written differently from the original: rewrites that keep the function's behaviour.
 
-`rewrite_original`: the files of a repair, by the name of what was rewritten. A grader that refuses
-one refuses a right fix.
+`rewrite_original` returns the files of each fix by the name of the rewrite. A grader that refuses one of
+them refuses a right fix.
 """
 
 import ast
@@ -63,7 +63,7 @@ def _lay_out(tree: ast.Module) -> bytes:
 
 
 def _changed(original: bytes, broken: bytes) -> list[str]:
-    """Functions that the broken state lacks or has otherwise."""
+    """Functions that differ in the broken state, or are missing there."""
     before = {name: ast.dump(node) for name, node in walk_definitions(parse_python(broken))}
     return [
         name
@@ -93,7 +93,7 @@ def _reads_frame(node: ast.AST) -> bool:
 
 
 def _rename_locals(function: Function) -> None:
-    """Local names get a longer name, where nothing else binds them."""
+    """Renames local variables that only assignments bind to a longer name."""
     arguments = {item.arg for item in ast.walk(function) if isinstance(item, ast.arg)}
     known = {item.id for item in ast.walk(function) if isinstance(item, ast.Name)} | arguments
     bound = {
@@ -107,7 +107,7 @@ def _rename_locals(function: Function) -> None:
         for name in bound - otherwise
         if not name.startswith("__") and name + _SUFFIX not in known
     }
-    for statement in function.body:  # defaults and decorators are of the scope around
+    for statement in function.body:  # defaults and decorators belong to the enclosing scope
         for item in ast.walk(statement):
             if isinstance(item, ast.Name):
                 item.id = renamed.get(item.id, item.id)
@@ -124,7 +124,7 @@ def _own_nodes(function: Function) -> Iterator[ast.AST]:
 
 
 def _bound_otherwise(function: Function) -> Iterator[str]:
-    """Names that something else than an assignment of the function's own scope binds."""
+    """Names that are bound by anything other than an assignment in the function's own scope."""
     for item in ast.walk(function):
         if isinstance(item, ast.Global | ast.Nonlocal):
             yield from item.names
@@ -145,7 +145,7 @@ def _bound_otherwise(function: Function) -> Iterator[str]:
 
 
 class _TurnConditions(ast.NodeTransformer):
-    """`if a: X else: Y` as `if not a: Y else: X`, `a is b` as `not a is not b`."""
+    """Turns `if a: X else: Y` into `if not a: Y else: X`, and `a is b` into `not a is not b`."""
 
     def visit_If(self, node: ast.If) -> ast.If:
         self.generic_visit(node)
@@ -166,7 +166,7 @@ class _TurnConditions(ast.NodeTransformer):
 
 
 class _NameResults(ast.NodeTransformer):
-    """`return a` as `outcome_value = a; return outcome_value`."""
+    """Turns `return a` into `outcome_value = a; return outcome_value`."""
 
     def visit_Return(self, node: ast.Return) -> ast.stmt | list[ast.stmt]:
         if node.value is None:
@@ -179,7 +179,7 @@ class _NameResults(ast.NodeTransformer):
 
 
 class _SplitConditions(ast.NodeTransformer):
-    """`if a and b: X` as two conditions, `else` after a way out as what follows it."""
+    """Splits `if a and b: X` into two nested conditions, and drops `else` after a branch that leaves the block."""
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         self.generic_visit(node)
@@ -196,7 +196,7 @@ class _SplitConditions(ast.NodeTransformer):
 
 
 class _TurnLoops(ast.NodeTransformer):
-    """`while a: X` as a loop without a condition that is left when `a` does not hold."""
+    """Turns `while a: X` into `while True` with a `break` when `a` is false."""
 
     def visit_While(self, node: ast.While) -> ast.While:
         self.generic_visit(node)
@@ -207,7 +207,7 @@ class _TurnLoops(ast.NodeTransformer):
 
 
 class _SwapAssignments(ast.NodeTransformer):
-    """Two assignments of constants that follow one another, in the other order."""
+    """Swaps two consecutive assignments of constants."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -223,7 +223,7 @@ class _SwapAssignments(ast.NodeTransformer):
 
 
 def _constant_target(node: ast.AST) -> str:
-    """The name that a constant or an empty display is assigned to. Empty: no such assignment."""
+    """The name that a statement assigns a constant or an empty display to. Empty: it is no such statement."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return ""
     target, value = node.targets[0], node.value
@@ -252,14 +252,14 @@ _REWRITERS: dict[str, Callable[[Function], None]] = {
 
 
 def _respell(original: bytes, changed: Sequence[str]) -> bytes:
-    """Whole numbers of changed functions in hexadecimal, their plain texts in other quotes."""
+    """The text with integers of changed functions in hexadecimal, and their plain strings in other quotes."""
     text = original.decode()
     spans = [
         range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
         for name, node in walk_definitions(parse_python(original))
         if name in changed
     ]
-    lines = io.StringIO(text).readlines()  # as the tokenizer counts them
+    lines = io.StringIO(text).readlines()  # split as the tokenizer splits lines
     try:
         found = [
             token

@@ -1,7 +1,7 @@
 """Ed25519 signatures of certificates by a key of this installation.
 
-A signature says that the holder of the key wrote exactly these figures. It does not say that the
-checks were run well, nor who the holder is: compare the public key with one got another way.
+A signature proves that the holder of the key wrote exactly these figures. It proves neither that the checks
+were run well nor who the holder is: compare the public key with one obtained in another way.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ KEY_FILE = "certificate.key"
 
 
 def sign(certificate: Certificate, home: Path) -> SignedCertificate:
-    """The certificate with this home's signature. The key is made at the first use, mode 0600."""
+    """The certificate with this home's signature. The first use creates the key with mode 0600."""
     key = _private_key(home / KEY_FILE)
     return SignedCertificate(
         certificate=certificate,
@@ -31,7 +31,7 @@ def sign(certificate: Certificate, home: Path) -> SignedCertificate:
 
 
 def read_signed(path: Path, public_key: str | None = None) -> SignedCertificate:
-    """A certificate whose signature holds. ConfigError otherwise. `public_key`: whose it must be."""
+    """A certificate with a valid signature, else ConfigError. `public_key`: the key that must have signed it."""
     try:
         content = read_bounded(path)
         parse_json(str(path), content)
@@ -64,7 +64,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
             file.write(Ed25519PrivateKey.generate().private_bytes_raw())
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # the first of several wins
+        with contextlib.suppress(FileExistsError):  # of several processes, the first one wins
             os.link(partial, path)
         partial.unlink()
     content = read_bounded(path)

@@ -1,1 +1,1 @@
-"""Environments of installed packages: their problems join those that are judged by tests."""
+"""Problems of installed environments, added to the problems that tests judge."""

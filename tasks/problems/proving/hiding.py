@@ -1,4 +1,4 @@
-"""Failing tests that the agent never sees, cut out of its test files. The verifier has the pristine ones."""
+"""Hides failing tests from the agent by cutting them out of its test files. The verifier has the pristine files."""
 
 import ast
 import random
@@ -13,9 +13,9 @@ from ostinato.tasks.records import BlockEdit
 def hide_tests(
     failing: Sequence[str], files: Mapping[str, bytes], share: float, seed: str
 ) -> tuple[tuple[str, ...], tuple[BlockEdit, ...]]:
-    """A share of the failing test functions, drawn by the seed, rounded up: ids and cuts.
+    """Ids and cuts of a share of the failing test functions, drawn by the seed and rounded up.
 
-    Functions that are made while the file is imported cannot be cut out and stay.
+    Functions that are created while the file is imported cannot be cut out, so they stay.
     """
     by_function: dict[str, list[str]] = defaultdict(list)
     for test in failing:
@@ -41,7 +41,7 @@ def hide_tests(
 
 
 def function_names(tests: Sequence[str]) -> frozenset[str]:
-    """Names of the test functions of ids."""
+    """Names of the test functions in test ids."""
     return frozenset(test.partition("[")[0].rpartition("::")[2] for test in tests)
 
 
@@ -62,7 +62,7 @@ def _find(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] 
 def _placeholder_body(
     path: str, node: ast.FunctionDef, files: Mapping[str, bytes]
 ) -> tuple[str, ...]:
-    """A class that would be left empty keeps a `pass`."""
+    """Lines in place of a cut test: `pass` for a method, so that its class is not left empty, else nothing."""
     for outer in ast.walk(parse_once(files[path])):
         if isinstance(outer, ast.ClassDef) and any(
             isinstance(item, ast.FunctionDef) and item.lineno == node.lineno for item in outer.body

@@ -1,1 +1,1 @@
-"""What real users' responses teach: collect interactions, distil rewards, subtract a baseline."""
+"""Training data from users' feedback: collect interactions, distil rewards, subtract a baseline."""

@@ -1,1 +1,1 @@
-"""What stands between a trained checkpoint and users: gate, canary, promotion, roll back."""
+"""Deployment of trained checkpoints to users: canary, promotion, roll back."""

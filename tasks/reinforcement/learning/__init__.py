@@ -1,1 +1,1 @@
-"""GRPO without its biases: graded groups in, one optimiser step out, new weights on the chain."""
+"""Optimiser steps on graded groups (Dr. GRPO), and publishing of the new weights."""

@@ -1,7 +1,7 @@
 """The loss of one microbatch: policy gradient, KL to the reference, and KL of the draft layers to the model.
 
-The policy gradient: minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
-constant. `step.py` adds the loss of the draft layers and the one of hints (`hints.py`).
+The policy-gradient loss is minus the sum over sampled tokens of advantage * weight * log-probability, divided by a
+constant. `step.py` adds the losses of the draft layers and of hints (`hints.py`).
 
 Shapes: B rows, T tokens, N sampled tokens of the microbatch.
 """
@@ -48,9 +48,9 @@ def entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -
 
 
 def entropy_bonus(logprobs_N: Tensor, entropy_N: Tensor, coefficient: float) -> Tensor:
-    """Addition to the advantages whose mean gradient is that of coefficient * entropy at each position.
+    """Term for the advantages that adds, in expectation, the gradient of coefficient * entropy at each position.
 
-    grad H = E[(-log p(a) - H) grad log p(a)] over actions a of the policy; H is a baseline here.
+    grad H = E[(-log p(a) - H) grad log p(a)] over actions a of the policy. Here H is the baseline.
     """
     return coefficient * (-logprobs_N - entropy_N).detach()
 
@@ -58,7 +58,7 @@ def entropy_bonus(logprobs_N: Tensor, entropy_N: Tensor, coefficient: float) -> 
 def policy_loss(
     logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
 ) -> PolicyLoss:
-    """Loss over sampled tokens. Importance weights and the clip band carry no gradient themselves."""
+    """Loss over sampled tokens. Importance weights and the clip band carry no gradient."""
     log_ratio_N = (logprobs_N.detach() - rollout_logprobs_N).clamp(
         -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
     )
@@ -87,8 +87,8 @@ def microbatch_loss(
     entropy_weight: float,
     reference_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, TokenScores]:
-    """Loss of a microbatch, loss of the draft layers (0: they do not learn), and scores of its sampled tokens.
-    `reference_BT`: log-probabilities under the KL reference, for its divergence in the loss.
+    """Loss of a microbatch, loss of the draft layers (0 if they do not learn), and scores of the sampled tokens.
+    `reference_BT`: log-probabilities under the KL reference, for a KL term in the loss.
     """
     objective = config.objective
     mask_BT = on_device(batch.loss_mask_BT)

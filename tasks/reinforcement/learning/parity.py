@@ -1,7 +1,7 @@
 """Parity of engine and trainer: each version's tokens, scored under that version's weights.
 
-Tokens of the trainer's own version are scored by the step itself. Of each earlier version whose
-weights are still in memory some are scored again.
+The step itself scores the tokens of the trainer's current version. Some tokens of each earlier
+version that is still in memory are scored again.
 
 Shapes: B rows, T tokens, N sampled tokens.
 """
@@ -32,7 +32,7 @@ from ostinato.tasks.reinforcement.learning.report import (
     measure_mismatch,
 )
 
-# By version, what reads its weights by canonical name, on all ranks together.
+# By version, a function that reads a tensor by canonical name. All ranks call it together.
 EarlierWeights = Mapping[int, Callable[[str], Tensor]]
 
 OUR_ALARM_K3 = PARITY_ALARM_K3["local", Precision.FP32]
@@ -45,7 +45,7 @@ class StepParity:
         self._config, self._step, self._version = config, step, weight_version
         self._known = {weight_version}
         self._tokens_by_age: Counter[int] = Counter()
-        # by whether the cache was kept over a swap
+        # by whether the cache was kept across a weight update
         self._trainer: dict[bool, list[np.ndarray]] = {False: [], True: []}
         self._rollout: dict[bool, list[np.ndarray]] = {False: [], True: []}
 
@@ -53,7 +53,7 @@ class StepParity:
     def score_earlier(
         self, model: TrainerModel, samples: Sequence[Sample], earlier: EarlierWeights
     ) -> None:
-        """Scores some tokens of each earlier version under its weights, which the model does not keep."""
+        """Scores some tokens of each earlier version under its weights. The model gets its own weights back."""
         self._known |= earlier.keys()
         tokens = self._config.parity.tokens
         chosen = {
@@ -71,7 +71,7 @@ class StepParity:
         model.routers.take_replay_counts()
 
     def measure(self, samples: Sequence[Sample], own: TokenScores) -> Parity:
-        """Parity of all that was scored, the step's own scores added."""
+        """Parity of all scored tokens. `own`: scores of the step itself."""
         is_own_N = own.weight_versions_N == self._version
         self._add(
             self._version,
@@ -132,7 +132,7 @@ class StepParity:
 def choose_samples(
     samples: Sequence[Sample], version: int, tokens: int, *, salt: int
 ) -> list[Sample]:
-    """Samples that hold about as many tokens of a version, drawn evenly, others at each salt."""
+    """Random samples that together hold about `tokens` tokens of a version. Each salt draws others."""
     holding = [sample for sample in samples if _count(sample, version)]
     holding.sort(key=lambda sample: xxhash.xxh3_64_intdigest(f"{salt}:{sample.sample_id}".encode()))
     chosen: list[Sample] = []
@@ -153,8 +153,8 @@ def mismatch_without_replay(
     replay: RouterReplayConfig,
     weight_version: int,
 ) -> Mismatch | None:
-    """Mismatch of the same weights' log-probabilities on their own routes: the worth of replay. None: not asked for, or
-    no token of this version.
+    """Mismatch of the log-probabilities of the same weights without router replay, which shows the effect of replay.
+    None: not requested, or no token of this version.
     """
     trainer, rollout, seen_tokens = [], [], 0
     model.train()

@@ -1,8 +1,7 @@
-"""The compact dialect, whose tool names and line tags are single tokens: reading of calls out of an answer.
+"""Parser of the compact dialect, whose tool names and line tags are single tokens.
 
-The grammar of the token form is `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>`
-and the rest is the tool's primary argument. Nothing is guessed and nothing raises: a call
-that breaks the grammar becomes a result the model can read.
+The grammar is `<tool>ARGUMENTS</tool>`, where arguments are `<name>value</name>` and the rest is the tool's primary
+argument. The parser neither guesses nor raises: a call that breaks the grammar becomes a result the model can read.
 """
 
 import re
@@ -80,7 +79,7 @@ def _parse_call(name: str, body: str, enabled_tools: Collection[str]) -> ParsedC
 
 
 def _take_rest(tool: Tool, arguments: dict[str, str], rest: str) -> str:
-    """Stores what follows the tagged arguments as the primary argument. The error, or empty."""
+    """Stores the text after the tagged arguments as the primary argument. Returns the error, or an empty text."""
     if not rest.strip():
         return ""
     if tool.primary in arguments:

@@ -36,7 +36,7 @@ def tag_places(text: str) -> tuple[str, Places]:
 
 def find_place(result: str, path: str, symbol: str) -> str | None:
     """Argument of read_file for the line of a result where a function begins: the line's tag, or
-    file and name where lines have no tags. None when no line shows it.
+    file and name if lines have no tags. None when no line shows it.
     """
     name = re.escape(symbol.rpartition(".")[2])
     line = rf"^(<L\d+>)?{re.escape(path)}:\d+(?:-\d+ |:)\s*(?:async )?def {name}\("
@@ -60,6 +60,6 @@ async def follow_place(call: ParsedCall, environment: AgentEnvironment) -> Parse
     try:
         name = name_at((await environment.read_text(path)).split("\n"), number)
     except ToolFailure:
-        name = ""  # gone since: read_file says so
+        name = ""  # the file is gone, as read_file will report
     named = f"{path}::{name}" if name else f"{path}:{number}"
     return replace(call, arguments={"path": named}, values={"path": named})

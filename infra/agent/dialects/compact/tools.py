@@ -152,7 +152,7 @@ async def list_dir(environment: AgentEnvironment, arguments: Values, config: Har
 async def read_lints(
     environment: AgentEnvironment, arguments: Values, config: HarnessConfig
 ) -> str:
-    """Findings that the attempt's edits brought into a file."""
+    """Findings that the attempt's edits introduced into a file."""
     region = environment.state.region
     path = arguments.get("path", "").removeprefix("./") or (region.path if region else "")
     if not path:
@@ -249,7 +249,7 @@ async def todo_write(
     writes=("user",),
 )
 async def ask_user(environment: AgentEnvironment, arguments: Values, config: HarnessConfig) -> str:
-    """The user's answer where there is a user."""
+    """The user's answer, if there is a user."""
     if environment.ask_user is None:
         return "no user available"
     return await environment.ask_user(arguments["text"])

@@ -54,7 +54,7 @@ PATH = Argument("path", "file, relative to the repository", kind="path")
     rule=_not_the_root,
 )
 async def read_file(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Numbered lines, and where the rest is."""
+    """Numbered lines, and a note on the rest."""
     path, offset = values["path"], values.get("offset", 1)
     limit = min(values.get("limit", MAX_READ_LINES), MAX_READ_LINES)
     text = await environment.read_text(path)

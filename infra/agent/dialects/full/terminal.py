@@ -1,6 +1,6 @@
-"""The full dialect's terminal: commands, tests, and commands that go on in the background.
+"""The full dialect's terminal: commands, tests, and background commands.
 
-A background command writes below /tmp in the sandbox and is asked about by its job's name.
+A background command writes below /tmp in the sandbox. Later calls refer to it by the name of its job.
 """
 
 import re
@@ -15,7 +15,7 @@ from ostinato.infra.agent.tools.testing import is_pytest, report_tests
 JOBS_DIRECTORY = "/tmp/.jobs"
 JOB_SECONDS = 10.0
 STOP_SECONDS = 2
-BACKGROUND_BYTES = (128 << 10) - 1  # of one argument, at most
+BACKGROUND_BYTES = (128 << 10) - 1  # the kernel's limit of one argument
 _SHELL_SIGNS = re.compile(r"[;&|<>$`()\n\\{}]")
 _JOB = re.compile(r"job-([0-9]{1,6})")
 
@@ -48,7 +48,7 @@ def _terminal_rule(values: Values) -> str:
     rule=_terminal_rule,
 )
 async def run_terminal(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """Output of a command. Or starts, shows or stops a job."""
+    """Output of a command, or the answer of a job that is started, shown or stopped."""
     if "job" in values:
         return await _ask_job(environment, values["job"], stop=values.get("stop", False))
     command = values["command"].strip()
@@ -83,7 +83,7 @@ async def _start_job(environment: AgentEnvironment, command: str) -> str:
     number = state.num_jobs
     place = f"{JOBS_DIRECTORY}/{number}"
     script = f'echo $$ > {place}.pid; sh -c "$1"; echo $? > {place}.exit'
-    # The sandbox kills what is left of a command's process group: wait until the job has its own.
+    # The sandbox kills the rest of a command's process group, so wait until the job has its own.
     start = (
         f"mkdir -p {JOBS_DIRECTORY} && {{ setsid sh -c {shlex.quote(script)} sh "
         f"{shlex.quote(command)} > {place}.log 2>&1 < /dev/null & "

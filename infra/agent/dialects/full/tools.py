@@ -38,7 +38,7 @@ async def todo_write(environment: AgentEnvironment, values: Values, config: Harn
     writes=("user",),
 )
 async def ask_user(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
-    """The user's answer where there is a user."""
+    """The user's answer, if there is a user."""
     if environment.ask_user is None:
         return "no user available: decide yourself and say what you assumed"
     options = [f"{number}. {text}" for number, text in enumerate(values.get("options", ()), 1)]
@@ -47,4 +47,4 @@ async def ask_user(environment: AgentEnvironment, values: Values, config: Harnes
 
 FULL_TOOLS: dict[str, Tool] = {name: TOOLS.load(name) for name in TOOLS.built_in}
 EDIT_TOOLS = frozenset(tool.name for tool in FULL_TOOLS.values() if tool.edits_files)
-"""Tools that change the file they name; those of the compact dialect are among them."""
+"""Tools that change the file they name, including those of the compact dialect."""

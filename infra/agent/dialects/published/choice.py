@@ -1,4 +1,4 @@
-"""The dialect that a chat template was written for, chosen at import and kept beside the template."""
+"""The dialect that a chat template was written for, chosen at import and stored with the template."""
 
 # ruff: noqa: RUF001
 import json
@@ -20,11 +20,11 @@ _MARKERS = (
     ("<tool_call>", "hermes"),
     (r'<\|python_tag\|>|"name": .{0,80}"parameters": ', "llama3"),
 )
-"""Texts that templates hold, in this order: some hold the mark of a later one too."""
+"""Marks in templates, tried in this order because some templates also hold the mark of a later dialect."""
 
 
 def find_dialect(template: str) -> str | None:
-    """The dialect of the calls that a chat template writes. None where it writes none that is known."""
+    """The dialect of the calls that a chat template writes. None if no known dialect matches."""
     return next((name for mark, name in _MARKERS if re.search(mark, template, re.DOTALL)), None)
 
 
@@ -34,6 +34,6 @@ def write_choice(dialect: str) -> bytes:
 
 
 def read_choice(checkpoint: Path) -> str:
-    """The dialect of an imported checkpoint, or of one trained from it. full where the import chose none."""
+    """The dialect of an imported checkpoint, or of one trained from it. full if the import chose none."""
     path = checkpoint / PUBLISHED / DIALECT_FILE
     return json.loads(path.read_bytes())["dialect"] if path.is_file() else FULL

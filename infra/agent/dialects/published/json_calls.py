@@ -1,6 +1,6 @@
 """Calls as JSON objects: a name, and arguments under one of the keys that models use.
 
-Strict where something would be lost: a key given twice, numbers that JSON lacks, half a character.
+Input that would lose information is refused: a key given twice, numbers that JSON lacks, half a surrogate pair.
 """
 
 import json
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")  # of which a call has one
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")  # a call has one of these
 _OTHER_KEYS = {"id", "type", "name"}
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call as a model wrote it, whatever tools there are. `error`: the fault of a call that cannot be read."""
+    """A call as a model wrote it, not checked against the tools. `error`: why the call cannot be read."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -25,7 +25,7 @@ class WrittenCall:
 
 
 def read_json(text: str, position: int) -> tuple[Any, int]:
-    """The value at a position, white space before it aside, and its end. ValueError where there is none."""
+    """The value at a position, after white space, and its end. ValueError if there is none."""
     position += len(text[position:]) - len(text[position:].lstrip())
     value, end = _DECODER.raw_decode(text, position)
     json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
@@ -33,7 +33,7 @@ def read_json(text: str, position: int) -> tuple[Any, int]:
 
 
 def call_of_json(value: Any) -> WrittenCall:
-    """A call given as one object. ValueError for another value, and for keys that would be lost."""
+    """The call in a JSON object. ValueError for any other value, and for keys that would be lost."""
     fields = value if isinstance(value, dict) else {}
     given = [fields[key] for key in ARGUMENT_KEYS if key in fields]
     others = fields.keys() - {*_OTHER_KEYS, *ARGUMENT_KEYS}
@@ -57,13 +57,13 @@ def _refuse(constant: str) -> None:
 
 def _finite(number: str) -> float:
     value = float(number)
-    if math.isinf(value):  # JSON that we write of it would be none
+    if math.isinf(value):  # it cannot be written as JSON again
         _refuse(number)
     return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. ValueError for a name given twice, of which one value would be lost."""
+    """The object of its pairs. ValueError for a name given twice, because one value would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError(f"a name is given twice in {[name for name, _ in pairs]}, wanted it once")

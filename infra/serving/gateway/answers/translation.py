@@ -13,15 +13,15 @@ from ostinato.infra.serving.gateway.failures import ApiError, fault_body
 from ostinato.infra.serving.gateway.schemas import ChatRequest, FunctionDefinition, ToolDefinition
 
 COMMENT = ": ping\n\n"
-"""A comment, which readers of server-sent events pass over."""
+"""A comment, which readers of server-sent events ignore."""
 
 
 class AnswerWriter(Protocol):
-    """One answer in the format of an API."""
+    """Writes one answer in the format of an API."""
 
     @property
     def ping(self) -> str:
-        """The event that is sent while there is no other."""
+        """The event that is sent while there is no other one."""
         ...
 
     def whole(self, finished: Finished) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def function_tool(
 
 
 def translated(**fields: Any) -> ChatRequest:
-    """A translated request. It may have more messages or tools than the one that was sent, so it is checked again."""
+    """A translated request, checked again: it may have more messages or tools than the one that was sent."""
     try:
         return ChatRequest(**fields)
     except ValidationError as error:
@@ -64,7 +64,7 @@ _DONE = "data: [DONE]\n\n"
 
 
 class CompletionWriter:
-    """One chat completion."""
+    """Writes one answer as a chat completion."""
 
     ping = COMMENT
 
@@ -89,7 +89,7 @@ class CompletionWriter:
         }
 
     async def events(self, pieces: AsyncIterator[str | Finished]) -> AsyncIterator[str]:
-        """Each a `chat.completion.chunk`."""
+        """Events with one `chat.completion.chunk` each."""
         yield self._delta({"role": "assistant", "content": ""})
         async for piece in pieces:
             if isinstance(piece, str):
@@ -116,7 +116,7 @@ class CompletionWriter:
         return _event({**self._envelope, **kind, "choices": choices, **fields})
 
     def _tokens_of(self, finished: Finished) -> dict[str, Any]:
-        """Log-probs and ids of the choice's tokens, where asked for."""
+        """Log-probs and ids of the choice's tokens, if the request wants them."""
         content = [token.model_dump() for token in finished.logprobs]
         logprobs = {"content": content, "refusal": None} if self._request.logprobs else None
         ids = {"token_ids": finished.token_ids} if self._request.return_token_ids else {}
@@ -144,8 +144,8 @@ async def with_pings(
 ) -> AsyncGenerator[str, None]:
     """Events as they come, and a ping after each `silence_seconds` without one.
 
-    Each event is waited for in a task of its own, which pings do not interrupt. Whoever leaves this stream
-    ends `events`: at once where the next is waited for, else where the last was given.
+    Each event is awaited in its own task, which pings do not interrupt. When this stream is left, `events` ends
+    too: it is cancelled while it produces an event, and closed otherwise.
     """
 
     async def read() -> str | None:

@@ -1,4 +1,4 @@
-"""Sandboxes of repositories, known or uploaded, in which served agents work on the user's files."""
+"""Sandboxes in which served agents work on a user's files over a known or an uploaded repository."""
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -34,7 +34,7 @@ class Workplaces(Protocol):
     def lease(
         self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AbstractAsyncContextManager[AgentEnvironment]:
-        """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
+        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         ...
 
 
@@ -51,9 +51,7 @@ class RepositoryWorkplaces:
         search: SearchService | None = None,
         uploads: Uploads | None = None,
     ) -> None:
-        """`search` answers codebase_search. None: without a trained encoder. `uploads`: repositories that
-        tenants sent.
-        """
+        """`search` answers codebase_search (None: without a trained encoder)."""
         self._environments = {
             repository.name: RepositoryEnvironment.create(repository, boxes_per_repository, sandbox)
             for repository in repositories
@@ -63,12 +61,11 @@ class RepositoryWorkplaces:
         self._uploads = uploads
 
     def names(self, tenant: str) -> tuple[str, ...]:
-        """Repositories that a tenant may name: those of the gateway, and its own uploads."""
+        """Repositories of the gateway, and the tenant's own uploads."""
         uploads = () if self._uploads is None else self._uploads.store.list(tenant)
         return (*sorted(self._environments), *(upload.upload_id for upload in uploads))
 
     async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
-        """Every file as the repository has it."""
         async with self._place(tenant, repository) as place:
             return place.repository.files
 
@@ -76,7 +73,6 @@ class RepositoryWorkplaces:
     async def lease(
         self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
-        """Clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         async with self._place(tenant, repository) as place:
             if test_ids is None:
                 test_ids = await _collect_tests(place)
@@ -107,7 +103,7 @@ class RepositoryWorkplaces:
 
 
 async def _collect_tests(place: RepositoryEnvironment) -> tuple[str, ...]:
-    """Every test of a repository. Empty where none can be collected."""
+    """Every test of a repository. Empty when none can be collected."""
     if not place.repository.test_paths:
         return ()
     try:

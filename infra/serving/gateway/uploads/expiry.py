@@ -1,4 +1,4 @@
-"""Where uploads of a home lie, and which of them have expired. Imports no server: `ostinato gc` asks too."""
+"""Folder and expiry of a home's uploads. Imports no server, since `ostinato gc` uses this module too."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def uploads_folder(settings: Settings) -> Path:
 
 
 def last_used(upload: Path) -> float:
-    """When an upload was made or last used, in seconds since 1970. 0 when it is gone."""
+    """When an upload was created or last used, in seconds since 1970. 0 when it is gone."""
     try:
         return (upload / MANIFEST).stat().st_mtime
     except OSError:
@@ -24,7 +24,7 @@ def last_used(upload: Path) -> float:
 
 
 def expired(folder: Path, hours: float, now: float) -> Iterator[Path]:
-    """Uploads that were not used for `hours`, and files of unfinished ones."""
+    """Uploads that were not used for `hours`, and old files of unfinished uploads."""
     for path in folder.glob("*/*"):
         used = last_used(path)
         try:

@@ -1,1 +1,1 @@
-"""From graded groups to packed samples with advantages."""
+"""Conversion of graded groups to packed samples with advantages."""

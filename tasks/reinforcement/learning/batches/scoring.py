@@ -17,7 +17,7 @@ from ostinato.tasks.reinforcement.learning.config import RouterReplayConfig
 
 
 def as_tokens(batch: Microbatch, replay: RouterReplayConfig | None) -> TokenBatch:
-    """What a model reads of a microbatch. None: its routers choose."""
+    """Inputs of a model for a microbatch. `replay` None: the model's routers choose."""
     is_replayed = replay is not None and replay.enabled
     return TokenBatch(
         torch.from_numpy(batch.tokens_BT),
@@ -32,7 +32,7 @@ def as_tokens(batch: Microbatch, replay: RouterReplayConfig | None) -> TokenBatc
 def compute_hidden(
     model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig | None
 ) -> torch.Tensor:
-    """hidden_TBD of a microbatch under the experts that the engine chose. None: under the model's own."""
+    """hidden_TBD of a microbatch with the experts that the engine chose. `replay` None: the model's routers choose."""
     rows = as_tokens(batch, replay).to(current_device())
     return model.forward_hidden(
         rows.tokens_BT,
@@ -46,7 +46,7 @@ def compute_hidden(
 def score_batch(
     model: TrainerModel, batch: Microbatch, hidden_TBD: torch.Tensor, *, with_entropy: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, as they were drawn."""
+    """(logprobs_BT, entropy_BT) of a microbatch's sampled tokens, at the temperatures they were sampled at."""
     return model.score_hidden(
         hidden_TBD,
         on_device(batch.tokens_BT),
@@ -58,12 +58,12 @@ def score_batch(
 
 @torch.no_grad()
 def score_reference(reference: TrainerModel, batches: Sequence[Microbatch]) -> list[torch.Tensor]:
-    """logprobs_BT of each microbatch under the KL reference. Empty on stages of a pipeline before the last."""
+    """logprobs_BT of each microbatch under the KL reference. Empty on all pipeline stages except the last."""
     reference.eval()
     found: list[torch.Tensor] = []
 
     def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
-        if len(found) < len(batches):  # the schedule may fill its last round
+        if len(found) < len(batches):  # the schedule may pad its last round
             scored = score_batch(reference, batches[len(found)], hidden_TBD, with_entropy=False)
             found.append(scored[0])
         return hidden_TBD.new_zeros(()), 0
@@ -75,7 +75,7 @@ def score_reference(reference: TrainerModel, batches: Sequence[Microbatch]) -> l
 
 
 def sum_k1_nats(batch: Microbatch, logprobs_BT: torch.Tensor) -> list[float]:
-    """Sum of each row over its sampled tokens of log q(rollout) - log p, with p of `logprobs_BT`."""
+    """For each row, the sum over its sampled tokens of log q(rollout) - log p, with log p = `logprobs_BT`."""
     difference_BT = np.where(
         batch.loss_mask_BT, batch.rollout_logprobs_BT - logprobs_BT.cpu().numpy(), 0.0
     )

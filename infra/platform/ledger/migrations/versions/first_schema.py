@@ -13,7 +13,7 @@ _NUMBERED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Forward."""
+    """Creates all tables."""
     _create_events()
     _create_artifacts()
     _create_journal()

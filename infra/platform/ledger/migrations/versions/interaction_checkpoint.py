@@ -8,6 +8,6 @@ down_revision: str | None = "one_spine_2"
 
 
 def upgrade() -> None:
-    """Forward. Earlier rows name none."""
+    """Adds the column. It is empty in earlier rows."""
     column = sa.Column("checkpoint_id", sa.String(), nullable=False, server_default="")
     op.add_column("interactions", column)
