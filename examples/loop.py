@@ -2,9 +2,9 @@
 
     python examples/loop.py PROBLEMS [--steps 2] [--groups 4] [--group-size 8] [--out DIRECTORY]
 
-One process, the nano model, and the shipped parts alone: nothing is implemented here. PROBLEMS is a folder that
-`ostinato problems from` made. A run of `ostinato run reinforcement` joins the same parts, in processes that do not wait
-for one another (`tasks/reinforcement/run.py`), and on several ranks each of them makes the calls of `trainer` below.
+It trains the nano model in one process, and only calls shipped parts. PROBLEMS is a folder that `ostinato problems from`
+made. `ostinato run reinforcement` joins the same parts in processes that do not wait for one another
+(`tasks/reinforcement/run.py`). With several ranks, each rank makes the calls of `trainer` below.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from ostinato.tasks.records import Group, Problem, Split
 from ostinato.tasks.reinforcement.learning.batches.credit import samples_of_step
 from ostinato.tasks.reinforcement.learning.config import TrainerRequest, trainer_config
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
-from ostinato.tasks.reinforcement.step_metrics import describe_groups, is_solved
+from ostinato.tasks.reinforcement.step_metrics import describe_groups
 from ostinato.tasks.reinforcement.step_monitor import describe_parity
 from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.curriculum import Curriculum
@@ -40,27 +40,25 @@ CHAIN = "loop"
 async def attempt_group(
     worker: RolloutWorker, problem: Problem, number: int, size: int, temperature: float
 ) -> Group:
-    """Attempts at one problem, each in a box of its own, judged and rewarded when it ends."""
-    name = f"g{number:06d}"
+    """Attempts at one problem, each in its own box, judged and rewarded when it ends."""
+    name, seed = f"g{number:06d}", 1000 * number
     requests = [
-        AttemptRequest(
-            f"{name}.{index}", name, problem, index, 0, 1000 * number + index, temperature
-        )
+        AttemptRequest(f"{name}.{index}", name, problem, index, 0, seed + index, temperature)
         for index in range(size)
     ]
     attempts = await asyncio.gather(*(worker.attempt(request) for request in requests))
-    # an attempt that the machine lost says nothing about the policy
+    # an attempt lost by the machine says nothing about the policy
     kept = tuple(one for one in attempts if one.outcome not in INFRASTRUCTURE_OUTCOMES)
     return Group(group_id=name, problem_id=problem.problem_id, trajectories=kept)
 
 
 async def run(problems: Path, out: Path, steps: int, groups_per_step: int, group_size: int) -> None:
-    """The loop, from the parts to the last step."""
-    recipe = load_recipe("nano")  # each part takes its own section of it
+    """Builds the parts and runs the loop to the last step."""
+    recipe = load_recipe("nano")  # each part uses its own section
     learning = trainer_config(recipe.learning, recipe.decoding)
     concurrent = groups_per_step * group_size
 
-    # Problems, and which of them comes next: those that are solved now and then come more often.
+    # Curriculum: draws the next problem; problems that are solved sometimes come more often.
     curriculum = Curriculum(
         load_problems(problems, Split.TRAIN),
         recipe.rollout.curriculum,
@@ -80,7 +78,7 @@ async def run(problems: Path, out: Path, steps: int, groups_per_step: int, group
         objects,
     )
 
-    # Engine: answers as tokens, with the log-probability and the experts of each.
+    # Engine: answers with tokens and their log-probabilities and experts.
     engine = load_engine(
         CHECKPOINT,
         "loop",
@@ -112,11 +110,11 @@ async def run(problems: Path, out: Path, steps: int, groups_per_step: int, group
                 )
             )
             for group in groups:
-                solved = sum(is_solved(one) for one in group.trajectories)
+                solved = sum(one.is_solved for one in group.trajectories)
                 size = len(group.trajectories)
                 curriculum.observe(group.problem_id, attempts=size, solved=solved)
 
-            # A sample per segment of each attempt; its advantage is the reward less the group's mean.
+            # One sample per segment of each attempt; its advantage is the reward minus the group's mean.
             samples = samples_of_step(groups, learning.objective)
             report = trainer.step(samples)
             version = trainer.publish().version

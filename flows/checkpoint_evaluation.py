@@ -1,4 +1,4 @@
-"""Flow: held-out problems for a checkpoint, and the gate. Ends Failed when the gate fails."""
+"""Flow: evaluates a checkpoint on held-out problems and applies the gate. Ends Failed when the gate fails."""
 
 import logging
 from pathlib import Path
@@ -23,7 +23,7 @@ from ostinato.tasks.evaluation.gates import gate_candidate
 
 logger = logging.getLogger(__name__)
 
-SKIPPED = "Skipped"  # name of the state of an evaluation that had nothing to do
+SKIPPED = "Skipped"  # name of the final state when there was nothing to evaluate
 
 
 @flow(name="checkpoint-evaluation", flow_run_name=run_name)
@@ -40,19 +40,18 @@ def checkpoint_evaluation(
     skip_untrained: bool = False,
     options: Options = None,
 ) -> State:
-    """Scores a checkpoint on held-out problems and holds it against another one. Trains nothing. The
-    same checkpoint on the same suite is scored once, however often it is asked for.
+    """Scores a checkpoint on held-out problems and compares it with another one. Trains nothing. A checkpoint
+    is scored once per suite; later runs reuse the scorecard.
 
     Args:
         checkpoint: champion, newest (the recipe's), or kind/name@version.
-        suite: which held-out problems; the gate judges on the first of them.
+        suite: held-out splits to score on; the gate judges on the first of them.
         against: checkpoint to compare with; the champion of the recipe's serving line when absent.
         endpoint: a model that somebody else serves, scored in place of the checkpoint as an outside
-            baseline: beside the other one's scorecard, before no gate.
-        commit: what asked for this, in the report.
-        report_directory: where scorecard.json and scorecard.md are written, beside the artifacts.
-        skip_untrained: ends well, as Skipped, while there is no newest checkpoint; else that is an
-            error.
+            baseline: shown with the other checkpoint's scorecard, judged by no gate.
+        commit: commit or job that requested the evaluation, shown in the report.
+        report_directory: folder that also receives scorecard.json and scorecard.md.
+        skip_untrained: ends as Skipped, not as an error, while there is no newest checkpoint.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
     if skip_untrained and checkpoint == NEWEST and not has_trained(context.recipe, context.ledger):
@@ -88,10 +87,10 @@ def checkpoint_evaluation(
         decision=decision,
     )
     if decision is not None:
-        asked = {"recipe": recipe, "seed": seed, "problems": str(problems)}
-        asked |= {"options": context.options.model_dump(mode="json")}
+        parameters = {"recipe": recipe, "seed": seed, "problems": str(problems)}
+        parameters |= {"options": context.options.model_dump(mode="json")}
         send_gate_event(
-            report.checkpoint, decision, asked if _is_for_users(context, scored) else None
+            report.checkpoint, decision, parameters if _is_for_users(context, scored) else None
         )
     directory = None if report_directory is None else Path(report_directory)
     show_evaluation(report, directory, held_against)
@@ -110,7 +109,7 @@ def _skip(recipe: str) -> State:
 
 
 def _is_for_users(context: StageContext, scored: ArtifactRef) -> bool:
-    """Whether a checkpoint that passed here goes before the line's gate by itself."""
+    """Whether a checkpoint that passes here is offered to the serving line automatically."""
     if context.recipe.serving.line is None or not context.recipe.serving.promote_evaluated:
         return False
     return not realtime.serving_line(context).was_offered(str(scored))

@@ -47,7 +47,7 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
-# by name: they load scipy, matplotlib or SQLAlchemy, which takes a second that other commands need not wait
+# Loaded by name: importing scipy, matplotlib or SQLAlchemy would delay every other command by a second.
 DOCTOR = "ostinato.flows.commands.doctor"
 GARBAGE = "ostinato.flows.commands.garbage"
 FIND_ATTEMPTS = "ostinato.flows.reporting.attempts:find_attempts"
@@ -70,10 +70,10 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="prints it")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="show it")
     ] = False,
 ) -> None:
-    """Trains a coding agent: the whole chain, a stage of it, or what serves its users."""
+    """Trains a coding agent: runs the whole chain or one stage of it, and serves its users."""
     check_home(load_settings().home)
 
 
@@ -95,10 +95,10 @@ def run(
         ),
     ] = None,
 ) -> CommandResult:
-    """Runs one flow of the chain and what it needs."""
+    """Runs one flow of the chain and the stages it depends on."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
-        raise typer.BadParameter("--data FILE goes with sft, and sft with --data FILE")
+        raise typer.BadParameter("sft needs --data FILE, and no other flow takes it")
     parameters = {} if data is None else {"data": str(data.resolve())}
     options = make_options(settings, keep, rebuild)
     result = launch_flow(name, recipe, seed, options, parameters)
@@ -142,16 +142,16 @@ def evaluate(
     settings: SetOption = None,
     keep: KeepOption = None,
     commit: Annotated[
-        str, typer.Option(help="commit or job that asks for the evaluation, shown in the report")
+        str, typer.Option(help="commit or job that requested the evaluation, shown in the report")
     ] = "",
     report: Annotated[
         Path | None, typer.Option(help="folder for scorecard.json and scorecard.md")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="progress in lines on stderr, also without a terminal")
+        bool, typer.Option("--watch", help="progress as lines on stderr, even without a terminal")
     ] = False,
 ) -> CommandResult:
-    """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation did."""
+    """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation itself failed."""
     outside = _endpoint(endpoint, model, key_env)
     with tempfile.TemporaryDirectory() as scratch:
         place = (report or Path(scratch)).resolve()
@@ -188,7 +188,7 @@ def compare_bases(
     seed: SeedOption = None,
     settings: SetOption = None,
 ) -> CommandResult:
-    """Measures models that one could begin with: loss on code, HumanEval, patches, speed. Trains nothing."""
+    """Compares candidate base models: loss on code, HumanEval, patches, speed. Trains nothing."""
     options = make_options(settings, None, None)
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, checkpoints)
@@ -197,7 +197,7 @@ def compare_bases(
 
 
 def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
-    """The endpoint of the options, which has answered. None without any."""
+    """The endpoint that the options name, after it answered a probe. None without these options."""
     if url is None and model is None and key_env is None:
         return None
     if url is None or model is None:
@@ -236,7 +236,7 @@ def plan(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="also build a rank's part, without values, and walk a step"),
+        typer.Option("--dry-run", help="also build a rank without values and walk a step"),
     ] = False,
     price_per_gpu_hour: Annotated[
         float | None,
@@ -246,14 +246,14 @@ def plan(
     """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     make = load_entry(f"{PLANNING}:plan_recipe")
-    made = make(loaded, gpus, chip, degrees or (), is_walked=dry_run, price=price_per_gpu_hour)
+    planned = make(loaded, gpus, chip, degrees or (), is_walked=dry_run, price=price_per_gpu_hour)
 
     def show() -> None:
-        load_entry(f"{PLANNING}:show")(made, open_console())
+        load_entry(f"{PLANNING}:show")(planned, open_console())
 
-    if made.complaint:
-        say(made.complaint)
-    return CommandResult(made, show, 2 if made.complaint else 0)
+    if planned.complaint:
+        say(planned.complaint)
+    return CommandResult(planned, show, 2 if planned.complaint else 0)
 
 
 @app.command("import")
@@ -272,10 +272,10 @@ def import_command(
         typer.Option(help="chatml, plain or a Jinja file, in place of the model's own"),
     ] = None,
     dialect: Annotated[
-        str | None, typer.Option(help="tool-call form, in place of the one its template tells")
+        str | None, typer.Option(help="tool-call dialect, in place of that of its template")
     ] = None,
 ) -> CommandResult:
-    """Takes in a published model. The last word printed is its reference."""
+    """Imports a published model. The last word printed is its reference."""
     ref = models.import_model(load_settings(), place, name, chat_template, dialect)
     value = {"artifact": str(ref), "fingerprint": ref.fingerprint}
     return CommandResult(value, lambda: typer.echo(f"imported {ref}"))
@@ -290,7 +290,7 @@ def export_command(
         str | None, typer.Option(help="float32, bfloat16 or float16; as stored when absent")
     ] = None,
     gguf: Annotated[
-        bool, typer.Option("--gguf", help="beside it model.gguf, which llama.cpp loads")
+        bool, typer.Option("--gguf", help="also write model.gguf, which llama.cpp loads")
     ] = False,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the LoRA adapter, which PEFT loads")
@@ -299,7 +299,7 @@ def export_command(
     """Writes a checkpoint as a directory that transformers and vLLM load."""
     if adapter:
         if gguf or dtype is not None:
-            raise ConfigError("--adapter goes with neither --gguf nor --dtype")
+            raise ConfigError("--adapter cannot be combined with --gguf or --dtype")
         models.export_adapter(load_settings(), reference, directory)
     else:
         models.export_model(load_settings(), reference, directory, dtype, with_gguf=gguf)
@@ -318,14 +318,14 @@ def up(
         str | None, typer.Option(help="serving line of the gateway; the recipe's when absent")
     ] = None,
 ) -> None:
-    """Starts Prefect server, worker, deployments and gateway, and keeps them running. Ctrl-C ends all of it."""
+    """Starts Prefect server, worker, deployments and gateway, and keeps them running. Ctrl-C stops them all."""
     choice = RecipeChoice(name=recipe, overrides=tuple(settings or ()))
     machine.up(load_settings(), choice, line, Console())
 
 
 @app.command()
 def down() -> None:
-    """Ends everything that `ostinato up` started here, also after it was killed."""
+    """Stops everything that `ostinato up` started here, even if `up` itself was killed."""
     machine.down(load_settings(), Console())
 
 
@@ -333,11 +333,9 @@ def down() -> None:
 @answering
 def doctor(
     deep: Annotated[bool, typer.Option(help="also starts Ray and calls an actor")] = False,
-    recipe: Annotated[
-        str, typer.Option(help="recipe for which memory and disk are compared with what is free")
-    ] = "nano",
+    recipe: Annotated[str, typer.Option(help="recipe to check free memory and disk for")] = "nano",
 ) -> CommandResult:
-    """Checks this machine. Each line is ok, or has the reason and the remedy. Exit code 1: a check failed."""
+    """Checks this machine. Each line is ok, or gives the reason and the remedy. Exit code 1: a check failed."""
     checks = load_entry(f"{DOCTOR}:run_checks")(load_settings(), load_recipe(recipe), deep=deep)
     code = 0 if all(check.ok for check in checks) else 1
     return CommandResult(checks, lambda: load_entry(f"{DOCTOR}:show")(checks), code)
@@ -349,10 +347,10 @@ def doctor(
 )
 def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
     """A terminal agent on a repository: `chat --repo PATH [--gateway URL | --checkpoint REF]`."""
-    # in a process of its own, so that the other commands need not load torch; without Megatron's
-    # warnings of what is not installed, and without Prefect's telemetry
+    # A separate process keeps torch out of the other commands. The flags silence Megatron's warnings about
+    # packages that are not installed, and switch off Prefect's telemetry.
     place = [] if repo is None else ["--repo", str(repo)]
-    # -P, here and wherever a process starts: nothing is imported from the folder one works in
+    # -P, as wherever a process is started: nothing is imported from the current directory
     command = [sys.executable, "-P", "-W", "ignore::UserWarning", "-m", CHAT]
     environment = {**os.environ, "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     os.execve(sys.executable, [*command, *context.args, *place], environment)
@@ -361,14 +359,14 @@ def chat(context: typer.Context, repo: RepositoryOption = None) -> None:
 @app.command()
 @answering
 def status() -> CommandResult:
-    """Shows the state of each part, its waits, since when, and the likely cause of a fault."""
+    """Shows the state of each part, what it waits for and since when, and the likely cause of a fault."""
     rows = load_entry(f"{STATUS}:collect")(load_settings())
     return CommandResult(rows, lambda: load_entry(f"{STATUS}:print_rows")(rows, open_console()))
 
 
 @app.command()
 def dashboard() -> None:
-    """Serves a live page on this machine: what runs, curves, weights, cycles, reports. Ctrl-C ends it."""
+    """Serves a live page on this machine: runs, curves, weights, cycles, reports. Ctrl-C stops it."""
     settings = load_settings()
     address = f"http://127.0.0.1:{settings.dashboard_port}"
     login = f"login: the line in {settings.home / LOGIN_FILE}, user:password"
@@ -388,8 +386,8 @@ def show(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="writes the attempts instead: a page to NAME.html, rows to NAME.parquet, an ATIF "
-            "document each into any other folder"
+            help="write the attempts instead: NAME.html for a page, NAME.parquet for rows, any other name "
+            "for a folder with an ATIF document per attempt"
         ),
     ] = None,
 ) -> CommandResult:
@@ -401,9 +399,9 @@ def show(
         return CommandResult(found, lambda: typer.echo("\n".join(lineage.describe(found))))
     attempts = load_entry(FIND_ATTEMPTS)(load_settings(), name)
     if output is not None:
-        said = load_entry(SAVE_ATTEMPTS)(output, name, attempts)
+        written = load_entry(SAVE_ATTEMPTS)(output, name, attempts)
         return CommandResult(
-            {"output": output, "attempts": len(attempts)}, lambda: typer.echo(said)
+            {"output": output, "attempts": len(attempts)}, lambda: typer.echo(written)
         )
     facts = [attempt.facts for attempt in attempts]
     return CommandResult(
@@ -414,19 +412,19 @@ def show(
 @app.command()
 @answering
 def gc(
-    older_than_days: Annotated[float, typer.Option(help="younger files stay", min=0)] = 7.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="names what would go")] = False,
+    older_than_days: Annotated[float, typer.Option(help="keep younger files", min=0)] = 7.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list, remove nothing")] = False,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=r"recipe: its `\[retention]` removes checkpoints from the object store too"
+            help=r"recipe whose `\[retention]` also removes checkpoints from the object store"
         ),
     ] = None,
     overrides: SetOption = None,
 ) -> CommandResult:
-    """Removes working files of published stages and local copies of artifacts. With --recipe old checkpoints too."""
+    """Removes working files of published stages and local copies of artifacts. With --recipe also old checkpoints."""
     if overrides and recipe is None:
-        raise typer.BadParameter("--set goes with --recipe")
+        raise typer.BadParameter("--set needs --recipe")
     loaded = None if recipe is None else load_recipe(recipe, overrides=overrides or ())
     collect_garbage = load_entry(f"{GARBAGE}:collect")
     removal = collect_garbage(load_settings(), loaded, older_than_days, is_dry=dry_run)
@@ -438,10 +436,10 @@ def gc(
 def replay(
     run: RunOption,
     step: Annotated[
-        int | None, typer.Option(help="this step alone; all when absent", min=1)
+        int | None, typer.Option(help="only this step; all steps when absent", min=1)
     ] = None,
 ) -> CommandResult:
-    """Computes steps of an RL run again from what was kept. Exit code 1 when a bit of the weights differs."""
+    """Recomputes steps of an RL run from its stored files. Exit code 1 when a bit of the weights differs."""
     return _compute_again(run, step, WEIGHTS, replaying.REPLAY)
 
 
@@ -450,15 +448,15 @@ def replay(
 def bisect(
     run: RunOption,
     metric: Annotated[
-        str, typer.Option(help="weights, or a name in the run's metrics.jsonl, as loss")
+        str, typer.Option(help="weights, or a name in the run's metrics.jsonl, such as loss")
     ] = WEIGHTS,
 ) -> CommandResult:
-    """Finds the first step of an RL run that today's code computes otherwise. Exit code 1 when there is one."""
+    """Finds the first step of an RL run that today's code computes differently. Exit code 1 when there is one."""
     return _compute_again(run, None, metric, replaying.BISECT)
 
 
 def _compute_again(run: str, step: int | None, metric: str, entry: str) -> CommandResult:
-    """CommandResult of `replay` and `bisect`. Exit code 1 when a step differs."""
+    """The result of `replay` and `bisect`. Its exit code is 1 when a step differs."""
     settings = load_settings()
     report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
 
@@ -470,7 +468,7 @@ def _compute_again(run: str, step: int | None, metric: str, entry: str) -> Comma
 
 
 def main() -> None:
-    """Console entry: a known error is one line and exit code 2, never a traceback."""
+    """Console entry point. A known error prints one line and exits with code 2, without a traceback."""
     interrupt_on_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for noisy in ("httpx", "httpcore", "alembic"):

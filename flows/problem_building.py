@@ -1,4 +1,4 @@
-"""Flow: real packages in, proven problems out."""
+"""Flow: builds proven problems from real packages."""
 
 from prefect import flow
 
@@ -23,7 +23,7 @@ def problem_building(
     """Builds, proves and splits the recipe's problems.
 
     Args:
-        needs_all_splits: whether a split without a problem is an error.
+        needs_all_splits: whether a split without problems is an error.
     """
     context = StageContext.open(recipe, seed, options)
     proven = chain.build_proven_problems(context)
@@ -32,7 +32,7 @@ def problem_building(
     empty = [split for split, size in sizes.items() if not size]
     if empty and needs_all_splits:
         raise ProblemError(
-            f"recipe {recipe}: no problem for {', '.join(empty)}; what was left out stands above; "
+            f"recipe {recipe}: no problem for {', '.join(empty)}; what was left out is listed above; "
             "take a larger source, more problems, or set those splits' [problems.sizes] to 0"
         )
     problems = chain.build_problems(context)
@@ -44,5 +44,5 @@ def problem_building(
 def problems_for(
     context: StageContext, given: ArtifactRef | str | None, recipe: str, seed: int | None
 ) -> ArtifactRef:
-    """The problem set that a flow was given, else the recipe's, built where it is not yet."""
+    """The problem set that a flow was given, else the recipe's, built when missing."""
     return context.problem_set(given) or problem_building(recipe, seed, options=context.options)

@@ -1,5 +1,5 @@
-"""The recipe of a run: sparse TOML in, one frozen and complete record out. Where it runs stands in
-infra/platform/settings.py.
+"""The recipe of a run: sparse TOML in, one frozen and complete record out. The settings of the machine
+it runs on are in infra/platform/settings.py.
 """
 
 import contextlib
@@ -19,8 +19,10 @@ from pydantic.fields import FieldInfo
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.plugins import VERIFIERS
 from ostinato.infra.platform.record import Record, dotted
 from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
@@ -31,7 +33,7 @@ from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
 from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
 from ostinato.tasks.evaluation.formats.config import FormatTrialConfig
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.grading.environments import ENVIRONMENTS, EnvironmentConfig
+from ostinato.tasks.grading.environments import EnvironmentConfig, refuse_absent
 from ostinato.tasks.pretraining.config import PretrainingConfig
 from ostinato.tasks.pretraining.mtp.config import MtpConfig, SpeculationConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemSelection
@@ -42,21 +44,21 @@ from ostinato.tasks.retrieval.config import RetrievalConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
 RECIPES = Path(__file__).parent / "recipes"
-BASE_SPEC = "spec.json"  # shape of a checkpoint, among its files
+BASE_SPEC = "spec.json"  # file of a checkpoint that holds the model's shape
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
 _MAX_BITS = 63  # of an integer
-_MAX_DEPTH = 32  # of tables and arrays in one another
+_MAX_DEPTH = 32  # of nested tables and arrays
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
 class RetentionConfig(Record):
-    """Checkpoints of the recipe that `ostinato gc --recipe` leaves in the object store. Nothing goes by default."""
+    """Checkpoints of the recipe that `ostinato gc --recipe` keeps in the object store. All by default."""
 
     checkpoints_per_line: int | None = Field(default=None, ge=2)
-    """newest promoted checkpoints of the serving line that stay, the champion and those to roll
-    back to; None: all"""
+    """newest promoted checkpoints of the serving line to keep: the champion and those to roll back to;
+    None: all"""
     days: float | None = Field(default=None, ge=0)
-    """age in days up to which a checkpoint stays that no kept one descends from; None: for ever"""
+    """age in days after which a checkpoint is removed, unless a kept checkpoint descends from it; None: never"""
 
 
 class Recipe(Record):
@@ -64,7 +66,7 @@ class Recipe(Record):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """names artifacts and run directories"""
-    seed: int = Field(default=0, ge=0, description="seed of everything that is drawn at random")
+    seed: int = Field(default=0, ge=0, description="seed of all random draws")
     description: str = ""
     """purpose of the recipe, shown by `ostinato recipe list` and in reports"""
     base_checkpoint: str = ""
@@ -74,7 +76,8 @@ class Recipe(Record):
     problems: ProblemsConfig = ProblemsConfig()
     selection: ProblemSelection = ProblemSelection()
     environments: dict[str, EnvironmentConfig] = Field(default={})
-    """problems drawn from environments of installed packages, by their names"""
+    """problems drawn from environments of installed packages, by the environments' names; a plain list of
+    names takes each with the default settings"""
     corpus: CorpusConfig = CorpusConfig()
     pretraining: PretrainingConfig
     mtp: MtpConfig
@@ -94,16 +97,16 @@ class Recipe(Record):
     serving: ServingConfig = ServingConfig()
     retention: RetentionConfig = RetentionConfig()
 
-    def served_line(self, asked: str | None) -> str | None:
-        """Line that a gateway serves: the one asked for, else the recipe's, if it has one. The tests'
-        line only when it is asked for: ConfigError otherwise.
+    def served_line(self, requested: str | None) -> str | None:
+        """The line that a gateway serves: the requested one, else the recipe's, if it has one. ConfigError
+        when no line is requested and the recipe's is the line of tests.
         """
-        if asked is None and self.serving.line == TEST_LINE:
+        if requested is None and self.serving.line == TEST_LINE:
             raise ConfigError(
-                f"recipe {self.name!r} has the serving line {TEST_LINE!r}, whose checkpoints may "
-                f"solve nothing, wanted --line {TEST_LINE} if that is meant"
+                f"recipe {self.name!r} has the serving line {TEST_LINE!r}, on which checkpoints may "
+                f"solve nothing, wanted --line {TEST_LINE} to serve it nevertheless"
             )
-        return asked or self.serving.line
+        return requested or self.serving.line
 
     @model_validator(mode="after")
     def _users_have_a_floor(self) -> "Recipe":
@@ -137,18 +140,40 @@ class Recipe(Record):
     def _adapters_have_a_base(self) -> "Recipe":
         if self.pretraining.lora is not None and not self.base_checkpoint:
             raise ValueError(
-                "pretraining.lora without base_checkpoint, wanted one: adapters learn beside weights "
-                "that are trained already"
+                "pretraining.lora without base_checkpoint, wanted one: adapters are trained on top of "
+                "pretrained weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _program_has_boxes(self) -> "Recipe":
+        rollout = self.rollout
+        wrong = {
+            "rollout.boxes": (rollout.boxes, "worker"),
+            "rollout.sandbox": (rollout.sandbox, SandboxKind.NAMESPACE),
+            "rollout.forked_share": (rollout.forked_share, 0.0),
+        }
+        for name, (seen, wanted) in wrong.items():
+            if seen != wanted and not self.harness.is_builtin:
+                raise ValueError(
+                    f"{name} is {seen!r} with harness.program {self.harness.program!r}, wanted {wanted!r}: "
+                    "only such boxes can see the program's files and its session, and a program cannot be forked"
+                )
+        held = [name for name in self.environments if name.startswith(VERIFIERS)]
+        if held and not self.harness.is_builtin:
+            raise ValueError(
+                f"environments names {held[0]!r} with harness.program {self.harness.program!r}, wanted "
+                "'builtin': such an environment runs the dialogue itself"
             )
         return self
 
     @model_validator(mode="after")
     def _contexts_fit_the_model(self) -> "Recipe":
-        asked = {"harness.context_tokens": self.harness.context_tokens}
+        lengths = {"harness.context_tokens": self.harness.context_tokens}
         for phase in self.pretraining.phases:
-            asked[f"pretraining phase {phase.name!r}: sequence_tokens"] = phase.sequence_tokens
+            lengths[f"pretraining phase {phase.name!r}: sequence_tokens"] = phase.sequence_tokens
         longest = self.model.max_sequence_tokens
-        for name, tokens in asked.items():
+        for name, tokens in lengths.items():
             if tokens > longest:
                 raise ValueError(
                     f"{name}={tokens}, wanted at most model.max_sequence_tokens={longest}"
@@ -177,12 +202,19 @@ class Recipe(Record):
             self.pretraining.cut_after(name)
         return self
 
+    @field_validator("environments", mode="before")
+    @classmethod
+    def _named_environments(cls, environments: object) -> object:
+        if isinstance(environments, list):
+            return {str(name): EnvironmentConfig() for name in environments}
+        return environments
+
     @field_validator("environments")
     @classmethod
     def _known_environments(
         cls, environments: dict[str, EnvironmentConfig]
     ) -> dict[str, EnvironmentConfig]:
-        ENVIRONMENTS.refuse_unknown(environments)
+        refuse_absent(environments)
         return environments
 
 
@@ -198,8 +230,8 @@ def load_recipe(
     overrides: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Reads a shipped recipe by name or a TOML file by path. `changes` are laid over it, then
-    `overrides`, `section.key=value` in TOML syntax or with null.
+    """Reads a shipped recipe by name or a TOML file by path. `changes` are merged into it, then
+    `overrides`, each `section.key=value` with a value in TOML syntax or null.
 
     ConfigError names the file, the key, the value seen and the value wanted.
     """
@@ -211,7 +243,7 @@ def load_recipe(
         _apply(values, override)
     fixed = None if seed is None else [*overrides, *(key for key, _ in dotted(changes or {}))]
     _seed_sections(values, Recipe, values.get("seed", 0), fixed)
-    _take_model_of_base(values, path)
+    _use_model_of_base(values, path)
     _refuse_numbers(values, path)
     try:
         return Recipe.model_validate(values)
@@ -221,7 +253,7 @@ def load_recipe(
 
 def _find_recipe(name_or_path: str) -> Path:
     for path in (RECIPES / f"{name_or_path}.toml", Path(name_or_path)):
-        with contextlib.suppress(OSError, ValueError):  # too long, or no text of a file system
+        with contextlib.suppress(OSError, ValueError):  # too long, or not encodable as a path
             if path.is_file():
                 return path
     raise ConfigError(
@@ -230,7 +262,7 @@ def _find_recipe(name_or_path: str) -> Path:
 
 
 def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
-    """ConfigError for what no setting means: numbers without end or beyond 64 bits, and what lies too deep."""
+    """Raises ConfigError for numbers that are not finite or exceed 64 bits, and for values nested too deep."""
     if key.count(".") > _MAX_DEPTH:
         raise ConfigError(
             f"recipe {path}: {key[:60]} is more than {_MAX_DEPTH} levels deep, wanted less"
@@ -260,18 +292,18 @@ def recipe_and_seed(parameters: Mapping[str, Any]) -> str:
         return ""
     try:
         loaded = load_recipe(recipe, seed=seed)
-    except ConfigError:  # the run itself says what is wrong with it
+    except ConfigError:  # the run itself reports what is wrong with it
         return Path(recipe).stem
     return f"{loaded.name}-seed{loaded.seed}"
 
 
 def is_reference(base_checkpoint: str) -> bool:
-    """Whether a base checkpoint is named as an artifact, not as a directory."""
+    """Whether a base checkpoint is given as an artifact, not as a directory."""
     return _REFERENCE.fullmatch(base_checkpoint) is not None
 
 
 def base_directory(base_checkpoint: str) -> Path | None:
-    """Directory of a base checkpoint as a recipe names it. None: random weights."""
+    """Directory of the base checkpoint that a recipe names. None: random weights."""
     if is_reference(base_checkpoint):
         settings = load_settings()
         artifacts = open_artifacts(settings)
@@ -279,21 +311,21 @@ def base_directory(base_checkpoint: str) -> Path | None:
             ref = artifacts.get(base_checkpoint)
         except ConfigError as error:
             raise ConfigError(
-                f"base_checkpoint: {error}; `ostinato import` brings a model in"
+                f"base_checkpoint: {error}; `ostinato import` imports a model"
             ) from None
         return artifacts.local_copy(ref, settings.home)
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 
-def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
-    """Gives the recipe the shape of its base checkpoint. A `[model]` that states another is refused, but for a
-    longer context: rotary positions go on, so a recipe may train one.
+def _use_model_of_base(values: dict[str, Any], path: Path) -> None:
+    """Sets the recipe's `[model]` to the shape of its base checkpoint. A `[model]` that differs from it raises
+    ConfigError. Only a longer context is allowed: rotary positions extend to it, so a recipe may train it.
     """
     name = values.get("base_checkpoint", "")
     try:
         directory = base_directory(name) if isinstance(name, str) else None
     except ConfigError:
-        if values.get("model"):  # the recipe states the shape itself: the run asks for the weights
+        if values.get("model"):  # the recipe gives the shape itself: only the run needs the weights
             return
         raise
     if directory is None or not isinstance(values.get("model", {}), dict):
@@ -304,18 +336,18 @@ def _take_model_of_base(values: dict[str, Any], path: Path) -> None:
             f"recipe {path}: base_checkpoint {name!r} has no {file}, wanted a checkpoint directory"
         )
     spec = json.loads(file.read_bytes())
-    asked = values.get("model", {})
-    longest = asked.get("max_sequence_tokens")
+    given = values.get("model", {})
+    longest = given.get("max_sequence_tokens")
     if isinstance(longest, int) and longest > spec["max_sequence_tokens"]:
         spec["max_sequence_tokens"] = longest
-    for key, value in asked.items():
+    for key, value in given.items():
         if key in spec and value != spec[key]:
             raise ConfigError(
                 f"recipe {path}: model.{key} = {value!r}, but {spec[key]!r} in {file}; leave [model] "
-                'out to train the base checkpoint on, or write base_checkpoint = "" to begin with '
+                'out to continue from the base checkpoint, or write base_checkpoint = "" to start from '
                 "random weights of another shape"
             )
-    values["model"] = {**asked, **spec}
+    values["model"] = {**given, **spec}
 
 
 def _seed_sections(
@@ -325,14 +357,14 @@ def _seed_sections(
     fixed: Sequence[str] | None,
     prefix: str = "",
 ) -> None:
-    """Gives every section with a `seed` the recipe's."""
+    """Sets the `seed` of every section that has one to the recipe's."""
     for name, field in section.model_fields.items():
         kinds = (field.annotation, *typing.get_args(field.annotation))
         inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
         if inner is None or not (name in values or _is_plain_default(field, inner)):
             continue
         table = values.setdefault(name, {})
-        if not isinstance(table, dict):  # which validation says
+        if not isinstance(table, dict):  # validation reports it
             continue
         if "seed" in inner.model_fields:
             is_fixed = any(item.startswith(f"{prefix}{name}.seed") for item in fixed or ())
@@ -348,12 +380,12 @@ def _is_plain_default(field: FieldInfo, inner: type[BaseModel]) -> bool:
 
 
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The values of a file over those of the recipe that it extends."""
+    """The values of a file, merged over those of the recipe that it extends."""
     try:
         values = _parse_toml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8: {error}") from None
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise ConfigError(f"recipe {path} is not TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
@@ -367,7 +399,7 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    """The values of a text. ValueError where it is no TOML, or nested beyond what a parser can follow."""
+    """The values of a text. ValueError when it is not TOML, or nested deeper than the parser can follow."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -377,7 +409,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
-    """A neighbour of that name, else a shipped recipe. A file does not extend itself."""
+    """The file of that name in the same folder, else the shipped recipe. A file never extends itself."""
     for folder in (path.parent, RECIPES):
         found = (folder / f"{name}.toml").resolve()
         if found.is_file() and found != path.resolve():
@@ -387,7 +419,7 @@ def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
                 )
             return found
     raise ConfigError(
-        f"recipe {path}: extends {name!r}, wanted a neighbour or one of {recipe_names()}"
+        f"recipe {path}: extends {name!r}, wanted a recipe in the same folder or one of {recipe_names()}"
     )
 
 
@@ -406,7 +438,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
         value = None if text == "null" else _parse_toml(f"value = {text}")["value"]
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(
                 f"override {key}: value {text[:200]!r} is not TOML ({error}); quote a string with spaces"
@@ -432,7 +464,7 @@ def _explain(path: Path, error: ValidationError) -> str:
             hint = f"did you mean {close[0]!r}? " if close else ""
             lines.append(f"  {key}: unknown key; {hint}known keys: {', '.join(known)}")
         elif isinstance(mistake["input"], dict):
-            # a whole section: the message names the values
+            # The input is a whole section. The message already names the values.
             lines.append(f"  {key or 'the whole'}: {mistake['msg']}")
         else:
             lines.append(f"  {key} = {mistake['input']!r}: {mistake['msg']}")
@@ -440,7 +472,7 @@ def _explain(path: Path, error: ValidationError) -> str:
 
 
 def _known_keys(location: Sequence[int | str]) -> list[str]:
-    """The keys of the section at this place, as far as the annotations tell."""
+    """The keys of the section at this place, as far as the annotations show."""
     section: Any = Recipe
     for part in location:
         field = getattr(section, "model_fields", {}).get(part)
@@ -451,7 +483,7 @@ def _known_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _keys_above(location: Sequence[int | str]) -> list[str]:
-    """Settings of the same name in the sections around this one."""
+    """Settings of the same name in the enclosing sections."""
     *section, name = location
     around = (section[:depth] for depth in reversed(range(1, len(section))))
     return [".".join(map(str, (*above, name))) for above in around if name in _known_keys(above)]

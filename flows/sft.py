@@ -1,4 +1,4 @@
-"""Flow: a user's own conversations in, the recipe's base checkpoint fine-tuned on them out."""
+"""Flow: fine-tunes the recipe's base checkpoint on a user's own conversations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,19 +27,19 @@ def sft(
     data: str = "",
     options: Options = None,
 ) -> ArtifactRef:
-    """Fine-tunes the recipe's base checkpoint on conversations, with its phases of pretraining that
-    read nothing but demonstrations. Returns the checkpoint.
+    """Fine-tunes the recipe's base checkpoint on conversations, using those of its pretraining phases that
+    read only demonstrations. Returns the checkpoint.
 
     Args:
-        data: .jsonl or .parquet file of OpenAI's chats; a row has messages, and tools if any.
+        data: .jsonl or .parquet file of chats in OpenAI's format; a row has messages, and tools if any.
     """
-    context = _fine_tuning(StageContext.open(recipe, seed, options))
+    context = _with_transcript_phases(StageContext.open(recipe, seed, options))
     path = Path(data)
     if not path.is_file():
-        raise ConfigError(f"--data {data!r} is no file, wanted a .jsonl or .parquet file")
-    read_conversations(path)  # before anything starts
+        raise ConfigError(f"--data {data!r} is not a file, wanted a .jsonl or .parquet file")
+    read_conversations(path)  # so that a bad file fails before anything starts
     corpus = chain.build_conversations(context, path.resolve())
-    tuned = chain.pretrain(_measured(context, corpus), corpus)
+    tuned = chain.pretrain(_with_fitting_rows(context, corpus), corpus)
     showing.show_pretraining(context, corpus, tuned)
     result = chain.result_of(context, tuned, PretrainingResult)
     left_out = result.transcripts_too_long
@@ -50,8 +50,8 @@ def sft(
     return tuned
 
 
-def _measured(context: StageContext, corpus: ArtifactRef) -> StageContext:
-    """The recipe with rows that the held-out conversations fill, however few they are."""
+def _with_fitting_rows(context: StageContext, corpus: ArtifactRef) -> StageContext:
+    """The context with evaluation rows short enough for the held-out conversations to fill one."""
     shards = chain.result_of(context, corpus, CorpusResult).shards
     held_out = sum(shard.tokens for shard in shards)
     config = context.recipe.pretraining
@@ -60,16 +60,16 @@ def _measured(context: StageContext, corpus: ArtifactRef) -> StageContext:
     return replace(context, recipe=context.recipe.model_copy(update={"pretraining": config}))
 
 
-def _fine_tuning(context: StageContext) -> StageContext:
-    """The recipe with its phases for transcripts alone, under a name of its own."""
+def _with_transcript_phases(context: StageContext) -> StageContext:
+    """The context with only the recipe's phases for transcripts, under a separate recipe name."""
     recipe = context.recipe
     phases = tuple(
         phase for phase in recipe.pretraining.phases if phase.blend.keys() == {DEMONSTRATIONS}
     )
     if not phases:
         raise ConfigError(
-            f"recipe {recipe.name!r} has no phase of pretraining that reads {DEMONSTRATIONS!r} alone, wanted "
-            "one: its rates and lengths are those of fine-tuning"
+            f"recipe {recipe.name!r} has no pretraining phase that reads only {DEMONSTRATIONS!r}, wanted "
+            "one: fine-tuning uses its learning rates and lengths"
         )
     config = recipe.pretraining.model_copy(
         update={"phases": phases, "codebase_sources": (CONVERSATIONS,)}

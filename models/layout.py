@@ -1,4 +1,4 @@
-"""Parallel layouts: which part of a model and of a batch each of many ranks holds."""
+"""Parallel layouts: the part of a model and of a batch that each rank holds."""
 
 from typing import NamedTuple, Self
 
@@ -22,13 +22,13 @@ class RankPlace(NamedTuple):
 
 
 class ParallelLayout(Record):
-    """Degrees of parallelism in Megatron's order: tensor fastest, then context, data and pipeline;
-    for experts expert-tensor fastest, then expert, expert-data and pipeline.
+    """Degrees of parallelism. Ranks are numbered in Megatron's order: tensor fastest, then context,
+    data and pipeline; for experts expert-tensor fastest, then expert, expert-data and pipeline.
     """
 
     tensor: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
-    interleave: int = Field(default=1, ge=1, description="model chunks of a pipeline rank")
+    interleave: int = Field(default=1, ge=1, description="model chunks per pipeline rank")
     context: int = Field(default=1, ge=1)
     data: int = Field(default=1, ge=1)
     expert: int = Field(default=1, ge=1)
@@ -36,7 +36,7 @@ class ParallelLayout(Record):
 
     @classmethod
     def over(cls, world_size: int, **degrees: int) -> Self:
-        """Layout of `world_size` ranks. Data parallelism takes what the other degrees leave."""
+        """Layout of `world_size` ranks. The ranks left by the other degrees are data-parallel."""
         one = cls(**degrees)
         fixed = one.tensor * one.pipeline * one.context
         if world_size % fixed:
@@ -64,7 +64,7 @@ class ParallelLayout(Record):
         return self.world_size // (self.pipeline * self.expert * self.expert_tensor)
 
     def check(self, spec: ModelSpec) -> None:
-        """ValueError names the number of the model that the layout does not divide."""
+        """Raises ValueError for a size of the model that the layout does not divide."""
         wanted = {
             "num_attention_heads": (spec.num_attention_heads, "tensor", self.tensor),
             "num_query_groups": (spec.num_query_groups, "tensor", self.tensor),
@@ -93,11 +93,11 @@ class ParallelLayout(Record):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a rank holds a part of the model only."""
+        """Whether a rank holds only a part of the model."""
         return self.world_size > self.data or self.expert * self.expert_tensor > 1
 
     def leaders(self) -> list[int]:
-        """The first rank of the last stage, which has the losses, for each data-parallel place."""
+        """Per data-parallel index, the first rank of the last stage, which has the losses."""
         last = (0, 0, self.pipeline - 1)
         return [
             place.rank

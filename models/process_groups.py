@@ -1,7 +1,7 @@
 """Process groups of a rank: torch's and Megatron's, opened and closed together.
 
-Megatron, whose import takes 4 s of processor time, is imported inside the functions: processes that only start
-ranks import this module too.
+Functions import Megatron locally: its import takes 4 s of processor time, and processes that only
+start ranks import this module too.
 """
 
 import socket
@@ -16,25 +16,27 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "
 from ostinato.models.device import BACKENDS, DeviceKind, current_device, rank_device, use_device
 from ostinato.models.layout import ParallelLayout
 
-MEETING_SECONDS = 60.0  # from a rank's start to that of the last; imports take seconds
+MEETING_SECONDS = (
+    60.0  # limit between the starts of the first and the last rank; imports take seconds
+)
 
 
 def open_process_groups(
     rank: int = 0,
     world_size: int = 1,
     meeting: Store | str | None = None,
-    patience_seconds: float = 1800.0,
+    timeout_seconds: float = 1800.0,
     layout: ParallelLayout | None = None,
     kind: DeviceKind | None = None,
 ) -> None:
-    """Opens torch's and Megatron's process groups on this rank's device: gloo on CPUs, NCCL on GPUs. A
-    second call with groups open changes nothing.
+    """Opens torch's and Megatron's process groups on this rank's device: gloo on CPUs, NCCL on
+    GPUs. Does nothing if they are open.
 
-    One process needs no meeting, nor does one of a dry run. Several meet in a store that all of
-    them reach: the first gets the store of `host_meeting`, the others its URL. Raises TimeoutError
-    when a rank does not come within `MEETING_SECONDS`. A collective that lasts longer than
-    `patience_seconds` fails. `layout` None: data parallel only. `kind` None: the device of groups
-    that are open, else the CPU.
+    A single process and a dry run need no `meeting`. Several processes meet in a store that all can
+    reach: the first gets the store of `host_meeting`, the others its URL. Raises TimeoutError if a
+    rank does not arrive within `MEETING_SECONDS`. A collective that lasts longer than
+    `timeout_seconds` fails. `layout` None: data parallel only. `kind` None: the device of the open
+    groups, else the CPU.
     """
     from megatron.core import parallel_state  # noqa: PLC0415 - see the head of this file
 
@@ -54,7 +56,7 @@ def open_process_groups(
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=patience_seconds),
+            timeout=timedelta(seconds=timeout_seconds),
         )
     if kind not in (None, current_device().type):
         raise ValueError(
@@ -73,13 +75,13 @@ def open_process_groups(
             context_parallel_size=one.context,
             expert_model_parallel_size=one.expert,
             expert_tensor_parallel_size=one.expert_tensor,
-            distributed_timeout_minutes=patience_seconds / 60,  # type: ignore[arg-type]  # of any length
+            distributed_timeout_minutes=timeout_seconds / 60,  # type: ignore[arg-type]  # of any length
             create_gloo_process_groups=current_device().type != "meta",
         )
 
 
 def host_meeting(host: str) -> tuple[TCPStore, str]:
-    """The store that ranks meet in, listening on that address of this machine alone, and its URL."""
+    """The store in which ranks meet, and its URL. It listens only on `host`, an address of this machine."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.bind((host, 0))
     listener.listen()
@@ -96,7 +98,9 @@ def host_meeting(host: str) -> tuple[TCPStore, str]:
 
 
 def _meet(meeting: Store | str, rank: int, world_size: int) -> Any:
-    """The store, once all ranks are there: gloo itself would wait for a dead one as long as for a collective."""
+    """The store, once all ranks have arrived. gloo itself would wait for a dead rank as long as for
+    a collective.
+    """
     limit = timedelta(seconds=MEETING_SECONDS)
     store: Any = meeting
     if isinstance(meeting, str):
@@ -107,7 +111,7 @@ def _meet(meeting: Store | str, rank: int, world_size: int) -> Any:
     except dist.DistError as error:
         absent = [other for other in range(world_size) if not store.check([f"here-{other}"])]
         raise TimeoutError(
-            f"ranks {absent} of {world_size} did not come within {MEETING_SECONDS:.0f} s, rank {rank} waited; "
+            f"ranks {absent} of {world_size} did not arrive within {MEETING_SECONDS:.0f} s, rank {rank} waited; "
             "read their logs, or leave the machine more processor time and run the same command again"
         ) from error
     return store

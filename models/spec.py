@@ -1,7 +1,4 @@
-"""The shape of a model, as one record.
-
-`ModelSpec`: every number that decides which weights exist and what they compute.
-"""
+"""The shape of a model: every number that determines its weights and their computation."""
 
 from typing import Literal, Self
 
@@ -11,7 +8,7 @@ from ostinato.models.record import Record
 
 
 class RopeBands(Record):
-    """RoPE scaling of Llama 3: long wavelengths are stretched, short ones stay, others are blended."""
+    """RoPE scaling of Llama 3: stretches long wavelengths, keeps short ones and blends those between."""
 
     factor: float = Field(gt=1, description="Factor that stretches long wavelengths.")
     low_frequency_factor: float = Field(gt=0, description="Bound of the long wavelengths.")
@@ -20,18 +17,18 @@ class RopeBands(Record):
 
 
 class Yarn(Record):
-    """YaRN (arXiv 2309.00071): short wavelengths stay, long ones are stretched, scores are scaled."""
+    """YaRN (arXiv 2309.00071): keeps short wavelengths, stretches long ones and scales scores."""
 
     factor: float = Field(gt=1, description="Factor that stretches long wavelengths.")
     fast_turns: float = Field(
         default=32.0,
         gt=0,
-        description="Turns over the original context from which on a wavelength stays.",
+        description="Turns over the original context; wavelengths with at least as many stay.",
     )
     slow_turns: float = Field(
         default=1.0,
         gt=0,
-        description="Turns over the original context below which a wavelength is stretched whole.",
+        description="Turns over the original context; wavelengths with fewer are fully stretched.",
     )
     original_tokens: int = Field(gt=0, description="Context that the model was pretrained at.")
     mscale: float = Field(
@@ -52,7 +49,7 @@ class LatentAttention(Record):
     query_rank: int = Field(ge=0, description="Rank of the queries; 0: full.")
     key_value_rank: int = Field(gt=0, description="Rank of keys and values together.")
     rotary_head_dim: int = Field(gt=0)
-    """Last columns of a query or key head, which RoPE rotates; even."""
+    """Last columns of a query or key head that RoPE rotates; even."""
     value_head_dim: int = Field(gt=0, description="Width of a value head.")
     yarn: Yarn | None = Field(default=None, description="RoPE scaling; None: none.")
 
@@ -85,18 +82,18 @@ class ModelSpec(Record):
     shared_expert_hidden_size: int = Field(default=0, ge=0)
     """Inner width of the expert that sees every token; 0: none."""
     router_score: Literal["sigmoid", "softmax"] = "sigmoid"
-    """How experts are scored; only sigmoid has a bias that balances them."""
+    """Scores of experts; only sigmoid has a balancing bias."""
     router_normalizes: bool = True
     """Whether the shares of the chosen experts sum to 1."""
     router_scale: float = Field(default=1.0, gt=0, description="Factor of the experts' shares.")
     router_groups: int = Field(default=1, gt=0)
     """Groups of experts; divides num_experts."""
     router_groups_per_token: int = Field(default=1, gt=0)
-    """Best groups, from which a token's experts are chosen."""
+    """Number of best groups from which a token's experts are chosen."""
     qk_norm: bool = Field(default=True, description="RMSNorm on each query and key head.")
     qkv_bias: bool = Field(default=False, description="Bias of queries, keys and values.")
     tied_embeddings: bool = True
-    """Whether the embedding is the output matrix too."""
+    """Whether the embedding is also the output matrix."""
     rotary_fraction: float = Field(default=1.0, gt=0, le=1)
     """Leading part of a head that RoPE rotates."""
     rope_bands: RopeBands | None = None
@@ -104,7 +101,7 @@ class ModelSpec(Record):
     rope_base: float = Field(default=10_000.0, gt=1)
     """Base period of the rotary embedding."""
     rope_scaling_factor: float = Field(default=1.0, ge=1)
-    """Positions are divided by it; 1 leaves them as they are."""
+    """Divisor of positions; 1: unchanged."""
     max_sequence_tokens: int = Field(gt=0, description="Longest context the model is used at.")
     mtp_depth: int = Field(default=0, ge=0)
     """Draft layers beside the trunk; 0 means none."""
@@ -216,7 +213,7 @@ class ModelSpec(Record):
 
     @property
     def cached_size(self) -> int:
-        """Numbers that a token leaves in one layer's KV cache."""
+        """Numbers per token in one layer's KV cache."""
         if self.latent is None:
             return 2 * self.key_value_size
         return self.latent.key_value_rank + self.latent.rotary_head_dim

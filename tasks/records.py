@@ -1,4 +1,4 @@
-"""The records that stages hand to one another: frozen, made by one stage and never changed by the next."""
+"""Records that stages pass to one another. They are frozen: later stages do not change them."""
 
 import base64
 from collections.abc import Mapping
@@ -17,25 +17,24 @@ from ostinato.infra.platform.record import Record
 
 
 class StageRecord(Record):
-    """Base of what stages hand to one another."""
+    """Base of records that stages pass to one another."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     schema_version: int = 1
 
 
 class Split(StrEnum):
-    """Permitted use of a problem. Exactly one each."""
+    """Permitted use of a problem. Each problem has exactly one."""
 
     TRAIN = "train"  # RL prompts
-    DEMONSTRATION = "demonstration"  # SFT transcripts are made from these
+    DEMONSTRATION = "demonstration"  # SFT transcripts
     HELD_OUT = "held_out"  # evaluation: this mutation is never trained on, its function may be
-    # evaluation: no problem of this function is ever trained on
-    HELD_OUT_FUNCTION = "held_out_function"
-    USER = "user"  # what simulated users bring to the gateway
+    HELD_OUT_FUNCTION = "held_out_function"  # evaluation: its function is never trained on
+    USER = "user"  # requests of simulated users
 
 
 class LineEdit(StageRecord):
-    """One changed line. The problem is broken with it and whole without."""
+    """One changed line, which breaks the problem's code."""
 
     path: str
     line_number: int = Field(description="1-based in the file")
@@ -44,7 +43,7 @@ class LineEdit(StageRecord):
 
 
 class BlockEdit(StageRecord):
-    """Consecutive lines replaced by others, usually by fewer."""
+    """Consecutive lines replaced by other lines, usually fewer."""
 
     path: str
     first_line: int = Field(description="1-based in the pristine file")
@@ -53,7 +52,7 @@ class BlockEdit(StageRecord):
 
 
 class OracleCall(StageRecord):
-    """One call with the original's result. Both in the form of infra/sandbox/function_calls.py."""
+    """One call and the original code's result, both in the format of infra/sandbox/function_calls.py."""
 
     arguments: str
     result: str
@@ -64,12 +63,12 @@ class FunctionOracle(StageRecord):
 
     path: str
     symbol: str
-    visible: tuple[OracleCall, ...] = Field(description="made by the tests; may be shown")
-    held_out: tuple[OracleCall, ...] = Field(description="derived; never shown")
+    visible: tuple[OracleCall, ...] = Field(description="calls of the tests; agents may see them")
+    held_out: tuple[OracleCall, ...] = Field(description="derived calls; no agent sees them")
 
 
 class Problem(StageRecord):
-    """One proven RL problem: the prepared repository with `edits` and `blocks` applied."""
+    """One validated RL problem: the prepared repository with `edits` and `blocks` applied."""
 
     problem_id: str
     repository: str = Field(description="name of the prepared repository")
@@ -83,46 +82,45 @@ class Problem(StageRecord):
     prompt: str = Field(description="request of the user, short and underspecified")
     edits: tuple[LineEdit, ...] = ()
     fail_to_pass: tuple[str, ...] = ()
-    """test ids that fail when broken and pass when whole"""
+    """test ids that fail with the broken code and pass with the original"""
     pass_to_pass: tuple[str, ...] = ()
-    """test ids that pass in both states"""
+    """test ids that pass with both"""
     split: Split
     solve_rate: None = None
-    """never measured; stands in the lines of the shipped set, whose checksum covers it"""
+    """unused; the shipped set's lines contain it, and its checksum covers them"""
     blocks: tuple[BlockEdit, ...] = ()
     """edits of several lines, not overlapping; in pristine coordinates"""
     cut_tests: tuple[BlockEdit, ...] = ()
-    """hidden tests taken out of what the agent sees"""
+    """hidden tests, which are removed from the agent's repository"""
     hidden_tests: tuple[str, ...] = ()
-    """tests of fail_to_pass that judge, never shown"""
+    """tests of fail_to_pass that decide the verdict and that no agent sees"""
     question_warranted: bool = False
-    """the prompt leaves open what only the user can tell, so asking is right"""
+    """true: the prompt lacks something that only the user knows, so a question is right"""
     oracle: FunctionOracle | None = None
-    """calls of the function in `path` that no test makes, with the original's results; None: it has
-    none"""
+    """calls of the function in `path`, with the original's results; None: there are none"""
     environment: str = ""
-    """judge of an attempt; empty: the tests of the repository"""
+    """environment that judges attempts; empty: the repository's tests judge"""
     given_files: dict[str, str] = Field(default={})
-    """an environment's files laid over the repository, by path"""
+    """files of an environment, by path, that replace or extend those of the repository"""
     facts: dict[str, str] = Field(default={})
-    """facts that only the judge of the environment knows"""
+    """facts that only the environment's judge knows"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
-        """The tests an agent may run."""
+        """Tests that an agent may run."""
         hidden = frozenset(self.hidden_tests)
         tests = (*self.fail_to_pass, *self.pass_to_pass)
         return tuple(test for test in tests if test not in hidden)
 
     @property
     def num_changed_lines(self) -> int:
-        """Lines of product code that differ between broken and whole."""
+        """Lines of product code that differ between the broken and the original state."""
         return len(self.edits) + sum(
             max(len(block.gold_lines), len(block.broken_lines)) for block in self.blocks
         )
 
     def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The changed files as the agent finds them: broken code, hidden tests cut out."""
+        """The changed files as the agent finds them: with broken code and without hidden tests."""
         lines_by_path: dict[str, list[str]] = {}
         for edit in self.edits:
             lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))
@@ -134,7 +132,7 @@ class Problem(StageRecord):
                 )
             lines[edit.line_number - 1] = edit.broken_text
         blocks = (*self.blocks, *self.cut_tests)
-        # from the last line up, so that the numbers of those before stay right
+        # from the last line up, so that earlier line numbers stay valid
         for block in sorted(blocks, key=lambda block: (block.path, -block.first_line)):
             lines = lines_by_path.setdefault(block.path, files[block.path].decode().split("\n"))
             start, end = block.first_line - 1, block.first_line - 1 + len(block.gold_lines)
@@ -149,7 +147,7 @@ class Problem(StageRecord):
 
 
 class Outcome(StrEnum):
-    """End of a dispatched trajectory. Exactly one each."""
+    """End of a dispatched trajectory. Each trajectory has exactly one."""
 
     FINISHED = "finished"
     TRUNCATED = "truncated"
@@ -161,7 +159,7 @@ class Outcome(StrEnum):
 
 
 class Verdict(StageRecord):
-    """Outcome of the graded tests on the final state of the repository."""
+    """Result of the grading tests on the final state of the repository."""
 
     problem_id: str
     passed: bool
@@ -172,27 +170,33 @@ class Verdict(StageRecord):
     detail: str = ""
     wall_seconds: float = 0.0
     tampering: tuple[str, ...] = ()
-    """signs that the run was not honest; any voids the verdict"""
+    """signs of manipulation of the test run; any of them voids the verdict"""
     ignored_paths: tuple[str, ...] = ()
-    """changed files that count for nothing: tests, runner settings"""
+    """changed files that grading ignores: tests, settings of the test runner"""
     harms: dict[str, str] = Field(default={})
-    """things that a change spoils though the tests pass -> where"""
+    """harm that the change does although the tests pass -> where"""
 
 
 class RewardReport(StageRecord):
-    """The reward with each term shown: a measured value times a signed weight.
-
-    `total` is the sum of `terms` in the order they stand in.
+    """A reward and its terms. Each term is a measured value times a signed weight. `total` is the sum of `terms` in
+    their order.
     """
 
     total: float
     terms: dict[str, float] = Field(description="name -> value times weight")
     values: dict[str, float] = Field(default_factory=dict)
-    """name -> what was measured; empty in older reports"""
+    """name -> measured value; empty in older reports"""
     weights: dict[str, float] = Field(default_factory=dict)
-    """name -> signed weight; negative: taken off"""
+    """name -> signed weight; negative: a penalty"""
     flags: dict[str, str] = Field(default_factory=dict)
     """pattern of a hack monitor -> its evidence"""
+    segments: tuple[float, ...] = ()
+    """reward of each segment of the transcript minus `total`, if an installed term rewards segments; empty: all
+    segments share `total`"""
+
+    def of_segment(self, number: int) -> float:
+        """Reward of a segment minus `total`."""
+        return self.segments[number] if self.segments else 0.0
 
     @model_validator(mode="after")
     def _adds_up(self) -> "RewardReport":
@@ -212,16 +216,16 @@ class RewardReport(StageRecord):
 
 
 class Branch(StageRecord):
-    """Point of an attempt that others of its group continue from, or that it continued from."""
+    """Point of an attempt from which other attempts of its group continue, or from which it continues itself."""
 
-    turns: int = Field(description="answers before it; all of an attempt's: nothing branched off")
+    turns: int = Field(description="turns before it; all of them if no attempt continues from it")
     files: dict[str, str | None] = Field(default_factory=dict)
-    """files that differed from the repository's, in base64; None: removed"""
+    """files that differ from the repository's, in base64; None: removed"""
     state: HarnessState | None = None
-    """memory of the harness; None in those that continue"""
+    """memory of the harness; None in attempts that continue from the branch"""
 
     def contents(self) -> dict[str, bytes | None]:
-        """The files that differed."""
+        """Decoded `files`."""
         return {
             path: None if text is None else base64.b64decode(text)
             for path, text in self.files.items()
@@ -239,29 +243,43 @@ class Trajectory(StageRecord):
     outcome: Outcome
     reason: str
     verdict: Verdict | None
-    """verdict of the grader; None only when infrastructure failed before grading"""
+    """verdict of the grader; None only if infrastructure failed before grading"""
     reward: RewardReport
     transcript: Transcript
     changed_files: dict[str, str] = Field(default_factory=dict)
     branch: Branch | None = None
-    """point of a forked group: tokens before it are context and are not trained"""
+    """branch in a forked group; tokens before it are context and are not trained"""
     started_at: float
     finished_at: float
 
+    @model_validator(mode="after")
+    def _one_reward_per_segment(self) -> "Trajectory":
+        rewarded, made = len(self.reward.segments), len(self.transcript.segments)
+        if rewarded not in (0, made):
+            raise ValueError(
+                f"{self.trajectory_id}: {rewarded} rewards of segments, wanted none or {made}"
+            )
+        return self
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether it was graded and passed."""
+        return self.verdict is not None and self.verdict.passed
+
     @property
     def is_fault(self) -> bool:
-        """Whether it failed by an exception that nothing knows."""
+        """Whether it failed by an unknown exception."""
         signs = () if self.verdict is None else self.verdict.tampering
         return any(sign.startswith("fault") for sign in signs)
 
     @property
     def is_context_only(self) -> bool:
-        """Whether it was begun for others to branch off and none did."""
+        """Whether it was started for others to continue from, and none did."""
         return self.branch is not None and self.branch.turns >= len(self.transcript.turns)
 
 
 class Group(StageRecord):
-    """The attempts at one problem whose rewards are centred on one another."""
+    """Attempts at one problem whose rewards are centred on their mean."""
 
     group_id: str
     problem_id: str
@@ -269,11 +287,11 @@ class Group(StageRecord):
 
 
 class Hint(StageRecord):
-    """Context of one turn as the same policy reads it after a hint."""
+    """Context of one turn with a hint added."""
 
     turn_start: int = Field(description="first token of the turn in the sample's segment")
-    turn_end: int = Field(description="after its last token")
-    context_tokens: tuple[int, ...] = Field(description="all before the turn, the hint in it")
+    turn_end: int = Field(description="index after the turn's last token")
+    context_tokens: tuple[int, ...] = Field(description="tokens before the turn, and the hint")
 
 
 class Sample(StageRecord):
@@ -282,15 +300,16 @@ class Sample(StageRecord):
     sample_id: str
     trajectory_id: str
     group_id: str = ""
-    """group whose mean the reward was centred on; empty: a baseline's"""
+    """group on whose mean the reward was centred; empty: a baseline was subtracted"""
     segment: Segment
     advantage: float
     reward: float
-    hint: Hint | None = Field(default=None, description="hint, where the objective distils one")
+    segment_reward: float = Field(default=0.0, description="reward of the segment minus `reward`")
+    hint: Hint | None = Field(default=None, description="hint that the objective distils, if any")
 
 
 class Metric(StageRecord):
-    """A mean with its interval over problems."""
+    """A mean over problems with its confidence interval."""
 
     mean: float
     low: float
@@ -312,17 +331,17 @@ class ProblemScore(StageRecord):
 
 
 class AttemptMeans(StageRecord):
-    """Means over attempts. None: no attempt has the figure."""
+    """Means over attempts. None: no attempt has the value."""
 
     attempts: int
-    seconds: float | None = Field(description="seconds from asking for a box to the verdict")
+    seconds: float | None = Field(description="seconds from the request for a box to the verdict")
     generated_tokens: float
     prompt_tokens: float | None = Field(
-        description="read and not sampled: prompts and results of tools, once in each segment"
+        description="tokens of prompts and tool results, counted once in each segment"
     )
     tool_calls: float
     changed_lines: float | None = Field(
-        description="lines of product files, from the state given to the state left; a line that was replaced counts once"
+        description="lines of product files that the attempt changed; a replaced line counts once"
     )
     reference_lines: float | None = Field(
         description="lines that the reference solution changes, counted as `changed_lines`"
@@ -330,7 +349,7 @@ class AttemptMeans(StageRecord):
 
 
 class Scorecard(StageRecord):
-    """A checkpoint on a suite."""
+    """Results of a checkpoint on a suite."""
 
     scorecard_id: str
     suite: str
@@ -346,19 +365,19 @@ class Scorecard(StageRecord):
     first_edit_ratio: float | None = None
     """share of attempts that their first edit solved (0..1)"""
     cut_ratio: float | None = None
-    """share of attempts that ended at a limit or wrote the same edit twice (0..1)"""
+    """share of attempts that ended at a limit or made the same edit twice (0..1)"""
     attempt_means: AttemptMeans | None = None
     """means over all attempts"""
     solved_attempt_means: AttemptMeans | None = None
-    """means of the solved attempts alone; None: there are none, or older than the figures"""
+    """means over the solved attempts; None: no attempt was solved, or the scorecard is older than this field"""
     problems: tuple[ProblemScore, ...]
 
 
 class GateCheck(StageRecord):
-    """One rule of a gate with the number seen and the number wanted."""
+    """One rule of a gate with the measured value and its threshold."""
 
     name: str
-    value: float | None = Field(description="None: what was measured is not a number")
+    value: float | None = Field(description="measured value; None: it is not a number")
     threshold: float
     passed: bool
     detail: str
@@ -370,10 +389,10 @@ class GateDecision(StageRecord):
     gate_id: str
     candidate: str = Field(description="checkpoint name")
     candidate_scorecard_id: str
-    champion: str | None = Field(description="None: there was no champion to compare with")
+    champion: str | None = Field(description="checkpoint name; None: there was no champion")
     champion_scorecard_id: str | None
     passed: bool
     difference: Metric
-    """candidate minus champion; the candidate's own average without one"""
+    """candidate minus champion; without a champion the candidate's average"""
     checks: tuple[GateCheck, ...]
     reason: str

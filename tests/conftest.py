@@ -20,6 +20,8 @@ ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 # processes that tests start import `tests` too
 _PATHS = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
+# and a pytest that a test starts may lack the plugins that these options are for; this one has read them
+os.environ.pop("PYTEST_ADDOPTS", None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -1,7 +1,7 @@
 """An environment: the agent adds up a column of a table and writes the total to a file.
 
-The table is the problem's own file, the total a fact that only the judge knows, and a second
-environment file says what is wanted. Nothing that the agent leaves is run here.
+The table is a file of the problem, and the total is a fact that only the judge knows. Each problem also gets the
+README of the environment. The judge does not run files that the agent leaves.
 """
 
 import random
@@ -22,10 +22,10 @@ class Tallies:
         "README.md": b"Each line of sales.csv is a fruit, a comma and a number sold.\n"
     }
 
-    def draw(self, chance: random.Random) -> ProblemDraft:
+    def draw(self, rng: random.Random) -> ProblemDraft:
         """A table of four to nine lines and a fruit to add up."""
-        rows = [(chance.choice(FRUITS), chance.randint(1, 40)) for _ in range(chance.randint(4, 9))]
-        fruit = chance.choice(rows)[0]
+        rows = [(rng.choice(FRUITS), rng.randint(1, 40)) for _ in range(rng.randint(4, 9))]
+        fruit = rng.choice(rows)[0]
         return ProblemDraft(
             prompt=f"Write how many {fruit} were sold in all to {ANSWER}, nothing else.",
             files={TABLE: "".join(f"{name},{count}\n" for name, count in rows)},
@@ -35,7 +35,7 @@ class Tallies:
     async def judge(
         self, problem: Problem, files: Mapping[str, bytes], open_box: OpenBox
     ) -> Judgement:
-        """Passed when the answer is the total and the table is as it was."""
+        """Passed if the answer is the total and the table is unchanged."""
         if files.get(TABLE) != problem.given_files[TABLE].encode():
             return Judgement(passed=False, detail=f"{TABLE} was changed")
         answer = files.get(ANSWER, b"").decode(errors="replace").strip()
@@ -44,7 +44,7 @@ class Tallies:
         return Judgement(passed=False, detail=f"{ANSWER} holds {answer[:40]!r}")
 
     def solve(self, problem: Problem) -> Mapping[str, bytes]:
-        """The answer, with which `ostinato certify` proves that a problem can be solved."""
+        """The correct answer. `ostinato certify` uses it to prove that a problem can be solved."""
         return {ANSWER: problem.facts["total"].encode()}
 
 

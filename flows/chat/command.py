@@ -1,4 +1,4 @@
-"""The command line of `ostinato chat`, a process of its own: a gateway's user loads no model."""
+"""The command line of `ostinato chat`. It runs in a separate process, and with a gateway it loads no model."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ from ostinato.infra.serving.gateway.tenants import FILE_NAME, local_tenants
 
 LOCAL_TENANT = "local"
 ANSWER_SECONDS = 600.0
-RECENT_SECONDS = 24 * 3600.0  # files changed since then are shown with the first message
+RECENT_SECONDS = 24 * 3600.0  # files changed within this time are shown with the first message
 RULE_FILES = ("AGENTS.md", ".ostinato/rules.md")
 MAX_RULE_CHARACTERS = 8_000
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -54,12 +54,12 @@ OPEN_HARNESS = HarnessConfig(
     announce_turns=5,
     announce_tokens=4_000,
 )
-"""Harness for servers that do not say which one their model was trained with."""
+"""Harness for servers that do not report the one their model was trained with."""
 
 
 @contextlib.asynccontextmanager
 async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIterator[ChatModel]:
-    """The model behind an OpenAI-style server. Our gateway also says how it was trained."""
+    """The model behind an OpenAI-style server. Our gateway also reports the harness it was trained with."""
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -83,7 +83,7 @@ async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIter
 
 
 def read_rules(root: Path) -> str:
-    """The repository's own rules for agents, if it has any."""
+    """The repository's rules for agents. Empty when it has none."""
     for name in RULE_FILES:
         if is_inside(root, name, may_link=True):
             with contextlib.suppress(OSError), (root / name).open(errors="replace") as file:
@@ -92,7 +92,7 @@ def read_rules(root: Path) -> str:
 
 
 def key_for(settings: Settings, url: str, api_key: str) -> str:
-    """The given key, else this machine's own key where the gateway is this machine's own."""
+    """The given key. Without one, this machine's key when the gateway runs on this machine, else no key."""
     if api_key or not (settings.home / FILE_NAME).is_file():
         return api_key
     address = urlsplit(url)
@@ -174,8 +174,8 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
         )
         if left_out := workplace.left_out:
             screen.say(
-                f"{len(left_out)} names are left out, being links, no regular files, unreadable or over "
-                f"{MAX_FILE_BYTES >> 20} MiB, such as {left_out[0]}"
+                f"{len(left_out)} names are left out, as links, special files, unreadable or over "
+                f"{MAX_FILE_BYTES >> 20} MiB, for example {left_out[0]}"
             )
         return await run_chat(session, options.message or (), options.apply)
 
@@ -185,7 +185,7 @@ def main(
     context: typer.Context,
     repo: Annotated[Path, typer.Option(exists=True, file_okay=False, help="the repository")],
     gateway: Annotated[str, typer.Option(help="address of an OpenAI-style server")] = "",
-    model: Annotated[str, typer.Option(help="model of the server; its first when absent")] = "",
+    model: Annotated[str, typer.Option(help="model of the server; its first one when absent")] = "",
     checkpoint: Annotated[str, typer.Option(help="directory, artifact or 'promoted'")] = "",
     recipe: Annotated[str, typer.Option(help="recipe with the harness of a checkpoint")] = "nano",
     settings: SetOption = None,
@@ -196,11 +196,11 @@ def main(
         str, typer.Option(help="another environment variable that holds the key")
     ] = "",
     message: Annotated[
-        list[str] | None, typer.Option(help="message to send before the chat ends; repeatable")
+        list[str] | None, typer.Option(help="message to send, then end the chat; repeatable")
     ] = None,
     apply: Annotated[Apply, typer.Option(help="write the edits into your files")] = "ask",
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="seed of a checkpoint served here")] = 0,
+    seed: Annotated[int, typer.Option(help="sampling seed of --checkpoint")] = 0,
     tests: Annotated[
         list[str] | None, typer.Option(help="tests that `pytest` runs; all when absent; repeatable")
     ] = None,
@@ -215,7 +215,7 @@ def main(
     if key_env and source is not None and source.name == "COMMANDLINE":
         raise typer.BadParameter("wanted either --api-key or --key-env")
     if gateway and settings:
-        raise typer.BadParameter("--set changes a recipe, which goes with --checkpoint")
+        raise typer.BadParameter("--set changes a recipe, which only --checkpoint uses")
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
     try:

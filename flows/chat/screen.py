@@ -22,6 +22,7 @@ ENDINGS = {
     EndReason.BROKEN_CALLS: "stopped: the model repeats calls that cannot run",
     EndReason.TIMED_OUT: "stopped: out of time",
     EndReason.BOX_RUINED: "stopped: a command ended the sandbox",
+    EndReason.HARNESS_FAILED: "stopped: the harness failed",
     EndReason.FAULT: "stopped by a fault of this program",
     EndReason.SANDBOX_FAILED: "the sandbox failed",
     EndReason.ENGINE_FAILED: "the model could not answer",
@@ -29,7 +30,7 @@ ENDINGS = {
 
 
 class ChatScreen:
-    """Terminal of a chat."""
+    """Output and input of a chat on the terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -39,12 +40,12 @@ class ChatScreen:
         self.say(f"model       {model}")
         self.say(f"repository  {root} ({num_files} files, copied into a sandbox)")
         self.say(f"tools       {dialect} dialect; tests: {tests}")
-        self.say("Your files stay as they are until you agree. /help names the commands.")
+        self.say("Your files stay unchanged until you agree. /help lists the commands.")
 
     def show_turn(self, turn: TurnRecord) -> None:
         """Prints each call of a turn with its outcome."""
         if turn.is_summary:
-            self.say("context full: the model went on from its own summary", "dim")
+            self.say("context full: the model continues from its own summary", "dim")
             return
         if not turn.calls:
             return
@@ -97,7 +98,7 @@ class ChatScreen:
     def _show_result(self, call: ToolCallRecord, result: str) -> None:
         lines = result.split("\n")
         if call.call_id and lines and lines[0].startswith("["):
-            lines = lines[1:]  # the header repeats what the mark says
+            lines = lines[1:]  # the header repeats the status that the mark shows
         for line in lines[:MAX_RESULT_LINES]:
             self.say(f"    {_short(line)}", "dim")
         if len(lines) > MAX_RESULT_LINES:

@@ -1,4 +1,4 @@
-"""A person's conversation with an agent about a repository, and the way its edits are applied."""
+"""A person's conversation with an agent about a repository, and the decision on its edits."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.models.decode.protocol import ModelClient, Priority
 from ostinato.models.rendering import Renderer
 
-FOLLOW_UP_RATIO = 0.375  # of the context that a further message wants free, else it begins anew
+FOLLOW_UP_RATIO = 0.375  # free share of the context below which a message starts a new conversation
 USER_SECONDS = 24 * 3600.0  # a person may think as long as it takes
 Apply = Literal["ask", "always", "never"]
 HELP = (
     "/diff  what would change   /apply  write it   /revert  undo it in the sandbox   /quit\n"
-    "Ctrl-C stops the agent at work; your next message goes on from there."
+    "Ctrl-C stops the working agent; your next message continues from there."
 )
 
 
@@ -43,13 +43,13 @@ class ChatModel:
     renderer: Renderer | None = None
     client: httpx.AsyncClient | None = None
     model_name: str = ""
-    says_harness: bool = True  # False: a server that is not ours, whose limits are not known
-    search_directory: str | None = None  # encoder of code search; None: words alone
+    says_harness: bool = True  # False: not our gateway, so its limits are unknown
+    search_directory: str | None = None  # encoder of code search; None: search by words alone
 
 
 @dataclass(slots=True)
 class Interrupt:
-    """Handler of Ctrl-C: ends the agent's work, or the line being typed while there is none."""
+    """Handler of Ctrl-C: cancels the agent's work, or the input line when the agent is idle."""
 
     task: asyncio.Task[Any] | None = None
 
@@ -76,7 +76,7 @@ class ChatSession:
     shown: dict[str, bytes | None] = field(default_factory=dict)
 
     async def send(self, message: str) -> Transcript:
-        """Lets the agent work on a message until it answers."""
+        """Runs the agent on a message until it answers."""
         harness = self.model.harness
         prompt = message if not self.first_message else f"{self.first_message}\n\n{message}"
         self.first_message = self.first_message or message
@@ -97,7 +97,7 @@ class ChatSession:
         return transcript
 
     async def ask_user(self, question: str) -> str:
-        """Puts a question of the agent to the person. Ctrl-C ends the agent's work."""
+        """The person's answer to the agent's question. Ctrl-C cancels the agent's work."""
         self.screen.say(f"the agent asks: {question}", "bold")
         task, self.interrupt.task = self.interrupt.task, None
         try:
@@ -112,7 +112,7 @@ class ChatSession:
             self.interrupt.task = task
 
     async def send_feedback(self, signal: Signal) -> None:
-        """Feedback about the last answer, where a gateway recorded it. Losing it is no error."""
+        """Sends feedback about the last answer if a gateway recorded it. A failure to send is ignored."""
         conversation, client = self.conversation, self.model.client
         if client is None or not isinstance(conversation, MessageConversation):
             return
@@ -168,8 +168,8 @@ class ChatSession:
 
 
 async def run_chat(session: ChatSession, messages: Sequence[str], apply: Apply) -> bool:
-    """Sends `messages`, or the lines that the person types until /quit or the end of the input. Returns whether the
-    agent could work on all of `messages`.
+    """Sends `messages`, or without any the lines that the person types until /quit or the end of the input. Returns
+    whether the agent could work on all of `messages`.
     """
     has_worked = True
     for message in messages:
@@ -203,13 +203,13 @@ async def _run_line(session: ChatSession, line: str, apply: Apply) -> None:
 
 
 async def work_on(session: ChatSession, message: str) -> bool:
-    """Works on a message. Returns whether the agent could. Ctrl-C ends this work alone."""
+    """Runs the agent on a message. Returns whether that succeeded. Ctrl-C cancels only this work."""
     task = asyncio.create_task(session.send(message))
     session.interrupt.task = task
     try:
         await task
     except asyncio.CancelledError:
-        if not task.cancelled():  # it is this chat that is being ended
+        if not task.cancelled():  # the chat itself is being cancelled
             raise
         session.screen.say("stopped", "yellow")
     except OstinatoError as error:
@@ -221,14 +221,14 @@ async def work_on(session: ChatSession, message: str) -> bool:
 
 
 async def decide_on_edits(session: ChatSession, apply: Apply) -> None:
-    """Asks whether to write, keep or revert the edits that are not in the repository yet."""
+    """Asks whether to write, keep or revert the edits that are not yet in the repository."""
     workplace, screen = session.workplace, session.screen
     pending = await workplace.pending()
     if not pending:
         return
     screen.say(f"\nedits in the sandbox: {', '.join(pending)}")
     if apply == "never":
-        screen.say("left in the sandbox; your files are as they were")
+        screen.say("left in the sandbox; your files are unchanged")
         return
     answer = "y"
     if apply == "ask":
@@ -246,11 +246,11 @@ async def decide_on_edits(session: ChatSession, apply: Apply) -> None:
 
 
 async def keep_edits(session: ChatSession, pending: dict[str, bytes | None]) -> None:
-    """Writes edits into the repository, but for files that changed there meanwhile."""
+    """Writes edits into the repository, except for files that changed there meanwhile."""
     workplace, screen = session.workplace, session.screen
     conflicts = workplace.conflicts(pending)
     for path in conflicts:
-        screen.say(f"{path} changed in your repository meanwhile: left alone", "red")
+        screen.say(f"{path} changed in your repository meanwhile: not overwritten", "red")
     kept = {path: content for path, content in pending.items() if path not in conflicts}
     workplace.keep(kept)
     screen.say(f"written: {', '.join(kept) or 'nothing'}", "green")
@@ -259,7 +259,7 @@ async def keep_edits(session: ChatSession, pending: dict[str, bytes | None]) -> 
 
 
 async def revert_edits(session: ChatSession) -> None:
-    """Puts the sandbox back to the state of the repository."""
+    """Resets the sandbox to the state of the repository."""
     await session.workplace.revert()
     session.shown = {}
     session.screen.say("undone in the sandbox")

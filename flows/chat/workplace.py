@@ -1,5 +1,5 @@
-"""A sandbox over a copy of the user's repository, and the way its edits come back: only what the agent
-changed, only where the user's file is still what was copied.
+"""A sandbox over a copy of the user's repository, and the transfer of its edits to the repository. Only files that
+the agent changed are written, and only over files that are still as they were copied.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository, RepositoryLayo
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 200 << 20
-_MAX_DEPTH = 200  # folders in folders
+_MAX_DEPTH = 200  # of nested folders
 ALWAYS_IGNORED = (
     *(".git", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
@@ -37,55 +37,69 @@ Files = Mapping[str, bytes | None]
 
 
 def list_files(root: Path) -> list[str]:
-    """Plain files that belong to the repository, sorted. A link, and what lies behind one, is none."""
+    """Regular files that belong to the repository, sorted. Links, and files behind them, are left out."""
     root = Path(os.path.realpath(root))
     return [name for name in list_names(root) if is_inside(root, name, may_link=False)]
 
 
 def list_names(root: Path) -> list[str]:
-    """Whatever belongs to the repository, sorted: git's own list, else all that .gitignore leaves."""
-    if (root / ".git").exists() and shutil.which("git"):
+    """All names that belong to the repository, sorted: git's list, even when a folder above is the repository, else
+    everything that the .gitignore files do not exclude.
+    """
+    if any((folder / ".git").exists() for folder in (root, *root.parents)) and shutil.which("git"):
         listing = ["ls-files", "-coz", "--exclude-standard", *_own_ignores()]
         with contextlib.suppress(ProblemError):
-            return sorted(
-                {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
-            )
-    own: list[str] = []
-    if is_inside(root, ".gitignore", may_link=False):
-        with contextlib.suppress(OSError):
-            own = (root / ".gitignore").read_text(errors="replace").splitlines()
-    spec = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
+            listed = {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
+            # a folder that its repository ignores has an empty list; the user named it, so it is read anyway
+            if listed or (root / ".git").exists():
+                return sorted(listed)
+    rules: dict[str, pathspec.GitIgnoreSpec] = {}  # by folder
     found: list[str] = []
-    for folder, inner, names in os.walk(root):  # follows no link, passes over what it cannot read
+    for folder, inner, names in os.walk(root):  # follows no links and skips unreadable folders
         below = Path(folder).relative_to(root)
+        if is_inside(root, str(below / ".gitignore"), may_link=False):
+            with contextlib.suppress(OSError):
+                text = Path(folder, ".gitignore").read_text(errors="replace")
+                rules[str(below)] = pathspec.GitIgnoreSpec.from_lines(text.splitlines())
         is_deep = len(below.parts) >= _MAX_DEPTH
-        inner[:] = [n for n in inner if not is_deep and not spec.match_file(f"{below / n}/")]
+        inner[:] = [n for n in inner if not is_deep and not _is_ignored(below / n, rules, "/")]
         links = [name for name in inner if Path(folder, name).is_symlink()]
-        found += [str(below / name) for name in (*names, *links)]
-    return sorted(name for name in found if not spec.match_file(name))
+        found += [str(below / n) for n in (*names, *links) if not _is_ignored(below / n, rules)]
+    return sorted(found)
+
+
+def _is_ignored(path: Path, rules: Mapping[str, pathspec.GitIgnoreSpec], end: str = "") -> bool:
+    """Whether a path is ignored by the nearest folder with a rule about it. `end` is a slash for a folder."""
+    if _GENERATED_FILES.match_file(f"{path}{end}"):
+        return True
+    for folder in (folder for folder in path.parents if str(folder) in rules):
+        ignores = rules[str(folder)].check_file(f"{path.relative_to(folder)}{end}").include
+        if ignores is not None:
+            return ignores
+    return False
 
 
 def is_inside(root: Path, name: str, *, may_link: bool) -> bool:
-    """Whether a name is a regular file of a folder. With `may_link` links that stay in the folder are taken."""
+    """Whether a name is a regular file of a folder. With `may_link`, links that stay in the folder are allowed."""
     real = os.path.realpath(root / name)
-    is_there = Path(real).is_relative_to(root) if may_link else real == str(root / name)
-    return is_there and os.path.isfile(real)  # noqa: PTH113 Path.is_file raises in closed folders
+    is_below = Path(real).is_relative_to(root) if may_link else real == str(root / name)
+    return is_below and os.path.isfile(real)  # noqa: PTH113 Path.is_file raises in closed folders
 
 
 def _own_ignores() -> list[str]:
-    """Options of ls-files for the list that the user's own configuration names, as `run_git` reads none."""
+    """Options of ls-files for the user's global ignore file, because `run_git` reads no user configuration."""
     settings = Path.home() / ".config" / "git" / "config"
     options: list[str] = []
     for place in filter(Path.is_file, (settings, Path.home() / ".gitconfig")):
         question = ("--file", str(place), "--includes", "--type=path", "core.excludesFile")
-        with contextlib.suppress(ProblemError):  # it names none
+        with contextlib.suppress(ProblemError):  # the configuration names no file
             ignored = os.fsdecode(run_git(None, "config", *question)).removesuffix("\n")
             options = [f"--exclude-from={ignored}"] if Path(ignored).is_file() else []
     return options
 
 
 def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
-    """Copies files of at most 4 MiB below `target`. Their content by path. ConfigError when they are too much."""
+    """Copies files of at most 4 MiB below `target`. Returns their content by path. ConfigError above the limits."""
     names = list_files(root)
     if len(names) > MAX_FILES:
         raise ConfigError(f"{root} has {len(names)} files, wanted at most {MAX_FILES}")
@@ -97,7 +111,7 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
             if path.stat().st_size > MAX_FILE_BYTES:
                 continue
             files[name] = path.read_bytes()
-        except OSError:  # unreadable, or gone since it was listed
+        except OSError:  # unreadable, or deleted since it was listed
             continue
         total += len(files[name])
         if total > MAX_TOTAL_BYTES:
@@ -113,7 +127,7 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
 def recent_files(
     root: Path, files: Mapping[str, bytes], since_seconds: float
 ) -> tuple[RecentFile, ...]:
-    """The beginnings of the text files that were changed last, the newest first."""
+    """The first lines of the most recently changed text files, newest first."""
     changed = [((root / path).stat().st_mtime, path) for path in files if (root / path).is_file()]
     shown: list[RecentFile] = []
     for at, path in sorted(changed, reverse=True):
@@ -126,7 +140,7 @@ def recent_files(
 
 @dataclass(slots=True)
 class Workplace:
-    """The user's repository, the copy as it was made, and the sandbox over it."""
+    """The user's repository, the files as they were copied, and the sandbox over the copy."""
 
     root: Path
     files: dict[str, bytes]
@@ -137,7 +151,7 @@ class Workplace:
     left_out: tuple[str, ...] = ()  # names of the repository that were not copied
 
     async def pending(self) -> dict[str, bytes | None]:
-        """Files the agent changed that the repository does not have yet."""
+        """Changes by the agent that are not yet in the repository."""
         changed = await self.environment.sandbox.diff()
         everything = {**dict.fromkeys(self.kept), **changed}
         now = {path: changed.get(path, self.files.get(path)) for path in everything}
@@ -148,11 +162,11 @@ class Workplace:
         }
 
     def known(self, path: str) -> bytes | None:
-        """A file as this chat last saw it in the repository."""
+        """The content of a file when this chat last read or wrote it in the repository."""
         return self.kept[path] if path in self.kept else self.files.get(path)
 
     def conflicts(self, changes: Files) -> list[str]:
-        """Changed files that somebody else has changed in the repository meanwhile."""
+        """Paths of `changes` that somebody else has changed in the repository meanwhile."""
         return [path for path in changes if self._on_disk(path) != self.known(path)]
 
     def keep(self, changes: Files) -> None:
@@ -174,7 +188,7 @@ class Workplace:
             self.kept[path] = content
 
     async def revert(self) -> None:
-        """Puts the sandbox back to the state of the repository."""
+        """Resets the sandbox to the state of the repository."""
         await self.place.release(self.environment.sandbox)
         self.environment.sandbox = await self.place.lease(self.kept)
         self.environment.state.region = None
@@ -207,9 +221,9 @@ async def open_workplace(
     sandbox: SandboxKind = SandboxKind.NAMESPACE,
     search_directory: str | None = None,
 ) -> AsyncIterator[Workplace]:
-    """A sandbox over a copy of `root` made below `copy`, for the length of the block. With
-    `warm_tests`, `pytest` runs every collected test in a warm box, or those of `tests` where any are
-    named; else it is a command like others.
+    """A sandbox over a copy of `root` below `copy`, for the duration of the block. With `warm_tests`,
+    `pytest` runs the collected tests, or those of `tests` if any are given, in a warm box; else it is
+    an ordinary command.
     """
     root = root.resolve()
     files = copy_repository(root, copy)
@@ -235,7 +249,7 @@ async def open_workplace(
 
 
 def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Collected tests below the wanted folders, files, classes or names. All without any."""
+    """Collected tests below the wanted folders, files, classes or names. All tests when none is wanted."""
     chosen = tuple(
         test
         for test in collected
@@ -247,7 +261,7 @@ def choose_tests(collected: Sequence[str], wanted: Sequence[str]) -> tuple[str, 
     )
     if collected and not chosen:
         raise ConfigError(
-            f"tests {', '.join(wanted)}: none of {len(collected)} collected tests lies there, "
+            f"tests {', '.join(wanted)}: none of {len(collected)} collected tests is there, "
             f"wanted a folder, file or test such as {collected[0]}"
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Results of commands: shown to a person, or with --json printed as a JSON value for a program."""
+"""Results of commands: shown to a person, or printed as a JSON value with --json."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from ostinato.flows.stages.console import say
 
 _Parameters = ParamSpec("_Parameters")
 _JsonOption = Annotated[
-    bool, typer.Option("--json", help="one JSON value, alone on standard output")
+    bool, typer.Option("--json", help="print only one JSON value to standard output")
 ]
 _STDOUT, _STDERR = 1, 2
 _INTERRUPTED = 130
@@ -26,8 +26,8 @@ _INTERRUPTED = 130
 class CommandResult:
     """Result of a command."""
 
-    value: Any  # records, or values of JSON
-    show: Callable[[], None]  # prints it for a person
+    value: Any  # records or JSON values
+    show: Callable[[], None]  # prints the result for a person
     exit_code: int = 0
 
 
@@ -44,7 +44,7 @@ def answering(command: Callable[_Parameters, CommandResult]) -> Callable[..., No
             say("stopped")
             raise typer.Exit(_INTERRUPTED) from None
         if as_json:
-            # a number that JSON does not have (a diverged loss) is null
+            # numbers that JSON lacks (a diverged loss) become null
             typer.echo(to_json(answer.value, indent=1, inf_nan_mode="null"))
         else:
             answer.show()
@@ -64,7 +64,7 @@ def answering(command: Callable[_Parameters, CommandResult]) -> Callable[..., No
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Output of this process and of those that it starts goes to standard error within the block."""
+    """Within the block, standard output of this process and its children goes to standard error."""
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)

@@ -1,4 +1,4 @@
-"""`ostinato certify`: checks of a problem set, problem by problem, with a signed certificate and a page."""
+"""`ostinato certify`: checks each problem of a set and writes a signed certificate and a page."""
 
 import hashlib
 import time
@@ -52,7 +52,7 @@ def certify(
     directory: Path | None,
     at_a_time: int,
 ) -> SignedCertificate:
-    """Checks a set, writes certificate.json and certificate.html, names each problem with a finding."""
+    """Checks a set, prints each finding, and writes certificate.json and certificate.html."""
     work = settings.home / "certificates" / hashlib.sha256(problems.encode()).hexdigest()[:16]
     drawn = _open_set(settings, problems, work, options)
     measured = None
@@ -87,9 +87,9 @@ def certify(
 
 
 def verify(path: Path, public_key: str | None) -> SignedCertificate:
-    """A certificate whose signature holds, summed up on the console."""
+    """Checks the signature of a certificate and prints a summary. Returns the certificate."""
     signed = read_signed(path, public_key)
-    say(f"{path}: signature holds, by key {signed.public_key}")
+    say(f"{path}: valid signature by key {signed.public_key}")
     conclude(signed.certificate)
     return signed
 
@@ -97,7 +97,7 @@ def verify(path: Path, public_key: str | None) -> SignedCertificate:
 def conclude(certificate: Certificate) -> None:
     """Prints findings, paid hacks, refused fixes and costs of a certificate."""
     checked = len(certificate.reports)
-    say(f"{certificate.num_proven} of {checked} problems without a finding")
+    say(f"{certificate.num_proven} of {checked} problems have no finding")
     for reason, count in certificate.counts.items():
         say(f"  {reason}: {count}")
     say(f"adversary suite: {certificate.hacks_paid} paid in {certificate.hacks_tried} tries")
@@ -146,7 +146,7 @@ def _measure(
     recipe: Recipe,
     options: CertifyOptions,
 ) -> Difficulty:
-    """Attempts of a checkpoint at the checked problems, through training's harness and engine."""
+    """Difficulty of the checked problems for a checkpoint, measured with the harness and engine of training."""
     request = EvaluationRequest(
         checkpoint_directory=str(open_artifacts(settings).local_copy(checkpoint, settings.home)),
         checkpoint_name=str(checkpoint),

@@ -22,10 +22,10 @@ cycles = typer.Typer(no_args_is_help=True, help="Real-time cycles of a serving l
 LineOption = Annotated[
     str | None, typer.Option(help="serving line; that of the recipe when absent")
 ]
-RecipeOption = Annotated[str, typer.Option(help="recipe whose serving line is meant")]
-# loads Prefect and scipy, seconds that the other commands need not wait
+RecipeOption = Annotated[str, typer.Option(help="recipe that names the serving line")]
+# Loaded by name: Prefect and scipy would delay the other commands by seconds.
 ROLL_BACK = "ostinato.flows.stages.realtime:roll_back"
-TELL_SKIPPED = "ostinato.flows.stages.events:send_cycle_skipped"
+SEND_SKIPPED = "ostinato.flows.stages.events:send_cycle_skipped"
 _STAGES = ("candidate-*", "traffic-*")
 
 
@@ -34,7 +34,7 @@ _STAGES = ("candidate-*", "traffic-*")
 def show(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
-    """Cycles of the line, oldest first: window, checkpoint it began with, outcome."""
+    """Lists the cycles of the line, oldest first: window, initial checkpoint, outcome."""
     with _ledger(load_settings()) as ledger:
         rows = ledger.cycles.history(_line(recipe, line, settings))
 
@@ -56,7 +56,7 @@ def show(
 def skip(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
-    """Ends the open cycle: its interactions are never trained on, the next cycle begins after them."""
+    """Ends the open cycle without training on its interactions. The next cycle starts after them."""
     return _end(_line(recipe, line, settings), "skipped")
 
 
@@ -65,7 +65,7 @@ def skip(
 def close(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
-    """Ends the open cycle with the outcome that it has: promoted, refused, or skipped when nothing was decided."""
+    """Ends the open cycle with its current outcome: promoted, refused, or skipped when nothing was decided."""
     return _end(_line(recipe, line, settings), None)
 
 
@@ -77,13 +77,13 @@ def roll_back(
     line: LineOption = None,
     overrides: SetOption = None,
 ) -> CommandResult:
-    """Takes the champion from users: the champion before it serves again, within seconds."""
+    """Withdraws the champion. The previous champion serves again within seconds."""
     name = _line(recipe, line, overrides)
     settings = load_settings()
     local_prefect.use_own_server(settings)
     with _ledger(settings) as ledger:
         report = load_entry(ROLL_BACK)(ledger, name, None, reason)
-    text = f"{name}: {report.candidate} taken back, {report.champion} serves"
+    text = f"{name}: {report.candidate} withdrawn, {report.champion} serves"
     return CommandResult(report, lambda: typer.echo(text))
 
 
@@ -98,7 +98,7 @@ def _end(line: str, outcome: str | None) -> CommandResult:
         ledger.cycles.close(cycle.cycle_id, ended, time.time())
     if ended == "skipped":
         local_prefect.use_own_server(settings)
-        load_entry(TELL_SKIPPED)(cycle.cycle_id, "by hand")
+        load_entry(SEND_SKIPPED)(cycle.cycle_id, "by hand")
     value = {"cycle_id": cycle.cycle_id, "outcome": ended}
     return CommandResult(value, lambda: typer.echo(f"{cycle.cycle_id}: {ended}"))
 

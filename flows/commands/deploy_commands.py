@@ -1,4 +1,4 @@
-"""`ostinato deploy` and `ostinato deploy-files`: flows and files for other machines."""
+"""`ostinato deploy` and `ostinato deploy-files`: deployment of flows, and files for clusters."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def deploy(
     recipe: RecipeOption = "nano",
     settings: SetOption = None,
     pool: Annotated[
-        PoolType, typer.Option(help="place of a flow run: a process, a container or a job")
+        PoolType, typer.Option(help="runs flows as a process, a container or a job")
     ] = PoolType.PROCESS,
     image: Annotated[
         str | None,
@@ -42,7 +42,7 @@ def deploy(
 
 def deploy_files(
     directory: Annotated[
-        Path, typer.Argument(help="gets the files; made when missing", file_okay=False)
+        Path, typer.Argument(help="folder for the files; created when missing", file_okay=False)
     ],
 ) -> None:
     """Writes the container file, the KubeRay manifest, the Slurm script and the work pools' templates."""

@@ -1,8 +1,8 @@
-"""`ostinato doctor`: checks of a machine, in the order in which a newcomer meets them, each with its remedy.
+"""`ostinato doctor`: checks of a machine with remedies, in the order in which a new user meets the problems.
 
-Memory is estimated from a recipe's numbers. For `miniature` on two cores the estimate is 2.5 GiB; its processes held
-1.7 GiB in pretraining and 2.0 GiB in RL. For `smollm2` it is 15.0 GiB; the ranks of pretraining held 12.6 GiB, RL's
-trainer and engine 16.4 GiB.
+Memory is estimated from a recipe's numbers. For `miniature` on two cores the estimate is 2.5 GiB; its processes used
+1.7 GiB in pretraining and 2.0 GiB in RL. For `smollm2` the estimate is 15.0 GiB; the ranks of pretraining used 12.6 GiB,
+RL's trainer and engine 16.4 GiB.
 """
 
 import importlib.metadata
@@ -43,7 +43,7 @@ _RAY_MEMORY_BYTES = 2 * 2**30
 _PYTHON_WANTED = ((3, 11), (3, 13))
 REINSTALL = "run `make setup` again"
 
-ON_CPU = " on cpu, "  # part of the output of the next program
+ON_CPU = " on cpu, "  # occurs in the output of TORCH_PROGRAM without a GPU
 TORCH_PROGRAM = """
 import torch
 has_cuda = torch.cuda.is_available()
@@ -80,44 +80,44 @@ assert wait_for(probe.answer.remote(), "doctor's actor", 120) == 42
 stop_ray()
 print("started, an actor answered, stopped")
 """
-_CONTAINER_MARKS = (".dockerenv", "run/.containerenv")  # of Docker, of Podman
+_CONTAINER_MARKS = (".dockerenv", "run/.containerenv")  # files of Docker and of Podman
 _SYSCTL = "`sudo sysctl -w {0}`, and for the next boot {0} in /etc/sysctl.d/60-ostinato.conf"
-# rule of the kernel: its value where boxes are forbidden, and the one that allows them
+# kernel rule, its value that forbids boxes, the setting that allows them, and its meaning
 _RULES = (
     ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000", "no user namespaces"),
     (
         "kernel/unprivileged_userns_clone",
         "0",
         "kernel.unprivileged_userns_clone=1",
-        "user namespaces for root alone (Debian)",
+        "user namespaces for root only (Debian)",
     ),
     (
         "kernel/apparmor_restrict_unprivileged_userns",
         "1",
         "kernel.apparmor_restrict_unprivileged_userns=0",
-        "AppArmor takes the rights of user namespaces (Ubuntu from 23.10)",
+        "AppArmor removes the rights of user namespaces (Ubuntu from 23.10)",
     ),
 )
-_FILTERED = "2"  # a seccomp filter, as /proc/PID/status counts
+_FILTERED = "2"  # value of Seccomp in /proc/PID/status for a process with a filter
 _OWN_PROGRAMS = (
     "-m ostinato.flows.operating.prefect_server",
     "-m ostinato.flows.operating.gateway_process",
     "-m ostinato.flows.operating.dashboard.server",
 )
-_SHOWN = 140  # characters of a process's command
-_RANK_BYTES = 450 << 20  # of Python with torch and Megatron
+_COMMAND_WIDTH = 140  # shown characters of a process's command
+_RANK_BYTES = 450 << 20  # Python with torch and Megatron
 _TRAINED_BYTES = 16  # per parameter: fp32 weights, gradients, moments
 _SERVED_BYTES = {Precision.FP32: 4, Precision.BF16: 2}
-_COMPARED_BYTES = 4  # per parameter of each version that is kept for parity of older tokens
-_SERVED_COPIES = 3  # of an engine's weights: packed, as they came, and the next version's
-_WIDER = 2  # activations are counted in bf16 and kept in fp32
-# Memory of a rank over its counted activations: their gradients, and holes between blocks of many sizes.
-# SmolLM2-135M held 3.0 times as much in pretraining, 3.4 times in RL.
-_HELD = 3.4
+_COMPARED_BYTES = 4  # per parameter of each earlier version kept for parity checks of older tokens
+_SERVED_COPIES = 3  # of an engine's weights: packed, as received, and those of the next version
+_WIDER = 2  # activations are counted in bf16 but stored in fp32
+# Ratio of a rank's memory to its counted activations, for their gradients and fragmentation. SmolLM2-135M used 3.0
+# times as much in pretraining, 3.4 times in RL.
+_MEMORY_RATIO = 3.4
 _SERVICES_BYTES = 1 << 30  # Prefect's server, the flow, Ray's own processes, boxes
 _ANSWER_SECONDS = 10.0
-_SCHEDULER_SECONDS = 180.0  # Prefect's scheduler looks once a minute
-_PAGE = 200  # the most that the server gives at once
+_SCHEDULER_SECONDS = 180.0  # Prefect's scheduler runs once a minute
+_PAGE = 200  # the server's maximum page size
 
 
 class Check(Record):
@@ -125,19 +125,19 @@ class Check(Record):
 
     name: str
     ok: bool
-    detail: str = Field(description="values seen, and the wanted ones of a check that failed")
+    detail: str = Field(description="values seen, and those wanted when the check failed")
     fix: str = Field(default="", description="remedy; empty when ok")
 
 
 def compare(name: str, ok: bool, seen: str, wanted: str, fix: str) -> Check:
-    """A check of a number or name."""
+    """A check of a value that was compared with the wanted one."""
     if ok:
         return Check(name=name, ok=True, detail=seen)
     return Check(name=name, ok=False, detail=f"{seen}, wanted {wanted}", fix=fix)
 
 
 def attempt(name: str, action: Callable[[], str], fix: str) -> Check:
-    """A check that runs `action`: what it returns, or its error, is the detail."""
+    """A check that runs `action`. The detail is the returned text or the error."""
     try:
         return Check(name=name, ok=True, detail=action())
     except (OstinatoError, OSError, subprocess.SubprocessError) as error:
@@ -150,7 +150,7 @@ def gigabytes(size_bytes: float) -> str:
 
 
 def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> list[Check]:
-    """All checks; `recipe` says how much memory and disk is enough. `deep` also starts Ray."""
+    """Runs all checks, with the memory and disk that `recipe` needs. `deep` also starts Ray."""
     available = psutil.virtual_memory().available
     torch = check_program("torch", TORCH_PROGRAM, REINSTALL)
     has_gpu = torch.ok and ON_CPU not in torch.detail
@@ -172,17 +172,17 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
         check_object_store(settings),
     ]
     if recipe.decoding.engine == "vllm":
-        fix = "install the extra `vllm`, or take --set decoding.engine=local"
+        fix = "install the extra `vllm`, or use --set decoding.engine=local"
         checks.insert(4, check_program("vllm", VLLM_PROGRAM, fix))
     if deep:
         arguments = [str(settings.cpu_limit), str(settings.object_store_memory_bytes)]
-        fix = "free memory and look into /tmp/ostinato-ray-*/ray/session_latest/logs"
+        fix = "free memory, and see /tmp/ostinato-ray-*/ray/session_latest/logs"
         checks.append(check_program("ray start", RAY_PROGRAM, fix, arguments))
     return checks
 
 
 def show(checks: Sequence[Check]) -> None:
-    """Prints a line per check and, below one that failed, its fix."""
+    """Prints a line per check, followed by the fix if it failed."""
     for check in checks:
         mark = typer.style("ok    ", fg="green") if check.ok else typer.style("not ok", fg="red")
         typer.echo(f"{mark} {check.name:<22} {check.detail}")
@@ -191,7 +191,7 @@ def show(checks: Sequence[Check]) -> None:
 
 
 def check_python(version: tuple[int, ...]) -> Check:
-    """Python 3.11 or 3.12."""
+    """Checks that Python is 3.11 or 3.12."""
     low, high = _PYTHON_WANTED
     seen = ".".join(str(part) for part in version)
     fix = "install Python 3.11, then `make clean setup`"
@@ -199,7 +199,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 
 def check_program(name: str, program: str, fix: str, arguments: list[str] | None = None) -> Check:
-    """A Python program in a child of its own. Its last line of output is the detail."""
+    """Checks that a Python program succeeds in a child process. Its last line of output is the detail."""
     command = [sys.executable, "-P", "-W", "ignore", "-c", program, *(arguments or [])]
     root = Path(__file__).resolve().parents[2]
     try:
@@ -216,7 +216,7 @@ def check_program(name: str, program: str, fix: str, arguments: list[str] | None
 
 
 def check_ray(available_memory_bytes: int, object_store_bytes: int) -> Check:
-    """Ray is installed and has the memory it starts with."""
+    """Checks that Ray is installed and that there is enough memory to start it."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -228,7 +228,7 @@ def check_ray(available_memory_bytes: int, object_store_bytes: int) -> Check:
 
 
 def check_sandbox(root: Path = Path("/")) -> Check:
-    """Bubblewrap can make a box with its own users, processes and network."""
+    """Checks that Bubblewrap can make a box with its own users, processes and network."""
 
     def run_true() -> str:
         program = find_bubblewrap()
@@ -245,9 +245,9 @@ def check_sandbox(root: Path = Path("/")) -> Check:
 
 
 def how_to_allow_boxes(root: Path) -> str:
-    """The fix for the rules of this machine that forbid boxes. Every known fix where no such rule is seen.
+    """The fix for this machine's rules that forbid boxes. Every known fix when no such rule is found.
 
-    A container's rules are its own and its host's: the host's are seen through /proc/sys.
+    A container has its own rules and those of its host, which /proc/sys shows.
     """
     fixes = [
         f"{what}: {_SYSCTL.format(setting)}"
@@ -265,7 +265,7 @@ def how_to_allow_boxes(root: Path) -> str:
 
 
 def check_box_programs() -> Check:
-    """The programs of every box are there: the server, compiled in C, and ripgrep."""
+    """Checks that the programs of every box exist: the server, compiled from C, and ripgrep."""
     return attempt(
         "box programs",
         lambda: f"{build_agent().name}, {find_ripgrep().name}",
@@ -281,38 +281,38 @@ def _is_filtered(root: Path) -> bool:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # a kernel without the rule
+    except OSError:  # the kernel does not have the rule
         return ""
 
 
 def check_memory(recipe: Recipe, available_bytes: int, *, has_gpu: bool = False) -> Check:
-    """Memory for the recipe's largest stage, where no GPU holds the model."""
+    """Checks the memory for the recipe's largest stage, unless a GPU holds the model."""
     if has_gpu:
-        detail = f"{gigabytes(available_bytes)} free; `ostinato plan` tells what GPUs hold"
+        detail = f"{gigabytes(available_bytes)} free; `ostinato plan` estimates the memory of GPUs"
         return Check(name="memory", ok=True, detail=detail)
     parts = estimate_memory(recipe)
     most = max(parts, key=lambda name: parts[name])
     seen = f"{gigabytes(available_bytes)} free for recipe {recipe.name}"
     wanted = f"{gigabytes(sum(parts.values()))}, {gigabytes(parts[most])} of it {most}"
-    fix = "end other programs, or take a smaller recipe"
+    fix = "end other programs, or use a smaller recipe"
     return compare("memory", available_bytes >= sum(parts.values()), seen, wanted, fix)
 
 
 def check_disk(home: Path, wanted_bytes: int, recipe: Recipe | None = None) -> Check:
-    """Free disk where the project keeps its files: to start, and for the recipe's chain."""
+    """Checks the free disk space of the home: the minimum to start, and the needs of the recipe's chain."""
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     seen = f"{gigabytes(free)} free at {home}"
     if recipe is not None:
         wanted_bytes = max(wanted_bytes, sum(estimate_disk(recipe).values()))
-    of_whom = "" if recipe is None else f" for recipe {recipe.name}"
+    purpose = "" if recipe is None else f" for recipe {recipe.name}"
     fix = "free space, or set OSTINATO_HOME to a larger disk"
-    wanted = f"{gigabytes(wanted_bytes)}{of_whom}"
-    return compare("disk", free >= wanted_bytes, f"{seen}{of_whom}", wanted, fix)
+    wanted = f"{gigabytes(wanted_bytes)}{purpose}"
+    return compare("disk", free >= wanted_bytes, f"{seen}{purpose}", wanted, fix)
 
 
 def check_port(name: str, port: int, variable: str) -> Check:
-    """The port is free, or this project's own service has it."""
+    """Checks that the port is free or in use by a service of this project."""
     holders = [
         connection.pid
         for connection in psutil.net_connections("tcp")
@@ -322,9 +322,9 @@ def check_port(name: str, port: int, variable: str) -> Check:
         return Check(name=name, ok=True, detail=f"{port} is free")
     holder = _describe_process(holders[0])
     if any(program in holder for program in _OWN_PROGRAMS):
-        return Check(name=name, ok=True, detail=f"{port} is served by {holder[:_SHOWN]}")
+        return Check(name=name, ok=True, detail=f"{port} is served by {holder[:_COMMAND_WIDTH]}")
     fix = f"end that program, or set {variable}"
-    return compare(name, False, f"{port} is busy ({holder[:_SHOWN]})", "a free port", fix)
+    return compare(name, False, f"{port} is busy ({holder[:_COMMAND_WIDTH]})", "a free port", fix)
 
 
 def _describe_process(pid: int | None) -> str:
@@ -337,7 +337,7 @@ def _describe_process(pid: int | None) -> str:
 
 
 def estimate_memory(recipe: Recipe) -> dict[str, int]:
-    """Bytes by consumer, of the stage that needs most."""
+    """Bytes by consumer, for the stage that needs most."""
     parameters = num_parameters(recipe.model)
     rows = max(phase.microbatch_tokens for phase in recipe.pretraining.phases)
     pretraining = recipe.pretraining.world_size * _rank_bytes(recipe, parameters, rows)
@@ -357,15 +357,15 @@ def estimate_memory(recipe: Recipe) -> dict[str, int]:
 
 
 def _rank_bytes(recipe: Recipe, parameters: int, tokens: int) -> int:
-    """Bytes of a rank with the whole model, forwards and backwards over so many tokens."""
+    """Bytes of a rank that holds the whole model, for a forward and backward pass over so many tokens."""
     token_bytes = _WIDER * stage_activation_bytes(recipe.model, ParallelLayout(), 0)
     logits = 2 * 4 * recipe.model.vocab_size  # and their gradient
-    held = _HELD * tokens * (token_bytes + logits)
+    held = _MEMORY_RATIO * tokens * (token_bytes + logits)
     return int(_RANK_BYTES + _TRAINED_BYTES * parameters + held)
 
 
 def check_database(settings: Settings) -> Check:
-    """The ledger answers and has its newest schema."""
+    """Checks that the ledger answers with the newest schema."""
 
     def read_lines() -> str:
         ledger = open_ledger(settings)
@@ -379,7 +379,7 @@ def check_database(settings: Settings) -> Check:
 
 
 def check_object_store(settings: Settings) -> Check:
-    """An object can be written, read back and deleted."""
+    """Checks that an object can be written, read back and deleted."""
 
     def write_and_read() -> str:
         objects = open_object_store(settings)
@@ -393,33 +393,33 @@ def check_object_store(settings: Settings) -> Check:
 
 
 def check_schedules(url: str, login: str | None = None, now: float | None = None) -> Check:
-    """Each deployment with a schedule has runs to come, on a server that runs. `url`: of its API."""
+    """Checks that the scheduler plans runs of each scheduled deployment, if a server answers. `url`: of its API."""
     try:
         with open_api(ServerAccess(url, login), _ANSWER_SECONDS) as api:
             scheduled = list(_scheduled(api))
-            idle = [one for one in scheduled if not _has_run_to_come(api, one["id"])]
+            idle = [item for item in scheduled if not _has_scheduled_run(api, item["id"])]
     except httpx.ConnectError:
         return Check(name="schedules", ok=True, detail=f"no Prefect server answers at {url}")
     except (httpx.HTTPError, ValueError) as error:
-        fix = "`ostinato status` tells what the server waits for"
+        fix = "`ostinato status` shows the state of the server"
         return Check(name="schedules", ok=False, detail=f"{url}: {error!r}", fix=fix)
     instant = time.time() if now is None else now
-    late = [one for one in idle if instant - _changed_at(one) > _SCHEDULER_SECONDS]
+    late = [item for item in idle if instant - _changed_at(item) > _SCHEDULER_SECONDS]
     if not late:
         new = f", {len(idle)} of them new" if idle else ""
         return Check(name="schedules", ok=True, detail=f"{len(scheduled)} deployments{new}")
-    names = ", ".join(one["name"] for one in late)
-    since = min(instant - _changed_at(one) for one in late) / 60
+    names = ", ".join(deployment["name"] for deployment in late)
+    since = min(instant - _changed_at(deployment) for deployment in late) / 60
     return Check(
         name="schedules",
         ok=False,
         detail=(
-            f"no run to come of {names}, whose schedule is {since:.0f} min old: the scheduler of "
-            f"{url} does not schedule, wanted runs within {_SCHEDULER_SECONDS:.0f} s"
+            f"no scheduled run of {names} {since:.0f} min after the schedule was set: the scheduler of "
+            f"{url} does not work, wanted runs within {_SCHEDULER_SECONDS:.0f} s"
         ),
         fix=(
             "pip install 'sqlalchemy<2.1' where the server runs (with 2.1 the scheduler of Prefect 3.8 "
-            "fails), unset PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED, start the server again"
+            "fails), unset PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED, restart the server"
         ),
     )
 
@@ -429,14 +429,14 @@ def _scheduled(api: httpx.Client) -> Iterator[dict[str, Any]]:
     offset = 0
     while page := _ask(api, "deployments/filter", {"limit": _PAGE, "offset": offset}):
         yield from (
-            one
-            for one in page
-            if not one["paused"] and any(each["active"] for each in one["schedules"])
+            deployment
+            for deployment in page
+            if not deployment["paused"] and any(each["active"] for each in deployment["schedules"])
         )
         offset += len(page)
 
 
-def _has_run_to_come(api: httpx.Client, deployment: str) -> bool:
+def _has_scheduled_run(api: httpx.Client, deployment: str) -> bool:
     wanted = {
         "deployments": {"id": {"any_": [deployment]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
@@ -449,6 +449,6 @@ def _ask(api: httpx.Client, path: str, body: Mapping[str, Any]) -> Any:
 
 
 def _changed_at(deployment: Mapping[str, Any]) -> float:
-    """When the deployment or its newest schedule was written."""
+    """Time of the last change of the deployment or its schedules."""
     texts = [deployment["updated"], *(each["updated"] for each in deployment["schedules"])]
     return max(datetime.fromisoformat(text).timestamp() for text in texts if text)

@@ -1,8 +1,9 @@
-"""`ostinato gc`: removes what can be had again, or what nothing reads any more.
+"""`ostinato gc`: removes files that can be made again or that nothing reads any more.
 
-From this machine's home go working files and local copies; logs, metrics, requests and results of stages stay. With a
-recipe, checkpoints that its `[retention]` no longer wants leave the object store. Ledger rows and lineage stay. A removed
-checkpoint is gone for its readers at once; the stage that made it makes it again, as long as its own parents exist.
+It removes working files and local copies from this machine's home, and keeps logs, metrics, requests and results of
+stages. With a recipe it also removes checkpoints that the recipe's `[retention]` does not keep from the object store.
+Ledger rows and lineage stay. A removed checkpoint can no longer be read; its stage can build it again while its parents
+exist.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ _CANDIDATE, _REINFORCED = CANDIDATE.kind, REINFORCEMENT.kind
 
 
 class Garbage(Record):
-    """A file or folder that may go."""
+    """A file or folder that may be removed."""
 
     path: Path
     size_bytes: int
@@ -60,7 +61,7 @@ class Garbage(Record):
 
 
 class ExpiredCheckpoint(Record):
-    """A checkpoint whose bytes leave the object store."""
+    """A checkpoint to remove from the object store."""
 
     artifact: Annotated[ArtifactRef, PlainSerializer(str)]
     size_bytes: int
@@ -68,7 +69,7 @@ class ExpiredCheckpoint(Record):
 
 
 class Removal(Record):
-    """All that an `ostinato gc` removes, or would."""
+    """Everything that one `ostinato gc` removes, or would remove in a dry run."""
 
     checkpoints: tuple[ExpiredCheckpoint, ...]
     files: tuple[Garbage, ...]
@@ -78,9 +79,7 @@ class Removal(Record):
 def collect(
     settings: Settings, recipe: Recipe | None, older_than_days: float, *, is_dry: bool
 ) -> Removal:
-    """Removes files of the home, and of a recipe's checkpoints what its retention no longer wants. Nothing of it
-    when `is_dry`.
-    """
+    """Finds files of the home, and checkpoints that a recipe's retention does not keep. Removes them unless `is_dry`."""
     store = Retention(settings)
     checkpoints = [] if recipe is None else store.find(recipe)
     files = find_garbage(settings, older_than_days)
@@ -93,12 +92,12 @@ def collect(
 
 
 def show(removal: Removal) -> None:
-    """Prints each checkpoint, the files by folder and reason, and the sum."""
+    """Prints each checkpoint, the files by folder and reason, and the totals."""
     lines = [f"{one.artifact}, {decimal(one.size_bytes)}: {one.why}" for one in removal.checkpoints]
     by_folder = itertools.groupby(removal.files, lambda file: (file.path.parent, file.why))
     for (folder, why), group in by_folder:
         files = list(group)
-        place = files[0].path if len(files) == 1 else f"{folder}, {len(files)} things"
+        place = files[0].path if len(files) == 1 else f"{folder}, {len(files)} items"
         lines.append(f"{place}, {decimal(sum(file.size_bytes for file in files))}: {why}")
     console = Console()
     for line in lines:
@@ -106,11 +105,11 @@ def show(removal: Removal) -> None:
     items = (*removal.checkpoints, *removal.files)
     would = "would free " if removal.is_dry else ""
     size = decimal(sum(item.size_bytes for item in items))
-    console.print(f"{would}{len(items)} things, {size}", highlight=False)
+    console.print(f"{would}{len(items)} items, {size}", highlight=False)
 
 
 def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
-    """Files and folders of this home that may go. Nothing that a live process works in."""
+    """Files and folders of this home that may be removed, except those of live processes."""
     before = time.time() - older_than_days * _DAY_SECONDS
     stages = [path for path in (settings.home / "runs").glob("*/*") if path.is_dir()]
     live = live_stages(settings)
@@ -118,18 +117,18 @@ def find_garbage(settings: Settings, older_than_days: float) -> list[Garbage]:
         item
         for stage in stages
         if stage not in live
-        for item in _of_stage(stage)
+        for item in _garbage_of_stage(stage)
         if item.path.stat().st_mtime < before
     ]
-    if not live:  # a stage under way may read any of them
-        found += [item for item in _copies(settings) if item.path.stat().st_mtime < before]
+    if not live:  # a running stage may read any of them
+        found += [item for item in _local_copies(settings) if item.path.stat().st_mtime < before]
     gone = expired(uploads_folder(settings), settings.upload_hours, time.time())
-    found += [_item(path, "upload of a tenant that expired") for path in gone]
+    found += [_garbage_at(path, "expired upload of a tenant") for path in gone]
     return found
 
 
 def remove(garbage: Garbage) -> None:
-    """Removes a file or folder. A missing one is no error."""
+    """Removes a file or folder if it exists."""
     if garbage.path.is_dir():
         shutil.rmtree(garbage.path, ignore_errors=True)
     else:
@@ -137,7 +136,7 @@ def remove(garbage: Garbage) -> None:
 
 
 def live_stages(settings: Settings) -> list[Path]:
-    """Folders that a process of this home works in, or waits for."""
+    """Folders of stages that a process of this home runs or waits for."""
     return [path for path in (settings.home / "runs").glob("*/*") if _is_live(path)]
 
 
@@ -146,18 +145,18 @@ def _is_live(stage: Path) -> bool:
     return bool(live_owners(stage)) or (mark is not None and is_alive(mark))
 
 
-def _of_stage(stage: Path) -> Iterator[Garbage]:
+def _garbage_of_stage(stage: Path) -> Iterator[Garbage]:
     if ".superseded-" in stage.name:
-        yield _item(stage, "work of another request")
+        yield _garbage_at(stage, "work of a superseded request")
     elif (stage / PUBLISHED).is_file():
         reference = (stage / PUBLISHED).read_text()
         for path in stage.iterdir():
             if path.name not in _KEPT:
-                yield _item(path, f"working files of {reference}, which is published")
+                yield _garbage_at(path, f"working files of {reference}, which is published")
 
 
-def _copies(settings: Settings) -> Iterator[Garbage]:
-    """Local copies of artifacts, save of checkpoints that serve users and their ancestors."""
+def _local_copies(settings: Settings) -> Iterator[Garbage]:
+    """Local copies of artifacts, except champions of serving lines and their ancestors."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         artifacts = open_artifacts(settings, ledger)
         served = set()
@@ -169,10 +168,10 @@ def _copies(settings: Settings) -> Iterator[Garbage]:
     kinds = {stage.kind for stage in STAGES.values()}
     for path in (settings.home / "artifacts").glob("*/*"):
         if path.parent.name in kinds and path.name not in served:
-            yield _item(path, "local copy of an artifact in the object store")
+            yield _garbage_at(path, "local copy of an artifact in the object store")
 
 
-def _item(path: Path, why: str) -> Garbage:
+def _garbage_at(path: Path, why: str) -> Garbage:
     files = [path] if path.is_file() else path.rglob("*")
     size = sum(file.lstat().st_size for file in files if file.is_file())
     return Garbage(path=path, size_bytes=size, why=why)
@@ -188,7 +187,7 @@ class Retention:
         self._artifacts = Artifacts(self._objects, self._ledger)
 
     def find(self, recipe: Recipe) -> list[ExpiredCheckpoint]:
-        """Checkpoints of this home that the recipe no longer wants. ConfigError while something may read one."""
+        """Checkpoints of this home that the recipe does not keep. ConfigError while something may read one."""
         self._require_idle(recipe)
         rows = [
             row for kind in sorted(CHECKPOINT_KINDS) for row in self._ledger.artifacts.list(kind)
@@ -202,7 +201,7 @@ class Retention:
         for row in own:
             ref = ArtifactRef.model_validate(row, from_attributes=True)
             if self._artifacts.is_removed(ref):
-                why = "left of a removal that was interrupted"
+                why = "remainder of an interrupted removal"
             elif row.artifact_id in kept:
                 continue
             elif str(ref) in promoted:
@@ -217,7 +216,7 @@ class Retention:
         return found
 
     def remove(self, checkpoint: ExpiredCheckpoint) -> None:
-        """Removes a checkpoint: an event in the ledger, then the files of finished work, then the artifact."""
+        """Adds an event to the ledger, then removes weight chain, stage files and local copy, and last the artifact."""
         ref = checkpoint.artifact
         payload = {"artifact": str(ref), "why": checkpoint.why, "size_bytes": checkpoint.size_bytes}
         self._ledger.events.add("retention", "artifact.removed", payload, time.time())
@@ -241,13 +240,13 @@ class Retention:
             working += [] if cycle is None else [f"cycle {cycle.cycle_id}, which is open"]
         if working:
             raise ConfigError(
-                f"under way: {', '.join(working)}, wanted nothing that may read a checkpoint; wait for its end"
+                f"in progress: {', '.join(working)}, wanted nothing that may read a checkpoint; wait for its end"
             )
 
     def _kept_ids(self, recipe: Recipe, rows: Iterable[ArtifactRow]) -> set[int]:
-        """Ids of the artifacts that stay: checkpoints that serve or can be rolled back to, the newest of each kind,
-        what replay needs, other recipes' artifacts, and all that these were made from. Candidates of earlier
-        cycles go: nothing loads them.
+        """Ids of the artifacts to keep: checkpoints that serve or can be rolled back to, the newest of each kind,
+        those that replay needs, other recipes' artifacts, and the ancestors of all these. Candidates of earlier
+        cycles are not kept as ancestors when `checkpoints_per_line` is set, because nothing loads them.
         """
         serving: set[str] = set()
         for line in self._ledger.promotions.lines():
@@ -273,38 +272,38 @@ class Retention:
         ref = ArtifactRef.model_validate(row, from_attributes=True)
         is_limited = recipe.retention.checkpoints_per_line is not None and row.name == recipe.name
         found = set()
-        for one in self._artifacts.lineage(ref):
-            is_history = is_limited and (one.kind, one.name) == (_CANDIDATE, recipe.name)
-            known = self._ledger.artifacts.find(one.kind, one.name, one.fingerprint)
+        for ancestor in self._artifacts.lineage(ref):
+            is_history = is_limited and (ancestor.kind, ancestor.name) == (_CANDIDATE, recipe.name)
+            known = self._ledger.artifacts.find(ancestor.kind, ancestor.name, ancestor.fingerprint)
             if known is not None and not is_history:
                 found.add(known.artifact_id)
         return found
 
     def _folders(self, made: ArtifactRow | ArtifactRef) -> list[Path]:
-        """Run directories of this home that made an artifact. Empty: another home made it."""
+        """Run directories of this home that made an artifact. Empty when another home made it."""
         return [*self._settings.home.glob(f"runs/*/{made.kind}-{made.fingerprint}")]
 
     def _chain_keys(self, made: ArtifactRow | ArtifactRef) -> dict[str, int]:
-        """Keys and sizes of the weight chain that the training of a checkpoint published, which nothing reads later."""
+        """Keys and sizes of the weight chain published while a checkpoint was trained. Nothing reads it afterwards."""
         found: dict[str, int] = {}
         for folder in self._folders(made):
-            asked = read_record(folder / REQUEST, RequestEnvelope)
-            owner = {} if asked is None else asked.request
+            envelope = read_record(folder / REQUEST, RequestEnvelope)
+            owner = {} if envelope is None else envelope.request
             for name in {"cycle_id", "run_id"} & owner.keys():
                 found |= self._objects.sizes(f"{chain_prefix(f'chain-{owner[name]}')}/")
         return found
 
     def _can_be_replayed(self, row: ArtifactRow) -> bool:
         for folder in self._folders(row) if row.kind == _REINFORCED else ():
-            asked = read_record(folder / REQUEST, RequestEnvelope)
-            is_kept = asked is not None and asked.request["learning"]["keep_for_replay"]
-            if is_kept and (folder / STEPS_FOLDER).is_dir():  # `ostinato gc` removes them with time
+            envelope = read_record(folder / REQUEST, RequestEnvelope)
+            is_kept = envelope is not None and envelope.request["learning"]["keep_for_replay"]
+            if is_kept and (folder / STEPS_FOLDER).is_dir():  # `ostinato gc` removes old ones
                 return True
         return False
 
 
 def _empty(folder: Path) -> None:
-    """Removes everything but the log, so that no stage takes the folder for finished or running work."""
+    """Removes everything except the log, so that no stage takes the folder for finished or running work."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

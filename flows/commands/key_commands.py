@@ -1,4 +1,4 @@
-"""`ostinato keys`: API keys of the gateway's tenants. A gateway that runs follows within one request."""
+"""`ostinato keys`: API keys of the gateway's tenants. A running gateway applies changes at its next request."""
 
 import time
 from datetime import UTC, datetime
@@ -25,9 +25,9 @@ DEFAULT_RATE = RateLimitConfig()
 @keys.command("add")
 @answering
 def add(
-    tenant: Annotated[str, typer.Argument(help="tenant of the key; one may have several")],
+    tenant: Annotated[str, typer.Argument(help="tenant of the key; may have several keys")],
     consent: Annotated[
-        bool, typer.Option(help="its interactions may be stored and trained on")
+        bool, typer.Option(help="allows its interactions to be stored and trained on")
     ] = False,
     requests_per_minute: Annotated[
         float, typer.Option(min=0.001)
@@ -37,10 +37,10 @@ def add(
         int | None, typer.Option(min=1, help="tokens read and generated; no limit when absent")
     ] = None,
     operator: Annotated[
-        bool, typer.Option("--operator", help="may read /metrics, which tells of all tenants")
+        bool, typer.Option("--operator", help="may read /metrics, which covers all tenants")
     ] = False,
 ) -> CommandResult:
-    """Issues a key and prints it, once: only its digest is kept."""
+    """Issues a key and prints it once. Only its digest is stored."""
     if tenant == SIMULATED_TENANT or not 0 < len(tenant.strip()) <= 80:
         raise ConfigError(
             f"tenant is {tenant!r}, wanted a name of 1 to 80 characters that is not "
@@ -58,7 +58,7 @@ def add(
     key, text = IssuedKeys(load_settings().home).issue(caller, time.time())
 
     def show() -> None:
-        typer.echo(f"key {key.key_id} of {key.name}, shown this once:", err=True)
+        typer.echo(f"key {key.key_id} of {key.name}, shown only once:", err=True)
         typer.echo(text)
 
     return CommandResult({**_public(key), "key": text}, show)
@@ -67,7 +67,7 @@ def add(
 @keys.command("list")
 @answering
 def list_keys() -> CommandResult:
-    """Keys, oldest first, revoked ones too."""
+    """Lists all keys, oldest first, including revoked ones."""
     issued = IssuedKeys(load_settings().home).read()
 
     def show() -> None:
@@ -85,7 +85,7 @@ def list_keys() -> CommandResult:
 def revoke(
     key_id: Annotated[str, typer.Argument(help="id of a key, from `ostinato keys list`")],
 ) -> CommandResult:
-    """Ends a key: the gateway refuses its next request. Answers under way are not cut."""
+    """Revokes a key. The gateway refuses its next request and finishes answers in progress."""
     key = IssuedKeys(load_settings().home).revoke(key_id, time.time())
     return CommandResult(
         _public(key), lambda: typer.echo(f"key {key.key_id} of {key.name} is revoked")
@@ -97,7 +97,7 @@ def _public(key: IssuedKey) -> dict[str, Any]:
 
 
 def _line(key: IssuedKey) -> str:
-    made = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
+    issued = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
     budget = "no limit" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens per day"
     marks = [
         *(["consent"] if key.consent else []),
@@ -105,4 +105,4 @@ def _line(key: IssuedKey) -> str:
         *(["revoked"] if key.revoked_at is not None else []),
     ]
     rate = f"{key.rate_limit.requests_per_minute:g} requests per minute"
-    return ", ".join([f"{key.key_id}  {key.name}  since {made}", rate, budget, *marks])
+    return ", ".join([f"{key.key_id}  {key.name}  since {issued}", rate, budget, *marks])

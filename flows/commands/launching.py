@@ -1,4 +1,4 @@
-"""A flow started from the command line: its options, and the process that runs it."""
+"""Options of flows on the command line, and the start of a flow in a child process."""
 
 import json
 import sys
@@ -29,9 +29,9 @@ SetOption = Annotated[
 ]
 KeepOption = Annotated[
     list[str] | None,
-    typer.Option(help="stage whose newest artifact is used although its code changed; repeatable"),
+    typer.Option(help="stage that reuses its newest artifact although code changed; repeatable"),
 ]
-RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to build again; repeatable")]
+RebuildOption = Annotated[list[str] | None, typer.Option(help="stage to rebuild; repeatable")]
 
 
 _TRAIN = (
@@ -47,7 +47,7 @@ _TRAIN = (
 def make_options(
     settings: list[str] | None, keep: list[str] | None, rebuild: list[str] | None
 ) -> RunOptions:
-    """The options of a run. ConfigError with all mistakes in them."""
+    """The options of a run. ConfigError lists all mistakes in them."""
     try:
         return RunOptions(
             overrides=tuple(settings or ()), keep=tuple(keep or ()), rebuild=tuple(rebuild or ())
@@ -66,17 +66,17 @@ def launch_flow(
     *,
     is_watched: bool = False,
 ) -> Any:
-    """Runs a flow in a process of its own beside a Prefect server. Returns what the flow returns, as JSON
-    has it, or exits as it does.
+    """Runs a flow in a child process, with a Prefect server. Returns the flow's result as JSON values, or
+    exits with the child's exit code.
     """
     if flow not in local_prefect.flow_names():
         raise typer.BadParameter(
             f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
         )
-    # a mistake in the recipe stops here, before anything starts
+    # a mistake in the recipe is reported here, before anything starts
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     if flow in _TRAIN:
-        base_directory(loaded.base_checkpoint)  # ConfigError when nobody imported it
+        base_directory(loaded.base_checkpoint)  # ConfigError when it is not imported
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]
@@ -84,7 +84,7 @@ def launch_flow(
     arguments += ["--watch"] if is_watched else []
     with tempfile.TemporaryDirectory(prefix="ostinato-answer-") as directory:
         answer = Path(directory) / "answer.json"
-        # `start` handles Ctrl-C while Prefect still loads
+        # `start` handles Ctrl-C while Prefect is still loading
         start, program = "ostinato.infra.platform.start", "ostinato.flows.commands.run_flow"
         command = [sys.executable, "-P", "-m", start, program, flow, *arguments]
         try:

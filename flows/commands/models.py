@@ -1,4 +1,4 @@
-"""`ostinato import` and `ostinato export`: published models into checkpoint artifacts, and out again."""
+"""`ostinato import` and `ostinato export`: conversion between published models and checkpoint artifacts."""
 
 import contextlib
 import re
@@ -33,11 +33,11 @@ def import_model(
 ) -> ArtifactRef:
     """The artifact of a published model. The same files under the same name give the same artifact.
     `chat_template`: a file or one of our names, in place of the model's own. `dialect`: in place of the
-    one that the template tells.
+    one found in the template.
     """
     name = name or _name_of(place)
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"--as {name!r}, wanted small letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"--as {name!r}, wanted lower-case letters, digits, '.', '_' and '-'")
     with boundary(ConfigError, f"import of {place}"):
         find_pinned(place)
     convert = load_entry("ostinato.tasks.conversion.importing:import_model")
@@ -79,16 +79,16 @@ def export_model(
     *,
     with_gguf: bool = False,
 ) -> None:
-    """Writes the files that transformers and vLLM load, and with `with_gguf` those that llama.cpp loads."""
+    """Writes a checkpoint for transformers and vLLM, and with `with_gguf` also for llama.cpp."""
     options = {"dtype": dtype, "with_gguf": with_gguf}
     facts = _export(EXPORT_MODEL, settings, reference, directory, **options)
     say(f"{directory}: {facts['family']}, {facts['parameters']:,} parameters, {facts['dtype']}")
     if facts["draft_layers_left_out"]:
-        say(f"{facts['draft_layers_left_out']} draft layers stay out: other engines know none")
+        say(f"{facts['draft_layers_left_out']} draft layers left out: no other engine loads them")
 
 
 def export_adapter(settings: Settings, reference: str, directory: Path) -> None:
-    """Writes the low-rank adapter of a checkpoint as the PEFT library loads it."""
+    """Writes the low-rank adapter of a checkpoint in the format of the PEFT library."""
     facts = _export(EXPORT_ADAPTER, settings, reference, directory)
     say(f"{directory}: adapters of {facts['layers']} layers, rank {facts['rank']}")
 
@@ -96,7 +96,7 @@ def export_adapter(settings: Settings, reference: str, directory: Path) -> None:
 def _export(
     entry: str, settings: Settings, reference: str, directory: Path, **options: Any
 ) -> dict[str, Any]:
-    """Facts of an exported checkpoint."""
+    """Exports a checkpoint with the child entry. Returns its facts."""
     checkpoint, lineage = _find(settings, reference)
     write = load_entry(entry)
     with boundary(ConfigError, f"export of {reference}"):
@@ -106,7 +106,7 @@ def _export(
 
 
 def _find(settings: Settings, reference: str) -> tuple[Path, list[str]]:
-    """Directory of a checkpoint, and the lineage of an artifact, nearest first."""
+    """Directory of a checkpoint, and the lineage of an artifact, itself first. A directory has no lineage."""
     if Path(reference).is_dir():
         return Path(reference), []
     artifacts = open_artifacts(settings)
@@ -116,7 +116,7 @@ def _find(settings: Settings, reference: str) -> tuple[Path, list[str]]:
 
 
 def _scores(settings: Settings, lineage: list[str]) -> list[str]:
-    """A line for each scorecard of the first of the lineage, the checkpoint itself."""
+    """A line per scorecard of the checkpoint itself, which is the first of the lineage."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         rows = ledger.scorecards.of_checkpoint(lineage[0]) if lineage else []
     cards = [Scorecard.model_validate(row.payload) for row in rows]
@@ -128,7 +128,7 @@ def _scores(settings: Settings, lineage: list[str]) -> list[str]:
 
 
 def _name_of(place: str) -> str:
-    """Last part of a path or of a hub's model in the letters of a name, without the endings of files."""
+    """A valid name from the last part of a path or of a hub model, without file extensions."""
     model = find_hub_model(place)
     place = model.repository if model else place
     stem = re.sub(r"\.(gguf|whl|zip|tar|tgz|gz|xz|bz2)\b", "", Path(place).resolve().name)

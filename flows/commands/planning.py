@@ -37,7 +37,7 @@ from ostinato.tasks.planning.walked import (
 from ostinato.tasks.pretraining.config import PretrainingLayout
 from ostinato.tasks.reinforcement.learning.config import LearningLayout
 
-# section of a stage that trains, and the axes that its layout has
+# recipe section of each training stage, and the axes of its layout
 SECTIONS = {
     "pretraining": ("pretraining", PretrainingLayout.model_fields.keys()),
     "reinforcement": ("learning", LearningLayout.model_fields.keys()),
@@ -50,14 +50,14 @@ SECONDS_PER_HOUR = 3600
 WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 NOTE = (
-    "An estimate of what the hardware allows with products in bf16, or all in FP8 where precision is mx128: beside "
-    "published figures mostly too fast, by half (docs/cluster-plan.md)."
+    "An estimate of what the hardware allows with products in bf16, or all in FP8 where precision is mx128. Compared "
+    "with published figures it is mostly too fast, by half (docs/cluster-plan.md)."
 )
 
 
 def pretraining_work(recipe: Recipe) -> TrainingWork:
     """The step of the phase with the longest rows."""
-    phase = max(recipe.pretraining.phases, key=lambda one: one.sequence_tokens)
+    phase = max(recipe.pretraining.phases, key=lambda phase: phase.sequence_tokens)
     return TrainingWork(
         row_tokens=phase.sequence_tokens,
         attended_tokens=phase.sequence_tokens,
@@ -68,7 +68,7 @@ def pretraining_work(recipe: Recipe) -> TrainingWork:
 
 
 def learning_work(recipe: Recipe) -> TrainingWork:
-    """An RL step whose attempts are all as long as the harness allows."""
+    """An RL step in which all attempts are as long as the harness allows."""
     longest = recipe.harness.context_tokens
     return TrainingWork(
         row_tokens=longest,
@@ -80,7 +80,7 @@ def learning_work(recipe: Recipe) -> TrainingWork:
 
 
 def _planned_tokens(recipe: Recipe) -> int:
-    """Places that the steps of all phases of pretraining compute."""
+    """Tokens, padding included, that the steps of all pretraining phases compute."""
     phases = recipe.pretraining.phases
     return sum(phase.num_steps * phase.global_batch_tokens for phase in phases)
 
@@ -102,7 +102,7 @@ def _attempts(recipe: Recipe) -> int:
 
 
 class StageHours(Record):
-    """Use of GPUs by a stage: steps x seconds of a step x GPUs."""
+    """GPU time of a stage: steps x seconds per step x GPUs."""
 
     steps: float
     step_seconds: float
@@ -112,7 +112,7 @@ class StageHours(Record):
 
     @classmethod
     def of(cls, steps: float, step_seconds: float, gpus: int, price: float | None) -> "StageHours":
-        """`price`: of a GPU-hour."""
+        """The hours of a stage. `price`: per GPU-hour."""
         hours = steps * step_seconds * gpus / SECONDS_PER_HOUR
         return cls(
             steps=steps,
@@ -133,7 +133,7 @@ class RecipePlan(Record):
     pretraining: TrainingPlan
     reinforcement: TrainingPlan
     options: dict[str, str | None] = Field(
-        description="options of a stage that give it its layout; None: it cannot run like this yet"
+        description="options that set a stage's layout; None: the stage does not support this layout yet"
     )
     rollouts: RolloutPlan
     publish: PublishBytes
@@ -141,13 +141,13 @@ class RecipePlan(Record):
         description="simulated runs of the planned replicas, by the bound on staleness"
     )
     hours: dict[str, StageHours] = Field(
-        description="GPU-hours by stage, without waits of the trainer, MTP and evaluations"
+        description="GPU-hours by stage, without trainer idle time, MTP and evaluations"
     )
     dry_run: DryRunResult | None = None
 
     @property
     def complaint(self) -> str:
-        """Why a dry run does not bear the plan out. Empty when it does, or there was none."""
+        """The mismatch between dry run and plan. Empty when they agree, or without a dry run."""
         return find_mismatch(() if self.dry_run is None else self.dry_run.stages)
 
 
@@ -160,9 +160,9 @@ def plan_recipe(
     is_walked: bool,
     price: float | None = None,
 ) -> RecipePlan:
-    """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages. Without them the
-    fastest that fits is searched for each. ConfigError names what does not fit. `is_walked`: also
-    builds a rank's part on the meta device and walks a step.
+    """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without them the
+    fastest layout that fits is searched for each stage. ConfigError says why nothing fits. `is_walked`: also
+    builds one rank of each pipeline stage on the meta device and walks a step.
     """
     plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price)
     if not is_walked:
@@ -171,7 +171,7 @@ def plan_recipe(
 
 
 def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
-    """Degrees of a layout by axis. ConfigError names the axes there are."""
+    """Degrees of a layout by axis. ConfigError lists the known axes."""
     degrees: dict[str, int] = {}
     for text in texts:
         axis, _, number = text.partition("=")
@@ -188,7 +188,7 @@ def make_plan(
     degrees: dict[str, int],
     price: float | None = None,
 ) -> RecipePlan:
-    """The plan of a recipe on so many GPUs of a chip. `price`: of a GPU-hour."""
+    """The plan of a recipe on `gpus` GPUs of a chip. `price`: per GPU-hour."""
     spec = recipe.model
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
@@ -206,7 +206,7 @@ def make_plan(
     bounds = (bound, WIDER * max(1, bound))
     plans = {"pretraining": pretraining, "reinforcement": learning}
     options = {name: settings_of(name, plan) for name, plan in plans.items()}
-    # steps of the planned size that take the tokens of all phases
+    # number of steps of the planned size for the tokens of all phases
     steps = _planned_tokens(recipe) / pretraining.work.step_tokens
     rl_gpus = gpus + rollouts.replicas * rollouts.replica.gpus
     hours = {
@@ -223,7 +223,7 @@ def make_plan(
         options=options,
         rollouts=rollouts,
         publish=publish,
-        simulated={one: Simulation(load.with_bound(one)).run() for one in bounds},
+        simulated={limit: Simulation(load.with_bound(limit)).run() for limit in bounds},
         hours=hours,
     )
 
@@ -242,9 +242,7 @@ def show(plan: RecipePlan, console: Console) -> None:
 
 
 def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
-    """The part of a rank of each stage built without values, and one step of pretraining walked, in a child
-    process.
-    """
+    """Builds one rank of each pipeline stage on the meta device and walks one pretraining step, in a child process."""
     request = DryRunRequest(
         spec=recipe.model,
         layout=plan.layout,
@@ -256,12 +254,12 @@ def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
 
 
 def find_mismatch(stages: Sequence[WalkedStage]) -> str:
-    """Names a stage whose built parameters are not the planned ones. Empty when all are."""
+    """Text about a stage with another number of parameters than planned. Empty when all match."""
     for stage in stages:
         if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:
             return (
                 f"a rank of stage {stage.stage} holds {stage.built:,} parameters as built and {stage.planned:,} "
-                f"as planned, wanted at most {LARGEST_DIFFERENCE_RATIO:.1%} apart"
+                f"as planned, wanted a difference of at most {LARGEST_DIFFERENCE_RATIO:.1%}"
             )
     return ""
 
@@ -271,24 +269,24 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
     console.print(title, highlight=False, soft_wrap=True)
     stages = [
         {
-            "stage": one.stage,
-            "parameters built": f"{one.built:,}",
-            "planned": f"{one.planned:,}",
-            "apart": f"{one.difference_ratio:+.2%}",
-            "GiB of weights": f"{one.weight_bytes / GIB:.2f}",
-            "gradients": f"{one.gradient_bytes / GIB:.2f}",
-            "optimiser": f"{one.optimizer_bytes / GIB:.2f}",
+            "stage": stage.stage,
+            "parameters built": f"{stage.built:,}",
+            "planned": f"{stage.planned:,}",
+            "apart": f"{stage.difference_ratio:+.2%}",
+            "GiB of weights": f"{stage.weight_bytes / GIB:.2f}",
+            "gradients": f"{stage.gradient_bytes / GIB:.2f}",
+            "optimiser": f"{stage.optimizer_bytes / GIB:.2f}",
         }
-        for one in found.stages
+        for stage in found.stages
     ]
-    held = "a rank of each stage, as this version holds it: fp32; AdamW's state is sharded over data parallelism"
-    print_table(console, stages, held)
+    title = "one rank per stage, in fp32 in this version; AdamW's state is sharded over data parallelism"
+    print_table(console, stages, title)
     shown: tuple[Exchange, ...] = ()
-    for one in found.stages:
-        if one.exchanges == shown:
-            console.print(f"stage {one.stage}: as the stage before", highlight=False)
+    for stage in found.stages:
+        if stage.exchanges == shown:
+            console.print(f"stage {stage.stage}: same as the previous stage", highlight=False)
             continue
-        shown = one.exchanges
+        shown = stage.exchanges
         walked = [
             {
                 "phase": exchange.phase,
@@ -299,7 +297,7 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
             }
             for exchange in shown
         ]
-        step = f"a rank's step in stage {one.stage}, {found.microbatches} microbatches"
+        step = f"a rank's step in stage {stage.stage}, {found.microbatches} microbatches"
         print_table(console, walked, step)
 
 
@@ -316,7 +314,7 @@ def _plan(
 
 
 def settings_of(stage: str, plan: TrainingPlan) -> str | None:
-    """Options that give a stage the planned layout. None: its ranks do not have all of the axes."""
+    """Options that set a stage's planned layout. None: the stage does not support all of its axes."""
     section, axes = SECTIONS[stage]
     degrees = plan.layout.model_dump(include=set(AXES), exclude_defaults=True)
     if not degrees.keys() <= axes:
@@ -382,7 +380,7 @@ def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -
 
 
 def _show_simulation(plan: RecipePlan, console: Console) -> None:
-    """The planned replicas under the recipe's bound on staleness and under a wider one."""
+    """Prints the simulated run of the planned replicas, with the recipe's bound on staleness and a wider one."""
     rows = [
         {
             "max_staleness_versions": bound,
@@ -397,21 +395,21 @@ def _show_simulation(plan: RecipePlan, console: Console) -> None:
 
 
 def _show_hours(stages: Mapping[str, StageHours], console: Console) -> None:
-    """GPU-hours of each stage and of the chain, with prices where a price per GPU-hour was given."""
+    """Prints the GPU-hours of each stage and of the chain, with prices if a price per GPU-hour is given."""
     rows = [
         {
             "stage": name,
-            "steps": f"{one.steps:,.0f}",
-            "seconds per step": f"{one.step_seconds:.2f}",
-            "GPUs": f"{one.gpus:,}",
-            "GPU-hours": f"{one.gpu_hours:,.1f}",
-            **({} if one.price is None else {"price": f"{one.price:,.2f}"}),
+            "steps": f"{hours.steps:,.0f}",
+            "seconds per step": f"{hours.step_seconds:.2f}",
+            "GPUs": f"{hours.gpus:,}",
+            "GPU-hours": f"{hours.gpu_hours:,.1f}",
+            **({} if hours.price is None else {"price": f"{hours.price:,.2f}"}),
         }
-        for name, one in stages.items()
+        for name, hours in stages.items()
     ]
     chain = {"stage": "chain", "steps": "", "seconds per step": "", "GPUs": ""}
-    chain["GPU-hours"] = f"{sum(one.gpu_hours for one in stages.values()):,.1f}"
-    prices = [one.price for one in stages.values() if one.price is not None]
+    chain["GPU-hours"] = f"{sum(hours.gpu_hours for hours in stages.values()):,.1f}"
+    prices = [hours.price for hours in stages.values() if hours.price is not None]
     chain |= {"price": f"{sum(prices):,.2f}"} if prices else {}
-    title = "RL with its replicas; without waits (trainer idle, above), MTP and evaluations"
+    title = "RL includes its replicas; trainer idle time (above), MTP and evaluations are left out"
     print_table(console, [*rows, chain], title)

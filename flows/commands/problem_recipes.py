@@ -1,4 +1,4 @@
-"""`ostinato problems`: recipes for repositories and collections that nobody prepared, and problems as tasks of Harbor."""
+"""`ostinato problems`: recipes for arbitrary repositories and task collections, and export of problems."""
 
 import hashlib
 import importlib.metadata
@@ -24,10 +24,11 @@ from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
 from ostinato.tasks.problems.given.harbor_writing import write_task
 from ostinato.tasks.problems.given.swe_bench import is_instances, read_instances, take_instance
 from ostinato.tasks.problems.given.task import GivenTask, store_task
+from ostinato.tasks.problems.given.verifiers_writing import write_package
 from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems, load_repositories
 from ostinato.tasks.records import Split
 
-# of a hundred problems
+# percentage of problems per split
 SHARES = {"demonstration": 35, "train": 35, "held_out": 15, "held_out_function": 10, "user": 5}
 FUNCTIONS_HELD_OUT = 4
 States = tuple[GivenTask, dict[str, bytes], dict[str, bytes]]
@@ -36,12 +37,12 @@ States = tuple[GivenTask, dict[str, bytes], dict[str, bytes]]
 def write_recipe(
     settings: Settings, place: str, name: str | None, extends: str, problems: int, commits: int
 ) -> Path:
-    """Writes a recipe for what lies at `place` to the current folder. Refuses to change one of that name."""
+    """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
     described = describe_source(place, name, settings.cache_directory / "archives", commits)
     source = described.repository
     say(f"  code: {', '.join(source.package_paths)}; tests: {', '.join(source.test_paths)}")
-    say(f"  beside them: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
+    say(f"  also used: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:
         say(f"  {remark}")
     text = recipe_text(described, place, extends, problems)
@@ -49,16 +50,16 @@ def write_recipe(
 
 
 def write_new(settings: Settings, path: Path, text: str) -> Path:
-    """The path, which holds the text. ConfigError when it holds a text that this command has not written."""
+    """Writes the text and returns the path. ConfigError when the file holds a text that this command did not write."""
     notes = settings.cache_directory / "written-recipes"  # a file per text, named by its checksum
     notes.mkdir(parents=True, exist_ok=True)
     if path.exists() and (found := path.read_bytes()) != text.encode():
         if not (notes / checksum_bytes(found)).exists():
             raise ConfigError(
-                f"{path.resolve()} exists with another content, wanted none: take another name with "
-                "--as, or `ostinato run problem-building --recipe` with the one that is there"
+                f"{path.resolve()} exists with other content, wanted no such file: give another name with "
+                "--as, or use the existing recipe with `ostinato run problem-building --recipe`"
             )
-        say(f"  {path} is written anew: the source or an option is another than before")
+        say(f"  {path} is rewritten: the source or an option has changed")
     path.write_text(text)
     (notes / checksum_bytes(text.encode())).touch()
     return path
@@ -78,19 +79,17 @@ def recipe_text(described: DescribedSource, place: str, extends: str, problems: 
             **{table: [written(record)] for table, record in sources.items() if record is not None},
         },
     }
-    remark = (
-        f"# Problems of {place}, described by `ostinato problems from`; change what it got wrong."
-    )
+    remark = f"# Problems of {place}, described by `ostinato problems from`; correct any mistakes."
     return f"{remark}\n{tomli_w.dumps(recipe)}"
 
 
 def written(record: Record) -> dict[str, Any]:
-    """The values of a record that differ from its defaults, as a recipe holds them."""
+    """The values of a record that differ from its defaults, in the form of a recipe."""
     return record.model_dump(mode="json", exclude_defaults=True)
 
 
 def is_collection(place: str) -> bool:
-    """Whether a place holds tasks of Harbor, or is a file of instances of SWE-bench."""
+    """Whether a place is a folder of Harbor tasks or a file of SWE-bench instances."""
     path = Path(place).expanduser()
     return is_instances(path) or (path.is_dir() and bool(find_tasks(path)))
 
@@ -98,8 +97,8 @@ def is_collection(place: str) -> bool:
 def write_collection_recipe(
     settings: Settings, place: str, name: str | None, extends: str, clones: Path | None
 ) -> Path:
-    """The path of the recipe for a collection of tasks, written to the current folder. Tasks that cannot become
-    problems are named with the reason; ProblemError when none is left.
+    """Writes a recipe for a collection of tasks to the current folder and returns its path. Prints the tasks that
+    cannot become problems, with reasons. ProblemError when no task is left.
     """
     path = Path(place).expanduser()
     say(f"reading {path}")
@@ -124,21 +123,21 @@ def _readers(path: Path, clones: Path | None) -> dict[str, Callable[[], States]]
     """Readers of the tasks of a collection by name."""
     if path.is_dir():
         if clones is not None:
-            raise ConfigError(f"--clones {clones} with tasks of Harbor, wanted it with SWE-bench")
+            raise ConfigError(f"--clones {clones} with Harbor tasks, wanted it with SWE-bench")
         return {task.name: partial(read_task, task) for task in find_tasks(path)}
     if clones is None:
         raise ConfigError(f"{path} needs --clones DIR, a folder of clones of its repositories")
     instances = read_instances(path)
     counted = Counter(item.instance_id for item in instances)
     if twice := sorted(name for name, count in counted.items() if count > 1):
-        raise ConfigError(f"{path}: instance {twice[0]} is there more than once, wanted once")
+        raise ConfigError(f"{path}: instance {twice[0]} occurs more than once, wanted once")
     return {item.instance_id: partial(take_instance, item, clones) for item in instances}
 
 
 def _take_tasks(
     readers: dict[str, Callable[[], States]], cache: Path
 ) -> tuple[list[GivenSource], dict[str, str]]:
-    """Sources of the tasks that can become problems, and why the others cannot."""
+    """Sources of the tasks that can become problems, and the reasons why the others cannot."""
     taken: list[GivenSource] = []
     left_out: dict[str, str] = {}
     splits = split_tasks(list(readers))
@@ -157,7 +156,7 @@ def _take_tasks(
 
 
 def split_tasks(names: Sequence[str]) -> dict[str, Split]:
-    """A split for each task: every fifth by a hash of its name is held out. A single task trains."""
+    """A split for each task: every fifth in the order of the names' hashes is held out, the others train."""
     ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     return {
         name: Split.HELD_OUT if number % 5 == 4 else Split.TRAIN
@@ -166,7 +165,7 @@ def split_tasks(names: Sequence[str]) -> dict[str, Split]:
 
 
 def export_tasks(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
-    """The number of tasks written to `directory`, a folder each. Others are named with the reason."""
+    """Writes problems as tasks to `directory`, a folder each. Prints those left out. Returns the number written."""
     folder = find_problem_set(settings, place)
     repositories = load_repositories(folder)
     version = importlib.metadata.version("pytest")
@@ -182,8 +181,14 @@ def export_tasks(settings: Settings, place: str, directory: Path, limit: int | N
     return written
 
 
+def export_package(settings: Settings, place: str, directory: Path, limit: int | None) -> int:
+    """Writes a package of problems to `directory`. Returns the number of problems in it."""
+    folder = find_problem_set(settings, place)
+    return write_package(load_problems(folder)[:limit], folder, directory)
+
+
 def find_problem_set(settings: Settings, place: str, otherwise: str = "") -> Path:
-    """The directory of a problem set: a folder, or an artifact's local copy. `otherwise`: what else is wanted."""
+    """The directory of a problem set: a folder, or an artifact's local copy. `otherwise`: end of the error message."""
     if (Path(place) / PROBLEMS_FILE).is_file():
         return Path(place)
     if "/" not in place or "@" not in place:
@@ -194,5 +199,5 @@ def find_problem_set(settings: Settings, place: str, otherwise: str = "") -> Pat
     artifacts = open_artifacts(settings)
     ref = artifacts.get(place)
     if ref.kind not in PROBLEM_KINDS:
-        raise ConfigError(f"{place} is no problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
+        raise ConfigError(f"{place} is not a problem set, wanted one of {', '.join(PROBLEM_KINDS)}")
     return artifacts.local_copy(ref, settings.home)

@@ -1,4 +1,4 @@
-"""Options of `ostinato certify`, and of `ostinato problems`: problems of repositories and of other collections."""
+"""Command lines of `ostinato certify` and `ostinato problems`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 
-# by name: their imports take a second that other commands need not wait
+# Loaded by name: their imports would delay every other command by a second.
 CERTIFYING = "ostinato.flows.commands.certifying"
 OPTIONS = "ostinato.tasks.problems.certification.records:CertifyOptions"
 RECIPES = "ostinato.flows.commands.problem_recipes"
-SMALLEST = 20  # every split gets a problem
+SMALLEST = 20  # enough for every split to get a problem
 
 problem_sets = typer.Typer(no_args_is_help=True, help="Problems of repositories.")
 
@@ -28,8 +28,8 @@ def problems_from(
     place: Annotated[
         str,
         typer.Argument(
-            help="a directory, a git repository (path or URL), NAME or NAME==VERSION, a folder of tasks "
-            "of Harbor, or a file of instances of SWE-bench (.json, .jsonl, .parquet)"
+            help="a directory, a git repository (path or URL), NAME or NAME==VERSION, a folder of Harbor "
+            "tasks, or a file of SWE-bench instances (.json, .jsonl, .parquet)"
         ),
     ],
     name: Annotated[
@@ -40,35 +40,35 @@ def problems_from(
         int, typer.Option(help="newest commits of a git repository to mine for problems", min=0)
     ] = 0,
     extends: Annotated[
-        str, typer.Option(help="recipe whose other settings it takes")
+        str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
     clones: Annotated[
         Path | None,
-        typer.Option(help="folder of clones, for SWE-bench: OWNER__NAME or NAME", file_okay=False),
+        typer.Option(help="folder of SWE-bench clones: OWNER__NAME or NAME", file_okay=False),
     ] = None,
 ) -> CommandResult:
-    """Makes problems of a repository that nobody prepared, or of tasks of another collection: writes NAME.toml
-    here, then builds and proves them. Run it again and it continues. Exit code 2 when a repository leaves
-    a split empty, or no task is a problem.
+    """Makes problems from any repository or another task collection: writes NAME.toml to the current folder, then
+    builds and proves the problems. Run it again and it continues. Exit code 2 when a repository leaves a split
+    empty, or no task can become a problem.
     """
     load_recipe(extends)
     if load_entry(f"{RECIPES}:is_collection")(place):
         write = load_entry(f"{RECIPES}:write_collection_recipe")
         path = write(load_settings(), place, name, extends, clones)
-        made = launch_flow("problem_building", str(path), None, make_options(None, None, None))
+        built = launch_flow("problem_building", str(path), None, make_options(None, None, None))
         say(f"next: `ostinato run reinforcement --recipe {path}`")
-        return CommandResult({"recipe": path, "problems": made}, lambda: None)
+        return CommandResult({"recipe": path, "problems": built}, lambda: None)
     if clones is not None:
-        raise ConfigError(f"--clones {clones} with {place}, wanted it with instances of SWE-bench")
+        raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
     path = write(load_settings(), place, name, extends, problems, commits)
     parameters = {"needs_all_splits": True}
     options = make_options(None, None, None)
-    made = launch_flow("problem_building", str(path), None, options, parameters)
+    built = launch_flow("problem_building", str(path), None, options, parameters)
     say(
-        f"next: `ostinato demo --recipe {path}`, or name its table [[problems.repositories]] in another recipe"
+        f"next: `ostinato demo --recipe {path}`, or copy its table [[problems.repositories]] into another recipe"
     )
-    return CommandResult({"recipe": path, "problems": made}, lambda: None)
+    return CommandResult({"recipe": path, "problems": built}, lambda: None)
 
 
 @problem_sets.command("export")
@@ -77,16 +77,23 @@ def problems_export(
     problems: Annotated[
         str, typer.Argument(help="artifact problems/NAME@VERSION, or folder of a built set")
     ],
-    directory: Annotated[Path, typer.Argument(help="gets a folder per problem", file_okay=False)],
-    form: Annotated[str, typer.Option("--format", help="harbor")] = "harbor",
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="target: a folder per Harbor task, or the verifiers package", file_okay=False
+        ),
+    ],
+    form: Annotated[str, typer.Option("--format", help="harbor or verifiers")] = "harbor",
     limit: Annotated[
-        int | None, typer.Option(help="problems written, the first ones", min=1)
+        int | None, typer.Option(help="number of problems to write; all when absent", min=1)
     ] = None,
 ) -> CommandResult:
-    """Writes problems as tasks of Harbor."""
-    if form != "harbor":
-        raise ConfigError(f"--format is {form!r}, wanted harbor")
-    written = load_entry(f"{RECIPES}:export_tasks")(load_settings(), problems, directory, limit)
+    """Writes problems as Harbor tasks, or as a package with a verifiers environment."""
+    exports = {"harbor": "export_tasks", "verifiers": "export_package"}
+    if form not in exports:
+        raise ConfigError(f"--format is {form!r}, wanted {' or '.join(exports)}")
+    export = load_entry(f"{RECIPES}:{exports[form]}")
+    written = export(load_settings(), problems, directory, limit)
     return CommandResult(
         {"directory": directory, "tasks": written},
         lambda: typer.echo(f"{written} tasks written to {directory}"),
@@ -103,22 +110,22 @@ def certify(
         ),
     ],
     limit: Annotated[
-        int | None, typer.Option(help="problems drawn; all when absent", min=1)
+        int | None, typer.Option(help="number of problems to draw; all when absent", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="draws problems, orders and hacks", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of drawn problems, orders and hacks", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="rounds of runs that must agree", min=1)] = 2,
     hacks: Annotated[
-        int, typer.Option(help="hacks of the adversary suite tried on each problem", min=0)
+        int, typer.Option(help="hacks of the adversary suite tried per problem", min=0)
     ] = 5,
     fixes: Annotated[
-        int, typer.Option(help="right fixes in other words, judged for each problem", min=0)
+        int, typer.Option(help="differently written right fixes judged per problem", min=0)
     ] = 1,
-    at_a_time: Annotated[int, typer.Option(help="problems checked together", min=1)] = 2,
+    at_a_time: Annotated[int, typer.Option(help="problems checked in parallel", min=1)] = 2,
     checkpoint: Annotated[
-        str | None, typer.Option(help="also measures how many of the problems it solves")
+        str | None, typer.Option(help="checkpoint whose solve rate is also measured")
     ] = None,
     attempts: Annotated[
-        int, typer.Option(help="attempts of the checkpoint at each problem", min=1)
+        int, typer.Option(help="attempts of the checkpoint per problem", min=1)
     ] = 4,
     recipe: Annotated[
         str, typer.Option(help="recipe with the harness and engine that measure the checkpoint")
@@ -132,10 +139,10 @@ def certify(
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option(help="public key that a certificate must be signed by, with --verify"),
+        typer.Option(help="public key of the required signature, with --verify"),
     ] = None,
 ) -> CommandResult:
-    """Proves the problems of a set and tries to cheat on them, or continues. Exit code 1 when something is found."""
+    """Proves the problems of a set and tries to cheat on them. Run it again and it continues. Exit code 1: findings."""
     if verify:
         signed = load_entry(f"{CERTIFYING}:verify")(Path(problems), key)
     else:

@@ -1,4 +1,4 @@
-"""`ostinato replay` and `ostinato bisect`: steps of an RL run computed again by the code of today."""
+"""`ostinato replay` and `ostinato bisect`: recompute steps of an RL run with today's code."""
 
 import tempfile
 from pathlib import Path
@@ -24,7 +24,7 @@ BISECT = "ostinato.tasks.reinforcement.replay:bisect"
 
 
 def find_run(settings: Settings, name: str) -> Path:
-    """Workspace of an RL run: its path, its id, or the newest of a recipe's run, as nano-seed0."""
+    """Workspace of an RL run by its path or id, or the newest one of a name such as nano-seed0."""
     kind = REINFORCEMENT.kind
     if Path(name).is_dir():
         found = [Path(name)]
@@ -44,7 +44,7 @@ def find_run(settings: Settings, name: str) -> Path:
 
 
 def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str) -> ReplayReport:
-    """The report of the child. `step`: this one alone. None: all that the run has taken."""
+    """Recomputes steps in a child process and returns its report. `step` None: all steps of the run."""
     envelope = read_record(run / REQUEST, RequestEnvelope)
     if envelope is None:
         raise ConfigError(f"{run}: no {REQUEST}, wanted the workspace of an RL run")
@@ -56,7 +56,7 @@ def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str
         kept = recorded.learning.keep_checkpoints
         raise ConfigError(
             f"{run}: learning.keep_for_replay is false, wanted true: {kept} of {len(taken)} step checkpoints were "
-            f"kept; --step {taken[-1]} can be computed again"
+            f"kept; --step {taken[-1]} can be recomputed"
         )
     request = ReplayRequest(
         run=recorded,
@@ -66,7 +66,7 @@ def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str
     )
     console = Console(stderr=True)
     with (
-        # a fresh folder each time: the code may have changed since the last answer
+        # a new folder each time, because the code may have changed since the last answer
         tempfile.TemporaryDirectory(prefix="ostinato-replay-") as directory,
         console.status("opening the run") as status,
     ):
@@ -97,7 +97,7 @@ def show(report: ReplayReport) -> None:
                 "metrics that differ": ", ".join(metrics),
             }
         )
-    print_table(open_console(), rows, "steps computed again")
+    print_table(open_console(), rows, "recomputed steps")
 
 
 def conclude(report: ReplayReport, metric: str) -> str:

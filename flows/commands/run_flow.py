@@ -1,5 +1,5 @@
 """Runs one flow by name in this process: `python -m ostinato.infra.platform.start ostinato.flows.commands.run_flow NAME`.
-Exit code 1 when a gate failed, 2 on a known error, 3 on any other.
+The exit code is 1 when a gate failed, 2 on a known error, 3 on any other error.
 """
 
 import argparse
@@ -22,20 +22,20 @@ from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.telemetry import configure_logging
 
-GATE_FAILED = "GateFailed"  # name of the state that a failed gate ends a flow with
-_LAST_SECONDS = 20.0  # enough to end the stage
+GATE_FAILED = "GateFailed"  # name of a flow's final state when a gate failed
+_LAST_SECONDS = 20.0  # enough time to end the stage
 
 
 def main(arguments: list[str]) -> int:
-    """Parses and calls the flow of the same name as its module. Returns the exit code."""
+    """Calls the flow, which has the name of its module, with the parsed arguments. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="ostinato.flows.commands.run_flow")
     parser.add_argument("flow")
     parser.add_argument("--recipe", default="nano")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--options", type=RunOptions.model_validate_json, default=RunOptions())
-    parser.add_argument("--parameters", type=json.loads, default={}, help="others, as JSON")
-    parser.add_argument("--watch", action="store_true", help="progress in lines")
-    parser.add_argument("--answer", type=Path, help="file for what the flow returns, as JSON")
+    parser.add_argument("--parameters", type=json.loads, default={}, help="more, as JSON")
+    parser.add_argument("--watch", action="store_true", help="progress as lines")
+    parser.add_argument("--answer", type=Path, help="file for the flow's result, as JSON")
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -71,15 +71,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _named(returned: Any) -> Any:
-    """What a flow returned, artifacts by their names."""
+    """A flow's result with artifacts replaced by their names."""
     if isinstance(returned, list | tuple):
-        return [_named(one) for one in returned]
+        return [_named(item) for item in returned]
     return str(returned) if isinstance(returned, ArtifactRef) else returned
 
 
 def _end_after(parent: int) -> None:
-    """Ends this process soon after the command that started it. Prefect would try for a quarter of an hour to report
-    the end of the run to a server that is gone as well.
+    """Ends this process soon after the command that started it. Otherwise Prefect would try for a quarter of an hour to
+    report the end of the run to a server that has ended too.
     """
     while os.getppid() == parent:
         time.sleep(1)

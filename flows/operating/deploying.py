@@ -1,7 +1,7 @@
 """Process entry of deploying: `python -m ostinato.flows.operating.deploying --recipe nano`, to the server of `PREFECT_API_URL`.
 
-Work pool, queues with their limits, deployments and automations end as they are written here and in
-prefect.yaml, however often it runs; those that it made before and that are no longer written go.
+Work pool, queues with their limits, deployments and automations become as written here and in prefect.yaml, however
+often it runs. Those that it made earlier and that are no longer written are deleted.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from ostinato.flows.operating.local_prefect import (
 from ostinato.flows.operating.recipe_choice import RecipeChoice, add_choice, choice_of
 from ostinato.infra.deploy import FOLDER
 
-QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # flow runs of each at once
-AUTOMATION = "ostinato: "  # how the names of our automations begin
+QUEUES = {"training": 1, "realtime": 1, "ci": 2, "operations": 4}  # concurrent flow runs of each
+AUTOMATION = "ostinato: "  # prefix of our automations' names
 _OUR_DEPLOYMENTS = DeploymentFilter(tags=DeploymentFilterTags(all_=[DEPLOYED]))
-_OURS = "made by `ostinato deploy`"  # description of queues that it also deletes
-ALARM = "ostinato-alarm"  # a webhook block of this name on the server is called by an alarm
+_OURS = "made by `ostinato deploy`"  # description of our queues, which may be deleted
+ALARM = "ostinato-alarm"  # name of the webhook block on the server that alarms call
 CYCLE, RESUMING = "every-5-hours", "after-a-crash"  # deployments of prefect.yaml
-FAILED_CYCLES, _ALARM_WINDOW = 3, timedelta(hours=16)  # three of those that are five hours apart
-_HEARTBEATS_MISSED = timedelta(seconds=90)  # three of those that prefect.yaml asks for
+FAILED_CYCLES, _ALARM_WINDOW = 3, timedelta(hours=16)  # three cycles, which are five hours apart
+_HEARTBEATS_MISSED = timedelta(seconds=90)  # three heartbeats
 
 
 def main() -> None:
@@ -63,8 +63,9 @@ def main() -> None:
 
 
 def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> None:
-    """The work pool and its queues. One of containers that is there keeps its owner's changes, but for a named image.
-    One of processes gets the template that lets no flow run choose its command, environment or folder.
+    """Creates or updates the work pool and its queues. An existing pool of containers keeps its owner's changes, except
+    for a given image. A pool of processes gets the template that lets no flow run choose its command, environment or
+    folder.
     """
     try:
         pool = client.read_work_pool(WORK_POOL)
@@ -97,7 +98,7 @@ def make_pool(client: SyncPrefectClient, kind: PoolType, image: str | None) -> N
 
 
 def pool_template(kind: PoolType, image: str | None) -> dict[str, Any]:
-    """The base job template of a type of pool as infra/deploy has it, with this image when one is named."""
+    """The base job template that infra/deploy has for a type of pool, with the image if one is given."""
     template = json.loads((FOLDER / f"pool_{kind.value}.json").read_text())
     return template if image is None else _with_image(template, image)
 
@@ -109,8 +110,8 @@ def _with_image(template: dict[str, Any], image: str) -> dict[str, Any]:
 
 
 def prune_deployments(client: SyncPrefectClient) -> None:
-    """Deletes deployments that an earlier version made and prefect.yaml no longer has, each with its limit
-    and triggers, and the schedules of one that has none there. A schedule without a slug is a person's.
+    """Deletes our deployments that prefect.yaml no longer has, with their limits and triggers. Also deletes the
+    schedules of a deployment without any in prefect.yaml, except those without a slug, which people made.
     """
     wanted = {(item["entrypoint"].rpartition(".")[2], item["name"]): item for item in deployments()}
     for found in client.read_deployments(deployment_filter=_OUR_DEPLOYMENTS):
@@ -119,22 +120,20 @@ def prune_deployments(client: SyncPrefectClient) -> None:
         if item is None:
             client.delete_resource_owned_automations(f"prefect.deployment.{found.id}")
             client.delete_deployment(found.id)
-        elif not item.get(
-            "schedules"
-        ):  # else `prefect deploy` put those in the place of all others
-            for schedule in filter(lambda one: one.slug, found.schedules):
+        elif not item.get("schedules"):  # else `prefect deploy` has replaced them
+            for schedule in filter(lambda item: item.slug, found.schedules):
                 client.delete_deployment_schedule(found.id, schedule.id)
 
 
 def refuse_unknown_parameters(client: SyncPrefectClient) -> None:
-    """Makes the server refuse a run of ours with a parameter that its flow does not have."""
+    """Makes the server refuse runs of our deployments with a parameter that the flow does not have."""
     for found in client.read_deployments(deployment_filter=_OUR_DEPLOYMENTS):
         schema = {**(found.parameter_openapi_schema or {}), "additionalProperties": False}
         client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
 def prune_queues(client: SyncPrefectClient) -> None:
-    """Deletes queues of the pool that an earlier version made. Those of other people stay."""
+    """Deletes queues of the pool that an earlier version made. Other people's queues stay."""
     for queue in client.read_work_queues(work_pool_name=WORK_POOL):
         if queue.description == _OURS and queue.name not in QUEUES:
             client.delete_work_queue_by_id(queue.id)
@@ -157,7 +156,7 @@ def make_automations(client: SyncPrefectClient) -> None:
 
 
 def _alarm(client: SyncPrefectClient) -> ActionTypes:
-    """Calls the webhook block of the server's owner. Without one an alarm is an event alone."""
+    """The action of an alarm: calls the webhook block of the server's owner. Without a block the alarm is only an event."""
     try:
         block = client.read_block_document_by_name(ALARM, "webhook")
     except ObjectNotFound:
@@ -167,9 +166,8 @@ def _alarm(client: SyncPrefectClient) -> ActionTypes:
 
 
 def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
-    """A run that lost its process is marked as crashed. An alarm sounds when the real-time cycle
-    fails again and again, and when a run crashed so often that it is resumed no more. Those that start
-    a deployment are in prefect.yaml, beside the deployment.
+    """Automations that mark a run without a heartbeat as crashed, and that call the alarm when the real-time cycle
+    fails repeatedly or a run crashed too often to be resumed. Automations that start a deployment are in prefect.yaml.
     """
     ours = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{DEPLOYED}"}
     every_run = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -217,8 +215,8 @@ def automations(alarm: ActionTypes) -> Iterator[AutomationCore]:
 
 
 def _deploy_all(recipe: RecipeChoice) -> None:
-    """`prefect deploy --all`, with the recipe in place of the one that prefect.yaml names; its changes
-    are in the form of each deployment.
+    """Runs `prefect deploy --all` with this recipe in place of the one in prefect.yaml. The recipe's changes
+    become default overrides of each deployment.
     """
     changed = {"options": {"overrides": [*recipe.overrides]}} if recipe.overrides else {}
     text = (REPOSITORY / "prefect.yaml").read_text()

@@ -37,7 +37,7 @@ from ostinato.infra.platform.cluster.services import (
 from ostinato.infra.platform.errors import ClusterError, ConfigError
 from ostinato.infra.platform.settings import Settings
 
-# holds prefect.yaml: the checkout, or `ostinato` in site-packages
+# folder with prefect.yaml: the checkout, or `ostinato` in site-packages
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORK_POOL = "ostinato"
 DEPLOYED, AUTO_RESUME, OPERATION = "ostinato", "auto-resume", "operation"  # tags in prefect.yaml
@@ -47,12 +47,12 @@ IMAGE_REPOSITORY = (
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 SERVER = "prefect-server"
 HEARTBEAT, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", 30
-_TIMEOUT_SECONDS = 310.0  # whoever starts the server gives up before
-_EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # of `make setup`
+_TIMEOUT_SECONDS = 310.0  # longer than the limit of the process that starts the server
+_EMPTY_DATABASE = Path(sys.prefix) / "share" / "prefect" / "prefect.db"  # made by `make setup`
 
 
 class PoolType(StrEnum):
-    """Kinds of workers, which decide where a flow run gets its process."""
+    """Kinds of workers, which decide where the process of a flow run starts."""
 
     PROCESS = "process"
     DOCKER = "docker"
@@ -65,7 +65,7 @@ def deployments() -> list[dict[str, Any]]:
 
 
 def next_cycle(now: datetime) -> datetime:
-    """When the schedule of prefect.yaml starts a real-time cycle after `now`."""
+    """The first time after `now` at which the schedule of prefect.yaml starts a real-time cycle."""
     [schedule] = [
         schedule
         for item in deployments()
@@ -78,7 +78,7 @@ def next_cycle(now: datetime) -> datetime:
 
 
 def flow_names() -> list[str]:
-    """Flows that run by name: those that prefect.yaml deploys, but for operations on what they made."""
+    """Flows that run by name: those that prefect.yaml deploys, except operations."""
     return sorted(
         {
             item["entrypoint"].rpartition(".")[2]
@@ -102,7 +102,7 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         HEARTBEAT: str(HEARTBEAT_SECONDS),
-        # waits 2, 4, ... 512 s: a server that is away for a quarter of an hour is waited for
+        # waits 2, 4, ... 512 s, so that a run survives a server outage of a quarter of an hour
         "PREFECT_CLIENT_MAX_RETRIES": "9",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_WORKER_QUERY_SECONDS": "5",
@@ -115,7 +115,7 @@ def prefect_environment(settings: Settings, port: int) -> dict[str, str]:
 
 
 def use_own_server(settings: Settings) -> None:
-    """Sends events of this process to a running `ostinato up`, unless PREFECT_API_URL names another server."""
+    """Sends events of this process to the server of a running `ostinato up`, unless PREFECT_API_URL names a server."""
     if "PREFECT_API_URL" not in os.environ and is_own_server(settings.prefect_port, settings.home):
         own = prefect_environment(settings, settings.prefect_port)
         names = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
@@ -123,8 +123,8 @@ def use_own_server(settings: Settings) -> None:
 
 
 def named_server(settings: Settings) -> ServerAccess:
-    """The server that this user's commands speak to: that of PREFECT_API_URL, else the one of the home's port. A
-    stranger's server on that port does not get the home's login.
+    """The server that this user's commands talk to: that of PREFECT_API_URL, else the one on the home's port. Somebody
+    else's server on that port does not get the home's login.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         return ServerAccess(url, os.environ.get("PREFECT_API_AUTH_STRING"))
@@ -134,7 +134,7 @@ def named_server(settings: Settings) -> ServerAccess:
 
 
 def await_server() -> None:
-    """Waits for a server that starts beside this process. Prefect itself reports a server that never starts."""
+    """Waits for a server that is starting at the same time. Prefect itself reports a server that never starts."""
     url, deadline = os.environ.get("PREFECT_API_URL"), time.monotonic() + _TIMEOUT_SECONDS
     while url and not answers(f"{url}/health") and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -142,7 +142,7 @@ def await_server() -> None:
 
 def server_service(settings: Settings, port: int, environment: dict[str, str]) -> Service:
     """The Prefect server of this machine on a port."""
-    _begin_database(Path(environment["PREFECT_HOME"]) / "prefect.db")
+    _copy_empty_database(Path(environment["PREFECT_HOME"]) / "prefect.db")
     return Service(
         name=SERVER,
         command=[sys.executable, "-P", "-m", SERVER_MODULE, "--port", str(port)],
@@ -154,9 +154,9 @@ def server_service(settings: Settings, port: int, environment: dict[str, str]) -
     )
 
 
-def _begin_database(path: Path) -> None:
-    """Copies the empty database where there is none: Prefect takes six seconds to make its own. The folder is its
-    user's alone.
+def _copy_empty_database(path: Path) -> None:
+    """Copies the empty database if there is none, because Prefect takes six seconds to make its own. Only the user may
+    open the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
@@ -171,8 +171,8 @@ def _begin_database(path: Path) -> None:
 def server(
     settings: Settings, console: Console
 ) -> Iterator[tuple[dict[str, str], Callable[[], None]]]:
-    """A Prefect server for the length of the block. That of a running `ostinato up` of this home is used instead.
-    Yields the environment, and a function that waits until the server answers.
+    """A Prefect server for the duration of the block, or the server of a running `ostinato up` of this home. Yields the
+    environment, and a function that waits until the server answers.
     """
     if is_own_server(settings.prefect_port, settings.home):
         yield prefect_environment(settings, settings.prefect_port), lambda: None
@@ -186,8 +186,8 @@ def server(
         yield environment, lambda: await_ready(starting)
 
 
-def has_lost_all(access: ServerAccess) -> bool:
-    """Whether a server that answers has no deployment: its database is a new one."""
+def has_lost_database(access: ServerAccess) -> bool:
+    """Whether a server has no deployments, which means that its database is new."""
     with contextlib.suppress(httpx.HTTPError), open_api(access) as api:
         return api.post("/deployments/count", json={}).raise_for_status().json() == 0
     return False
@@ -203,8 +203,8 @@ def deploy(
     command = [sys.executable, "-P", "-m", "ostinato.flows.operating.deploying"]
     command += [*recipe.arguments(), "--pool", pool.value]
     command += [] if image is None else ["--image", image]
-    whole = {**os.environ, **environment}
-    done = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
+    merged = {**os.environ, **environment}
+    done = subprocess.run(command, env=merged, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(
             f"deploying to {environment.get('PREFECT_API_URL')} failed: {done.stderr[-800:]}"
@@ -217,7 +217,7 @@ def deploy_elsewhere(
     """Deploys to the server that the user's environment names. Returns its address."""
     if image is not None and pool == PoolType.PROCESS:
         raise ConfigError(
-            f"--image is {image!r} with a pool of processes, wanted --pool docker or kubernetes"
+            f"--image is {image!r} with --pool process, wanted --pool docker or kubernetes"
         )
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
@@ -241,7 +241,7 @@ def worker(settings: Settings, environment: dict[str, str]) -> Service:
 
 
 def dashboard(settings: Settings, environment: dict[str, str]) -> Service:
-    """The page that shows what runs."""
+    """The dashboard of this machine."""
     command = [sys.executable, "-P", "-m", "ostinato.flows.operating.dashboard.server"]
     return _service("dashboard", command, settings, environment)
 
@@ -249,7 +249,7 @@ def dashboard(settings: Settings, environment: dict[str, str]) -> Service:
 def gateway(
     settings: Settings, environment: dict[str, str], recipe: RecipeChoice, line: str
 ) -> Service:
-    """The gateway of a serving line. It waits for the first checkpoint by itself."""
+    """The gateway of a serving line. It waits itself for the line's first checkpoint."""
     module = "ostinato.flows.operating.gateway_process"
     command = [sys.executable, "-P", "-m", module, *recipe.arguments(), "--line", line]
     return _service("gateway", command, settings, environment)

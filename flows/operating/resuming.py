@@ -1,4 +1,4 @@
-"""Runs of deployments over the server's API: scheduled again when their process is gone, named while they wait."""
+"""Runs of deployments, through the server's API: reschedules runs that lost their process, and names waiting runs."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from ostinato.flows.recipe import run_title
 from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.record import Record
 
-MAX_ATTEMPTS = 8  # of one run; beyond that a person is needed
+MAX_ATTEMPTS = 8  # of one run, after which a person is needed
 _RECENT = timedelta(hours=1)
 _WAITING_SINCE = timedelta(minutes=10)
-_FIRST_WAIT_SECONDS = 10.0  # after a crash; doubled by each
+_FIRST_WAIT_SECONDS = 10.0  # after the first crash; doubled by each further one
 _STARTED = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 
 
 class InterruptedRun(Record):
-    """A run of a deployment that had begun."""
+    """A run of a deployment that has started, with its number of attempts."""
 
     run_id: str
     title: str
@@ -30,48 +30,48 @@ class InterruptedRun(Record):
 
     @property
     def wait_seconds(self) -> float:
-        """Pause after its last crash."""
+        """Pause between the last crash and the next attempt."""
         return _FIRST_WAIT_SECONDS * 2 ** max(0, self.attempts - 1)
 
 
 def interrupted_runs(access: ServerAccess) -> list[InterruptedRun]:
-    """Runs of the work pool that are under way as far as the server knows."""
+    """Runs of the work pool that the server considers active."""
     with open_api(access, timeout=10) as api:
-        runs = _under_way(api, work_pools={"name": {"any_": [WORK_POOL]}})
+        runs = _active_runs(api, work_pools={"name": {"any_": [WORK_POOL]}})
         return [_interrupted(api, run) for run in runs]
 
 
 def schedule_again(access: ServerAccess) -> list[str]:
-    """Schedules runs again whose process ended with the `ostinato up` before this one. Returns their
-    titles. Others end as crashed or cancelled, and so do sub-flows, of which a resumed run makes new
-    ones.
+    """Reschedules runs that lost their process with the previous `ostinato up`, and returns their titles.
+    Runs that may not be resumed end as crashed or cancelled. Sub-flows end as crashed, because a resumed
+    run starts new ones.
     """
     resumed = []
     found = interrupted_runs(access)
     with open_api(access) as api:
         for run in found:
-            _end_below(api, run.run_id)
+            _end_sub_flows(api, run.run_id)
             if run.state == "CANCELLING":
                 _set_state(api, run.run_id, "CANCELLED", "Cancelled", "its process is gone")
             elif not run.may_resume:
                 message = f"its process is gone; attempt {run.attempts}"
                 _set_state(api, run.run_id, "CRASHED", "Crashed", message)
             else:
-                message = "goes on from what it has"
+                message = "continues with its finished stages"
                 _set_state(api, run.run_id, "SCHEDULED", "AwaitingRetry", message)
                 resumed.append(run.title)
     return resumed
 
 
 def resume_crashed(access: ServerAccess, run_id: str) -> InterruptedRun:
-    """Schedules a crashed run again after a pause, if it may be resumed. Its sub-flows end, as the
-    resumed run makes new ones. Returns the run as it was found.
+    """Reschedules a crashed run after a pause, if it may be resumed. Ends its sub-flows, because the
+    resumed run starts new ones. Returns the run as it was found.
     """
     with open_api(access) as api:
         run = _interrupted(api, api.get(f"/flow_runs/{run_id}").raise_for_status().json())
         if run.state != "CRASHED":
             return run
-        _end_below(api, run_id)
+        _end_sub_flows(api, run_id)
         if run.may_resume:
             starts_at = datetime.now(tz=UTC) + timedelta(seconds=run.wait_seconds)
             message = f"resumed after crash {run.attempts}"
@@ -80,15 +80,16 @@ def resume_crashed(access: ServerAccess, run_id: str) -> InterruptedRun:
 
 
 def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[str]:
-    """Schedules again what crashed within the last hour and was not resumed since: the event of a crash is lost with
-    a server that dies then, and Prefect holds it back for a quarter of an hour when an event before it was lost.
-    Returns titles.
+    """Reschedules runs that crashed within the last hour and were not resumed. Returns their titles.
+
+    A crash's event is lost when the server dies at that moment. Prefect also delays it by a quarter of an hour when an
+    earlier event was lost.
     """
     now, resumed = datetime.now(tz=UTC), []
     crashed = {
         "state": {"type": {"any_": ["CRASHED"]}},
         "tags": {"all_": [AUTO_RESUME]},
-        "parent_task_run_id": {"is_null_": True},  # no sub-flow
+        "parent_task_run_id": {"is_null_": True},  # not a sub-flow
         "end_time": {
             "after_": (now - _RECENT).isoformat(),
             "before_": (now - timedelta(seconds=after_seconds)).isoformat(),
@@ -104,8 +105,8 @@ def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[st
 
 
 def count_attempts(states: Sequence[Mapping[str, Any]]) -> int:
-    """How often a run was begun, from its states, oldest first. The count that the server keeps leaves out attempts
-    whose process ended before the flow's first line.
+    """Number of times a run was started, from its states, oldest first. The server's own count misses attempts that
+    ended before the flow's first line.
     """
     kinds = ["", *(state["type"] for state in states)]
     return sum(
@@ -119,7 +120,7 @@ def states_of(api: httpx.Client, run_id: str) -> list[dict[str, Any]]:
     return sorted(answer.json(), key=lambda state: state["timestamp"])
 
 
-def _under_way(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
+def _active_runs(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
     states = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
     flow_runs = {**states, **other.pop("flow_runs", {})}
     answer = api.post("/flow_runs/filter", json={"flow_runs": flow_runs, **other})
@@ -138,10 +139,10 @@ def _interrupted(api: httpx.Client, run: dict[str, Any]) -> InterruptedRun:
     )
 
 
-def _end_below(api: httpx.Client, run_id: str) -> None:
+def _end_sub_flows(api: httpx.Client, run_id: str) -> None:
     below = {"parent_flow_run_id": {"any_": [run_id]}}
-    for child in _under_way(api, flow_runs=below):
-        _end_below(api, child["id"])
+    for child in _active_runs(api, flow_runs=below):
+        _end_sub_flows(api, child["id"])
         _set_state(api, child["id"], "CRASHED", "Crashed", "its process is gone")
 
 
@@ -161,8 +162,8 @@ def _set_state(
 
 
 def name_waiting_runs(access: ServerAccess) -> None:
-    """Gives runs that have no engine yet, or are dropped before, the name that they will have. Prefect's own name is
-    two words.
+    """Gives their final name to runs that have not started, including those dropped before a start. Until then Prefect
+    names them with two random words.
     """
     since = (datetime.now(tz=UTC) - _WAITING_SINCE).isoformat()
     not_begun = {

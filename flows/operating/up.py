@@ -1,7 +1,7 @@
-"""Everything of this machine together: Prefect server, deployments, worker and gateway, kept running until Ctrl-C.
+"""All services of this machine: Prefect server, deployments, worker and gateway, kept running until Ctrl-C.
 
-Everything that an `ostinato up` starts carries a variable in its environment, by which the next one
-and `ostinato down` find what a killed one left.
+Every process that `ostinato up` starts has a variable in its environment. The next `up` and `ostinato down` use it to
+find processes that a killed `up` left.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `
 END_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _RESUME_SECONDS = 20.0
-# stages are none of these: they outlive a killed `up`, and the next one watches them again
+# Stages do not match: they outlive a killed `up`, and the next one supervises them again.
 _SUPERVISORS = ("-m prefect", "prefect.engine", "ostinato.flows.operating.")
 
 
@@ -57,7 +57,7 @@ class ServiceState(Record):
     """A service of a running `up`."""
 
     name: str
-    process: ProcessMark | None = Field(description="None: dead, and about to start again")
+    process: ProcessMark | None = Field(description="None: dead, about to be restarted")
     since: float = Field(description="start or death of the service")
     log: str = Field(default="", description="path of its log")
     restarts: int = 0
@@ -65,7 +65,7 @@ class ServiceState(Record):
 
 
 class UpState(Record):
-    """A running `up`, as others find it. `up.json` of the home."""
+    """A running `up`, recorded in `up.json` of the home for other commands."""
 
     process: ProcessMark
     recipe: RecipeChoice
@@ -74,20 +74,20 @@ class UpState(Record):
 
 
 def running_up(settings: Settings) -> UpState | None:
-    """The `up` of this home that lives, if one does."""
+    """The running `up` of this home. None when there is none."""
     state = read_record(settings.home / UP_FILE, UpState)
     return state if state is not None and is_alive(state.process) else None
 
 
 def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Console) -> None:
-    """Starts everything and keeps it running until Ctrl-C. A service that dies starts again."""
+    """Starts everything and keeps it running until Ctrl-C. A service that dies is restarted."""
     served = recipe.load().served_line(line)
     recipe = recipe.with_whole_path()
     before = running_up(settings)
     if before is not None:
         _say_already_up(before, recipe, console)
         return
-    kill_processes(_of_up(settings, _SUPERVISORS))
+    kill_processes(_processes_of_up(settings, _SUPERVISORS))
     require_free_port(settings.prefect_port, "the Prefect server")
     require_free_port(settings.gateway_port, "the gateway")
     require_free_port(settings.dashboard_port, "the dashboard")
@@ -110,9 +110,9 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
             )
             cycle = local_prefect.next_cycle(datetime.now(tz=UTC))
             _say(console, "next cycle", f"{cycle:%Y-%m-%d %H:%M} UTC")
-            # a server that starts marks runs without a heartbeat as crashed, maybe before we look
+            # a starting server marks runs without a heartbeat as crashed, perhaps before this check
             for name in (*schedule_again(access), *resume_overdue(access, after_seconds=0.0)):
-                _say(console, "goes on", name)
+                _say(console, "resumes", name)
             services.start(local_prefect.worker(settings, environment))
             services.start(local_prefect.dashboard(settings, environment))
             _say(console, "dashboard", f"http://127.0.0.1:{settings.dashboard_port}")
@@ -122,7 +122,7 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
                 services.start(local_prefect.gateway(settings, environment, recipe, served))
                 _say_gateway(settings, served, console)
             console.print(
-                "Ctrl-C ends all of it and says what will go on; so does `ostinato down`."
+                "Ctrl-C ends everything and lists what will resume; `ostinato down` ends it too."
             )
             write_state(settings, recipe, began, services)
             _keep_running(settings, recipe, began, services, environment, console)
@@ -131,20 +131,20 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
 
 
 def down(settings: Settings, console: Console) -> None:
-    """Ends the `up` of this home and whatever one that was killed left."""
+    """Ends the `up` of this home and all processes that a killed one left."""
     state = running_up(settings)
     if state is not None:
         process = psutil.Process(state.process.pid)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(END_SECONDS)
-    found = _end_stages(settings) + sum(1 for _ in _of_up(settings))
-    kill_processes(_of_up(settings))
+    found = _end_stages(settings) + sum(1 for _ in _processes_of_up(settings))
+    kill_processes(_processes_of_up(settings))
     (settings.home / UP_FILE).unlink(missing_ok=True)
     if state is None and not found:
         console.print("nothing of `ostinato up` runs here")
     else:
-        console.print("ended; `ostinato up` starts it again, and what was under way goes on")
+        console.print("ended; `ostinato up` starts everything again and resumes unfinished runs")
 
 
 def _keep_running(
@@ -169,44 +169,44 @@ def _keep_running(
             write_state(settings, recipe, began, services)
         if is_server_new and answers(f"{access.url}/health"):
             is_server_new = False
-            if local_prefect.has_lost_all(access):
+            if local_prefect.has_lost_database(access):
                 _deploy_again(environment, recipe, console)
         if time.monotonic() > resumes_at:
             resumes_at = time.monotonic() + _RESUME_SECONDS
-            with contextlib.suppress(httpx.HTTPError):  # the server is away: later
+            with contextlib.suppress(httpx.HTTPError):  # the server is down: retried later
                 name_waiting_runs(access)
                 for name in resume_overdue(access):
-                    _say(console, "begins again", name)
+                    _say(console, "restarts", name)
         time.sleep(_POLL_SECONDS)
 
 
 def _deploy_again(environment: dict[str, str], recipe: RecipeChoice, console: Console) -> None:
     try:
         local_prefect.deploy(environment, recipe)
-        _say(console, "deployments", "made again: the server's database was lost")
+        _say(console, "deployments", "deployed again: the server's database was lost")
     except ClusterError as error:
-        _say(console, "deployments", f"not made again, `ostinato up` anew does it: {error}")
+        _say(console, "deployments", f"lost with the database; restart `ostinato up`: {error}")
 
 
 def _end(
     settings: Settings, services: ServiceGroup, access: ServerAccess, console: Console
 ) -> None:
-    """Ends worker, gateway, engines and stages, then the server. Engines get no chance to report a
-    crash, so their runs are found as they were and go on with the next `up`.
+    """Ends worker, gateway, engines and stages, then the server. Engines cannot report a crash, so the
+    next `up` finds their runs unchanged and resumes them.
     """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
     try:
         services.stop({"prefect-worker"}, at_once=True)
-        kill_processes(_of_up(settings, ("prefect.engine",)))
+        kill_processes(_processes_of_up(settings, ("prefect.engine",)))
         services.stop({"gateway"})
         num_stages = _end_stages(settings)
         with contextlib.suppress(httpx.HTTPError):
             for run in interrupted_runs(access):
-                _say(console, "will go on", f"{run.title} with the next `ostinato up`")
+                _say(console, "will resume", f"{run.title} with the next `ostinato up`")
         if num_stages:
-            _say(console, "stages", f"{num_stages} ended; each goes on from its last checkpoint")
+            _say(console, "stages", f"{num_stages} ended; each resumes from its last checkpoint")
         services.stop()
-        kill_processes(_of_up(settings))
+        kill_processes(_processes_of_up(settings))
         (settings.home / UP_FILE).unlink(missing_ok=True)
     finally:
         for number, handler in before.items():
@@ -217,8 +217,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end_stages(settings: Settings) -> int:
-    """Ends the stages that runs of `up` started. Returns how many."""
-    ours = set(_of_up(settings))
+    """Ends the stages that runs of `up` started. Returns their number."""
+    ours = set(_processes_of_up(settings))
     num_ended = 0
     for path in settings.home.glob(f"runs/*/*/{PROCESS}"):
         mark = read_record(path, ProcessMark)
@@ -229,7 +229,7 @@ def _end_stages(settings: Settings) -> int:
     return num_ended
 
 
-def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
+def _processes_of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
     """Live processes that an `up` of this home started."""
     return list(processes_with(UP_VARIABLE, str(settings.home), words))
 
@@ -237,7 +237,7 @@ def _of_up(settings: Settings, words: Sequence[str] = ()) -> list[int]:
 def write_state(
     settings: Settings, recipe: RecipeChoice, began: float, services: ServiceGroup
 ) -> None:
-    """Notes this process as the running `up`, with its services as they are."""
+    """Records this process as the running `up`, with the state of its services."""
     states = tuple(
         ServiceState(
             name=running.service.name,

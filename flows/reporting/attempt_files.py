@@ -1,4 +1,4 @@
-"""Attempts as files: a page, parquet with a row per attempt, Harbor's ATIF with a document per attempt."""
+"""Attempts as files: an HTML page, parquet with a row per attempt, Harbor's ATIF with a document per attempt."""
 
 import importlib
 import importlib.metadata
@@ -23,10 +23,10 @@ from ostinato.flows.reporting.pages import render
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import ConfigError
 
-MOST_SHOWN = 100  # whole attempts on a page; the others have a line each
-_COLD_NATS = 5.0  # a sampled token this unlikely has the full colour
-ATIF = "ATIF-v1.7"  # Agent Trajectory Interchange Format; the first with trajectory_id
-_ARRAYS = {  # column -> array of a segment, type in the file
+MOST_SHOWN = 100  # attempts shown in full on a page; each further one gets a line
+_COLD_NATS = 5.0  # negative log-prob from which a sampled token has the full colour
+ATIF = "ATIF-v1.7"  # Agent Trajectory Interchange Format; the first version with trajectory_id
+_ARRAYS = {  # column -> array of a segment, and its type in the file
     "token_ids": ("token_ids_T", "int32"),
     "loss_mask": ("loss_mask_T", "bool_"),
     "logprobs": ("logprobs_T", "float32"),
@@ -37,7 +37,7 @@ _AS_JSON = ("transcript", "verdict", "reward", "changed_files", "journal", "inte
 
 
 def save(path: Path, name: str, attempts: Sequence[Attempt]) -> Path:
-    """Writes attempts in the format that the path's ending names. Returns the path."""
+    """Writes attempts in the format of the path's suffix. Returns the path."""
     if path.suffix == ".html":
         return write_attempts(path, name, attempts)
     if path.suffix == ".parquet":
@@ -50,7 +50,7 @@ def save(path: Path, name: str, attempts: Sequence[Attempt]) -> Path:
 
 
 def write_parquet(path: Path, attempts: Sequence[Attempt]) -> Path:
-    """Writes a row for each attempt: ids and ends as columns, records as JSON, tokens as lists."""
+    """Writes a row per attempt: ids and outcome as columns, records as JSON, tokens as lists."""
     try:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -68,13 +68,13 @@ def write_parquet(path: Path, attempts: Sequence[Attempt]) -> Path:
         ]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [_parquet_row(one) for one in attempts]
+    rows = [_parquet_row(attempt) for attempt in attempts]
     parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path)
     return path
 
 
 def _parquet_row(attempt: Attempt) -> dict[str, Any]:
-    """Values of the columns. None: not known, or not stored."""
+    """Values of the columns. None: unknown, or not stored."""
     facts = attempt.facts
     return {
         **{name: facts.get(name) for name in _TEXTS},
@@ -89,7 +89,7 @@ def _parquet_row(attempt: Attempt) -> dict[str, Any]:
 
 
 def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
-    """Writes TRAJECTORY.json for each attempt that was stored whole. ConfigError when none was."""
+    """Writes TRAJECTORY.json for each attempt stored with its transcript. ConfigError when none was."""
     whole = [attempt for attempt in attempts if "transcript" in attempt.facts]
     if not whole:
         raise ConfigError(
@@ -103,7 +103,7 @@ def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
 
 
 def to_atif(attempt: Attempt) -> dict[str, Any]:
-    """The attempt as a document. Facts without a field in ATIF are under `extra`."""
+    """The attempt as an ATIF document. Facts without an ATIF field are under `extra`."""
     facts = attempt.facts
     turns = facts["transcript"]["turns"]
     answers = _sampled_tokens(attempt.segments, turns)
@@ -172,8 +172,8 @@ def _agent_step(
 def _sampled_tokens(
     segments: Sequence[Segment], turns: Sequence[dict[str, Any]]
 ) -> list[tuple[int, Segment, slice] | None]:
-    """For each turn the tokens read before it, its segment and its sampled tokens there. None for all
-    when the sequences do not hold one run of sampled tokens per turn.
+    """For each turn, the number of tokens before it, its segment, and its slice of sampled tokens. None for
+    all turns when the segments do not hold exactly one run of sampled tokens per turn.
     """
     found = [
         (run.start, segment, run) for segment in segments for run in _runs(segment.loss_mask_T)
@@ -197,11 +197,11 @@ class TokenView(NamedTuple):
     text: str
     logprob: float | None  # None: read, not sampled
     weight_version: int
-    heat: float  # from 0 to 1, the less likely the higher
+    heat: float  # from 0 to 1, higher for less likely tokens
 
 
 def write_attempts(path: Path, title: str, attempts: Sequence[Attempt]) -> Path:
-    """Writes the page, the newest attempts whole. Returns its path."""
+    """Writes a page with the newest attempts in full. Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render(
         "attempts",
@@ -225,7 +225,7 @@ def _view(attempt: Attempt) -> dict[str, Any]:
         "summary": summarise(facts),
         "headline": headline(facts),
         "facts": facts,
-        "diffs": [[(_line_class(line), line) for line in _shown_lines(one)] for one in patches],
+        "diffs": [[(_line_class(line), line) for line in _shown_lines(patch)] for patch in patches],
         "verdict": verdict_text(verdict) if is_whole and verdict else None,
         "terms": list(reward_lines(reward)) if is_whole and reward else [],
         "segments": [[*_tokens(segment, attempt.token_texts)] for segment in attempt.segments],

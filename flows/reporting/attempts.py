@@ -1,4 +1,4 @@
-"""`ostinato show` of stored attempts: of RL runs, evaluations and users."""
+"""`ostinato show` for stored attempts of RL runs, evaluations and users."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from ostinato.tasks.evaluation.attempts import EVALUATION, TRAJECTORIES_FILE
 from ostinato.tasks.problems.published import PROBLEMS_FILE
 from ostinato.tasks.rollout.payload import group_from_bytes
 
-_FILES = "{}/files/{}"  # of an artifact, below its prefix
+_FILE_KEY = "{}/files/{}"  # key of an artifact's file: prefix and name
 _PROBLEM_KINDS = ("environments", "problems")
 _WITHOUT_ARRAYS = {"transcript": {"segments"}}
 
@@ -34,37 +34,37 @@ TokenTexts = tuple[str, ...]  # by token id
 class Attempt:
     """A stored attempt."""
 
-    facts: dict[str, Any]  # as JSON; an attempt that left no record has those of the ledger
-    segments: tuple[Segment, ...] = ()  # evaluations keep none
+    facts: dict[str, Any]  # the record as JSON; without a record, the ledger's row
+    segments: tuple[Segment, ...] = ()  # empty for evaluations, which do not store them
     token_texts: TokenTexts | None = None  # by token id; None: the tokenizer is not stored
 
 
 def find_attempts(settings: Settings, name: str) -> list[Attempt]:
     """Attempts by the id of a trajectory, group, run, interaction or session, with their prompts. ConfigError when
-    there is none.
+    nothing has this id.
     """
     ledger, objects = open_ledger(settings), open_object_store(settings)
     if name.startswith(f"{EVALUATION}."):
-        found = list(_of_evaluation(ledger, objects, name))
+        found = list(_attempts_of_evaluation(ledger, objects, name))
     elif rows := ledger.journal.named(name):
-        found = list(_of_run(settings, ledger, objects, rows))
+        found = list(_attempts_of_run(settings, ledger, objects, rows))
     else:
-        found = [_of_user(ledger, objects, row) for row in ledger.interactions.named(name)]
+        found = [_attempt_of_user(ledger, objects, row) for row in ledger.interactions.named(name)]
     if not found:
         raise ConfigError(
             f"nothing is called {name!r}, wanted kind/name@version of an artifact, or the id of an RL "
             "run (its folder in runs/), of a group, a trajectory, an interaction or a session"
         )
-    problem_ids = [one.facts.get("problem_id", "") for one in found]
+    problem_ids = [attempt.facts.get("problem_id", "") for attempt in found]
     prompts = _prompts(ledger, objects, set(problem_ids))
     return [
-        replace(one, facts={"prompt": prompts.get(problem_id), **one.facts})
-        for one, problem_id in zip(found, problem_ids, strict=True)
+        replace(attempt, facts={"prompt": prompts.get(problem_id), **attempt.facts})
+        for attempt, problem_id in zip(found, problem_ids, strict=True)
     ]
 
 
 def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:
-    """The best, the median and the worst rewarded attempt of the last step of an RL run, by their rank. Empty before
+    """The attempts with the best, the median and the worst reward in the last step of an RL run, by rank. Empty before
     the first step.
     """
     rows = open_ledger(settings).journal.named(run_id)
@@ -81,7 +81,7 @@ def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:
     }
 
 
-def _of_run(
+def _attempts_of_run(
     settings: Settings, ledger: Ledger, objects: ObjectStore, rows: Sequence[JournalRow]
 ) -> Iterator[Attempt]:
     texts = _token_texts_of_run(settings, ledger, objects, rows[0].run_id)
@@ -89,19 +89,19 @@ def _of_run(
         stored = {}
         if key is not None and objects.exists(key):
             group = group_from_bytes(objects.get_bytes(key))
-            stored = {one.trajectory_id: one for one in group.trajectories}
+            stored = {item.trajectory_id: item for item in group.trajectories}
         for row in members:
             journal = row.model_dump(mode="json")
-            whole = stored.get(row.trajectory_id)
-            if whole is None:  # the machine failed, or its group is not stored
+            trajectory = stored.get(row.trajectory_id)
+            if trajectory is None:  # the attempt's machine failed, or its group is not stored
                 yield Attempt(journal)
             else:
-                facts = whole.model_dump(mode="json", exclude=_WITHOUT_ARRAYS)
-                yield Attempt(facts | {"journal": journal}, whole.transcript.segments, texts)
+                facts = trajectory.model_dump(mode="json", exclude=_WITHOUT_ARRAYS)
+                yield Attempt(facts | {"journal": journal}, trajectory.transcript.segments, texts)
 
 
-def _of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attempt:
-    """A user's turn. Its prompt is the text that the model read before its first token."""
+def _attempt_of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attempt:
+    """A user's turn. Its prompt is the text that the model read before its first sampled token."""
     facts = {
         "trajectory_id": row.interaction_id,
         "group_id": row.session_id,
@@ -113,8 +113,9 @@ def _of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attem
     kept = transcript.model_dump(mode="json", exclude={"segments"})
     facts |= {"outcome": transcript.end_reason, "reason": transcript.detail, "transcript": kept}
     kind, _, version = row.checkpoint_id.partition("/")
-    made = [one for one in ledger.artifacts.list(kind) if f"{one.name}@{one.version}" == version]
-    texts = _token_texts_of(objects, made[0].object_prefix) if made else None
+    rows = ledger.artifacts.list(kind)
+    served = [found for found in rows if f"{found.name}@{found.version}" == version]
+    texts = _token_texts_of(objects, served[0].object_prefix) if served else None
     if transcript.segments and texts is not None:
         first = transcript.segments[0]
         read = first.token_ids_T[: int(first.loss_mask_T.argmax())]
@@ -125,7 +126,7 @@ def _of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) -> Attem
 def _token_texts_of_run(
     settings: Settings, ledger: Ledger, objects: ObjectStore, run_id: str
 ) -> TokenTexts | None:
-    """Texts of the tokens of a run's checkpoint. A run under way has those of the checkpoint that it began with."""
+    """Token texts of a run's checkpoint. For an unfinished run: of the checkpoint that it started from."""
     kind, _, fingerprint = run_id.partition("-")
     for row in ledger.artifacts.list(kind):
         if row.fingerprint == fingerprint:
@@ -139,30 +140,30 @@ def _token_texts_of_run(
 
 
 def _token_texts_of(objects: ObjectStore, prefix: str) -> TokenTexts | None:
-    key = _FILES.format(prefix, TOKENIZER_FILE)
+    key = _FILE_KEY.format(prefix, TOKENIZER_FILE)
     return _token_texts(objects.get_bytes(key)) if objects.exists(key) else None
 
 
 @cache
 def _token_texts(tokenizer_file: bytes) -> TokenTexts:
-    """The text of each token. Bytes that are no whole character alone become U+FFFD."""
+    """The text of each token. Bytes that do not form a whole character become U+FFFD."""
     tokenizer = Tokenizer.from_str(tokenizer_file.decode())
     decoder = ByteLevel()
     tokens = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
     return tuple("" if token is None else decoder.decode([token]) for token in tokens)
 
 
-def _of_evaluation(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[Attempt]:
-    """The attempt or group in the newest evaluation that has it."""
+def _attempts_of_evaluation(ledger: Ledger, objects: ObjectStore, name: str) -> Iterator[Attempt]:
+    """The attempt or group, from the newest evaluation that contains it."""
     for card in sorted(ledger.artifacts.list("scorecard"), key=lambda row: -row.created_at):
-        key = _FILES.format(card.object_prefix, TRAJECTORIES_FILE)
+        key = _FILE_KEY.format(card.object_prefix, TRAJECTORIES_FILE)
         if not objects.exists(key):
             continue
         attempts = [json.loads(line) for line in objects.get_bytes(key).splitlines()]
-        found = [one for one in attempts if name in (one["trajectory_id"], one["group_id"])]
+        found = [item for item in attempts if name in (item["trajectory_id"], item["group_id"])]
         if found:
             evaluation = f"{card.kind}/{card.name}@{card.version}"
-            yield from (Attempt({**one, "evaluation": evaluation}) for one in found)
+            yield from (Attempt({**attempt, "evaluation": evaluation}) for attempt in found)
             return
 
 
@@ -170,7 +171,7 @@ def _prompts(ledger: Ledger, objects: ObjectStore, problem_ids: set[str]) -> dic
     """Prompts of problems, from the problem sets of this ledger."""
     prompts: dict[str, str] = {}
     for row in (row for kind in _PROBLEM_KINDS for row in reversed(ledger.artifacts.list(kind))):
-        key = _FILES.format(row.object_prefix, PROBLEMS_FILE)
+        key = _FILE_KEY.format(row.object_prefix, PROBLEMS_FILE)
         if prompts.keys() >= problem_ids or not objects.exists(key):
             continue
         for line in objects.get_bytes(key).splitlines():
@@ -181,9 +182,9 @@ def _prompts(ledger: Ledger, objects: ObjectStore, problem_ids: set[str]) -> dic
 
 
 def describe(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Lines for the console: all of a single attempt, a line for each of several."""
+    """Lines for the console: a single attempt in full, or a line per attempt."""
     if len(attempts) == 1:
-        yield from _whole(attempts[0].facts)
+        yield from _describe_whole(attempts[0].facts)
     else:
         yield from (summarise(attempt.facts) for attempt in attempts)
 
@@ -202,23 +203,29 @@ def summarise(facts: dict[str, Any]) -> str:
 
 
 def total_reward(facts: dict[str, Any]) -> float | None:
-    """The reward of an attempt. None: not graded, as those of users."""
+    """The reward of an attempt. None: not graded, as for users' attempts."""
     reward = facts.get("reward")
     return reward["total"] if isinstance(reward, dict) else reward
 
 
-def _whole(facts: dict[str, Any]) -> Iterator[str]:
+def _describe_whole(facts: dict[str, Any]) -> Iterator[str]:
     for name, value in headline(facts).items():
         yield f"{name}: {value}"
     yield f"\nPROMPT\n{facts['prompt'] or 'its problem set or tokenizer is not in this ledger'}"
     if "transcript" not in facts:
-        yield "\nnothing more was stored of it"
+        yield "\nno more of it was stored"
         return
-    for number, turn in enumerate(facts["transcript"]["turns"], 1):
+    turns = facts["transcript"]["turns"]
+    if branches := list(draw_branches([turn.get("continues") for turn in turns])):
+        yield "\nBRANCHES"
+        yield from branches
+    for number, turn in enumerate(turns, 1):
         yield f"\nTURN {number}, {turn['generated_tokens']} tokens\n{turn['text']}"
         for index, call in enumerate(turn["calls"]):
             yield f"CALL {call['tool']} {call['arguments']}: {call['status']}"
             yield from turn["results"][index : index + 1]
+        if not turn["calls"]:  # a foreign harness's reading of the answer
+            yield from (f"REPLY\n{text}" for text in turn["results"])
     for patch in facts.get("changed_files", {}).values():
         yield f"\nDIFF\n{patch}"
     if facts.get("verdict") is not None:
@@ -228,8 +235,28 @@ def _whole(facts: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in reward_lines(facts["reward"]))
 
 
+def draw_branches(continues: Sequence[int | None]) -> Iterator[str]:
+    """A line per branch of a session: the number of the turn it continues from, then those of its own turns. Yields
+    nothing for a session with one branch. `continues`: TurnRecord's field, for each turn.
+    """
+    if not any(place is not None for place in continues):
+        return
+    depths: list[int] = []
+    lines: list[str] = []
+    for place, continued in enumerate(continues):
+        parent = place - 1 if continued is None else continued
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        if continued is None and lines:
+            lines[-1] += f" - {place + 1:>2}"
+        elif parent >= 0:
+            lines.append(f"{' ' * 5 * depths[parent]}{parent + 1:>2} - {place + 1:>2}")
+        else:
+            lines.append(f"{place + 1:>2}")
+    yield from lines
+
+
 def headline(facts: dict[str, Any]) -> dict[str, str]:
-    """Ids and ends of an attempt, by name."""
+    """An attempt's ids, outcome and origin, by name."""
     found = {
         name.replace("_", " "): str(facts[name])
         for name in ("trajectory_id", "problem_id", "evaluation", "outcome", "reason")
@@ -266,10 +293,12 @@ def verdict_text(verdict: dict[str, Any]) -> str:
 
 
 def reward_lines(reward: dict[str, Any]) -> Iterator[str]:
-    """A line for each term of a reward that has a weight, then one for each flag."""
+    """A line for each term of a reward with a weight other than 0, for each segment with its own, and for each flag."""
     for name, term in reward["terms"].items():
         weight = reward["weights"].get(name)
         if weight != 0:
             how = "" if weight is None else f" = {reward['values'][name]:g} x {weight:g}"
             yield f"{name} {term:+.3f}{how}"
+    offsets = enumerate(reward.get("segments", ()))
+    yield from (f"segment {number} {offset:+.3f}" for number, offset in offsets)
     yield from (f"flag {pattern}: {evidence}" for pattern, evidence in reward["flags"].items())

@@ -1,4 +1,4 @@
-"""Evaluations as people and CI read them: scorecards, the gate's decision, controls, overlap with training text."""
+"""Reports of evaluations for people and CI: scorecards, the gate's decision, controls, overlap with training text."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -34,19 +34,19 @@ from ostinato.tasks.records import AttemptMeans, GateDecision, Metric, Scorecard
 logger = logging.getLogger(__name__)
 
 SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
-UNKNOWN = "not known"  # overlap of models of others, and of corpora made from other problems
+UNKNOWN = "not known"  # overlap for other people's models, and for corpora made from other problems
 _GATE_KEY = "gate-solve-rates"
 _GATE_EXPECTED = (
-    "The candidate's interval lies beside or above that of what it is held against, and narrow intervals make "
-    "the decision a safe one."
+    "The candidate's interval is level with or above that of the checkpoint it is compared with; narrow intervals "
+    "make the decision reliable."
 )
 
 
 class EvaluationReport(Record):
-    """An evaluation with the gate's decision, as CI reads it. An outside baseline has none."""
+    """An evaluation with the gate's decision, as CI reads it. An outside baseline has no decision."""
 
     checkpoint: str
-    against: str | None = Field(description="None: held against the floor of the gate")
+    against: str | None = Field(description="None: compared with the floor of the gate")
     suite: str
     commit: str
     recipe: str
@@ -61,8 +61,8 @@ class EvaluationReport(Record):
 def show_evaluation(
     report: EvaluationReport, directory: Path | None, held_against: Scorecard | None
 ) -> None:
-    """Scorecards and the gate's decision: on the console, as artifacts and, if asked, as two files.
-    `held_against`: what the gate compared with.
+    """Shows scorecards and the gate's decision on the console, as artifacts and, with `directory`, as two files.
+    `held_against`: scorecard that the gate compared with.
     """
     text = evaluation_as_markdown(report)
     rows = _rows(report)
@@ -70,11 +70,11 @@ def show_evaluation(
     for card in report.scorecards:
         say(f"{card.checkpoint}, {card.suite}: solve rate {interval(card.average)}")
     if report.decision is not None:
-        say(f"held against {_opponent(report, held_against)}")
-        say(f"gate {_word(report.decision)}: {report.decision.reason}")
+        say(f"compared with {_opponent(report, held_against)}")
+        say(f"gate {_outcome(report.decision)}: {report.decision.reason}")
         cards = (report.scorecards[0], *(() if held_against is None else (held_against,)))
         rates = {f"{card.checkpoint}\n{card.suite}": card.average for card in cards}
-        show_gate(rates, f"Gate {_word(report.decision)}: {report.decision.reason}")
+        show_gate(rates, f"Gate {_outcome(report.decision)}: {report.decision.reason}")
     show_markdown(text, key="gate", description=report.checkpoint)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def show_evaluation(
 
 
 def evaluation_as_markdown(report: EvaluationReport) -> str:
-    """An evaluation as a comment on a pull request."""
+    """An evaluation as Markdown, for a comment on a pull request."""
     rows = _rows(report)
     facts = {
         "against": report.against or "the floor",
@@ -91,7 +91,7 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
         "recipe": f"{report.recipe}, seed {report.seed}",
     }
     decision = report.decision
-    title = "Outside baseline" if decision is None else f"Gate {_word(decision)}"
+    title = "Outside baseline" if decision is None else f"Gate {_outcome(decision)}"
     lines = [
         f"## {title}: `{report.checkpoint}`",
         "",
@@ -111,7 +111,7 @@ def show_attempts(report: Mapping[str, Any], console: Console) -> None:
 
 
 def attempt_rows(report: EvaluationReport) -> list[dict[str, str]]:
-    """Means of the attempts of each scorecard, and of those that solved where these differ."""
+    """Means over the attempts of each scorecard, and over the solved attempts where these differ."""
     rows = []
     for card in report.scorecards:
         every, solved = card.attempt_means, card.solved_attempt_means
@@ -140,7 +140,7 @@ def _opponent(report: EvaluationReport, held_against: Scorecard | None) -> str:
     return f"{report.against}: solve rate {interval(held_against.average)}"
 
 
-def _word(decision: GateDecision) -> str:
+def _outcome(decision: GateDecision) -> str:
     return "passed" if decision.passed else "failed"
 
 
@@ -167,13 +167,13 @@ def _row(card: Scorecard, in_training_text: str) -> dict[str, str]:
 
 
 def show_gate(rates: Mapping[str, Metric], decided: str) -> None:
-    """A picture in Prefect of the solve rates that a gate judged, with its decision."""
+    """Shows the solve rates that a gate judged as a picture in Prefect, with its decision."""
     with optional(_GATE_KEY):
         show_image(gate_png(rates), key=_GATE_KEY, description=f"{decided}. {_GATE_EXPECTED}")
 
 
 def gate_png(rates: Mapping[str, Metric]) -> bytes:
-    """A mean with its interval for each name, the first on top."""
+    """A plot of each name's mean and interval, the first name on top."""
     figure = Figure(figsize=(6.4, 1.2 + 0.45 * len(rates)), dpi=110)
     axes = figure.subplots()
     for place, metric in enumerate(rates.values()):
@@ -189,13 +189,13 @@ def gate_png(rates: Mapping[str, Metric]) -> bytes:
 def note_overlap(
     context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
 ) -> str:
-    """Overlap of problems with the corpora that the checkpoint descends from and that were made from these problems."""
+    """Overlap of problems with those of the checkpoint's ancestor corpora that were built from these problems."""
     found = overlap_of(context, checkpoint, problems, split)
     return "; ".join(describe_overlap(item) for item in found.corpora.values()) or UNKNOWN
 
 
 def describe_overlap(found: AnswerOverlap) -> str:
-    """Counts of problems with a right line in the text, and per stage of those with an n-gram of a right line."""
+    """Number of problems with a right line in the text, and per stage the number with an n-gram of a right line."""
     lines = f"right lines of {found.problems_with_answer} of {found.problems}"
     if not found.ngrams:
         return lines
@@ -235,7 +235,7 @@ def read_rows(context: StageContext, evaluation: ArtifactRef) -> list[AttemptRow
 
 
 def show_controls(report: ControlReport) -> None:
-    """Shows a trained checkpoint beside its start at as many tokens: on the console and as an artifact."""
+    """Shows a trained checkpoint and its controls at equal tokens, on the console and as an artifact."""
     rows = []
     for control in (report.trained, *report.controls):
         calls = control.tool_calls
@@ -253,15 +253,15 @@ def show_controls(report: ControlReport) -> None:
     verdict = f"is {'above' if report.gain_counts else 'not above'} all controls at equal tokens"
     for row in rows:
         say(", ".join(f"{name} {value}" for name, value in row.items() if value))
-    say(f"differences in points, 95 % by function: the trained one {verdict}")
-    show_table(rows, key="controls", description=f"95 % by function; the trained one {verdict}")
+    say(f"differences in points, 95 % by function: the trained model {verdict}")
+    show_table(rows, key="controls", description=f"95 % by function; the trained model {verdict}")
 
 
 def control_rows(
     context: StageContext, start: ArtifactRef, trained: ArtifactRef
 ) -> list[ReportRow]:
-    """Rows of the checkpoint after RL beside its start: as it is, started over, and at best of n. Empty where the
-    two evaluations had other problems: the report goes without controls then.
+    """Rows that compare the checkpoint after RL with its start: as it is, started over, and at best of n. Empty when
+    the two evaluations had different problems, and the report then has no controls.
     """
     try:
         report = compare_with_controls(read_rows(context, start), read_rows(context, trained))
@@ -283,7 +283,7 @@ def control_rows(
 
 
 def _conduct(control: Control, trained: Control) -> str:
-    """Tokens, first edits and tool calls per attempt, the control's first. Tokens alone where the control
+    """Tokens, first edits and tool calls per attempt, the control's values first. Only tokens when the control
     makes several attempts.
     """
     text = f"{control.generated_tokens:.0f} and {trained.generated_tokens:.0f} tokens"

@@ -1,6 +1,4 @@
-"""The report of a whole chain: one snapshot of rows, curves, times and facts, shown on the console, as a page
-and in Prefect.
-"""
+"""The report of a whole chain: a snapshot of rows, curves, times and facts, for the console, a page and Prefect."""
 
 import base64
 import importlib.metadata
@@ -67,7 +65,7 @@ class RunArtifacts(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """Time that a stage took, with the pauses of a run that was ended and went on."""
+    """Time that a stage took, including pauses between a stop and the resumption."""
 
     stage: str
     began: str
@@ -75,7 +73,7 @@ class StageTime(NamedTuple):
 
 
 class RunReport(NamedTuple):
-    """Snapshot of a finished run, of which every form of the report is made."""
+    """Snapshot of a finished run. Every form of the report is made from it."""
 
     title: str
     headline: ReportRow
@@ -101,7 +99,7 @@ def show_run(context: StageContext, made: RunArtifacts, cycle: CycleReport | Non
     (place / "recipe.json").write_text(recipe.model_dump_json(indent=1))
     report = collect(context, made, cycle, place)
     page = write_page(place / "report.html", report)
-    # by the dashboard, which `ostinato up` keeps running: browsers refuse links to files
+    # the dashboard of `ostinato up` serves the page, because browsers refuse links to files
     publish(report, f"http://127.0.0.1:{settings.dashboard_port}/reports/{place.name}/{page.name}")
     print_report(report, page, open_console())
     return page
@@ -160,7 +158,7 @@ def collect(
 
 
 def describe_origin(recipe: Recipe, settings: Settings) -> dict[str, str]:
-    """Facts of the machine and the code that write the report, and changes to the shipped recipe."""
+    """Facts about the machine and the code that write the report, and changes to the shipped recipe."""
     return {
         "written": time.strftime("%Y-%m-%d %H:%M %Z"),
         "machine": _machine(settings),
@@ -176,7 +174,7 @@ def recipe_changes(recipe: Recipe) -> Iterator[str]:
         yield f"{recipe.name} is a recipe of your own"
         return
     original = load_recipe(recipe.name, seed=recipe.seed)
-    shipped, used = (dict(dotted(one.model_dump(mode="json"))) for one in (original, recipe))
+    shipped, used = (dict(dotted(item.model_dump(mode="json"))) for item in (original, recipe))
     for name in sorted(shipped.keys() | used.keys()):
         if shipped.get(name) != used.get(name):
             yield f"{name}: {shipped.get(name)} -> {used.get(name)}"
@@ -201,10 +199,10 @@ def _code() -> str:
 
 
 def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path) -> dict[str, str]:
-    """Addresses of example attempts by their rank. The attempts are written to a page beside the report."""
+    """Writes example attempts to a page next to the report. Returns their addresses by rank."""
     run_id = f"{reinforced.kind}-{reinforced.fingerprint}"
     examples = find_examples(context.settings, run_id)
-    if not examples:  # an artifact from elsewhere: this ledger has no attempts of it
+    if not examples:  # an artifact of another machine has no attempts in this ledger
         return {}
     page = write_attempts(place / ATTEMPTS_PAGE, f"Attempts of {run_id}", [*examples.values()])
     names = {what: attempt.facts["trajectory_id"] for what, attempt in examples.items()}
@@ -225,8 +223,8 @@ def _times(context: StageContext, made: RunArtifacts, cycle: CycleReport | None)
 
 
 def stage_times(context: StageContext, refs: Mapping[str, ArtifactRef]) -> list[StageTime]:
-    """Times of the named artifacts and of all that they were made from, in order of their ends. A stage records
-    its start in the run directory and its end in the artifact. A removed artifact has no time.
+    """Times of the named artifacts and of their ancestors, in order of their ends. A stage records its start in the
+    run directory and its end in the artifact. Removed artifacts are left out.
     """
     found, ended = dict(refs), dict[str, float]()
     waiting = list(found)
@@ -255,9 +253,9 @@ def _time_of(context: StageContext, name: str, ref: ArtifactRef, ended_at: float
 
 
 def _controls_of(context: StageContext, made: RunArtifacts) -> list[ReportRow]:
-    """The controls on held-out mutations, from evaluations that the report has anyway."""
+    """The controls on held-out mutations, from evaluations that the report already uses."""
     checkpoints = (made.drafted, made.reinforced)
-    cards = (chain.evaluation(context, made.problems, one, Split.HELD_OUT) for one in checkpoints)
+    cards = (chain.evaluation(context, made.problems, ref, Split.HELD_OUT) for ref in checkpoints)
     return control_rows(context, *cards)
 
 
@@ -301,7 +299,7 @@ def _rows(context: StageContext, made: RunArtifacts) -> list[ReportRow]:
 
 
 def codebase_rows(trained: PretrainingResult) -> list[ReportRow]:
-    """Held-out code in perplexity and bits per byte, before and after the phases on code and those on transcripts."""
+    """Perplexity and bits per byte of held-out code, before and after the phases on code and those on transcripts."""
     continued_steps = sum(
         phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
     )
@@ -321,9 +319,9 @@ def codebase_rows(trained: PretrainingResult) -> list[ReportRow]:
         ("SFT", continued, trained.after),
     ):
         if before.bits_per_byte is None or after.bits_per_byte is None or before == after:
-            continue  # not measured, or a stage that took no step
+            continue  # not measured, or the stage took no step
         numbers = f"{before.bits_per_byte:.3f}", f"{after.bits_per_byte:.3f}"
-        note = "the same text, so that tokenizers compare"
+        note = "per byte, so comparable across tokenizers"
         rows.append(ReportRow(stage, "held-out codebase, bits per byte", *numbers, note))
     return rows
 
@@ -331,7 +329,7 @@ def codebase_rows(trained: PretrainingResult) -> list[ReportRow]:
 def _draft_rows(
     context: StageContext, corpus: ArtifactRef, drafted: ArtifactRef
 ) -> list[ReportRow]:
-    """Quality and worth of the draft layers, where the recipe wants some."""
+    """Quality and speed-up of the draft layers. Empty when the recipe has none."""
     if not context.recipe.mtp.depth:
         return []
     distilled = context.parent_of(drafted, "mtp") or drafted
@@ -360,7 +358,7 @@ def _draft_rows(
 def _base_row(
     context: StageContext, problems: ArtifactRef, tuned: ArtifactRef, split: Split, name: str
 ) -> list[ReportRow]:
-    """The model as it was imported beside the fine-tuned one."""
+    """Row that compares the imported model with the fine-tuned one. Empty when the base was not imported."""
     base = chain.imported_base(context)
     if base is None:
         return []
@@ -372,7 +370,7 @@ def _base_row(
 
 
 def _hack_row(run: ReinforcementResult) -> ReportRow:
-    """Report row of the hack monitors over the newest trajectories."""
+    """Row of the hack monitors' rates over the newest trajectories."""
     common = sorted(run.hack_rates.items(), key=lambda item: -item[1])[:4]
     seen = ", ".join(f"{name} {rate:.1%}" for name, rate in common) or "no pattern"
     alarms = "; ".join(run.alarms) or "no alarm"
@@ -427,7 +425,7 @@ def _no_samples(note: str) -> ReportRow:
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
-    """Counts as a sentence has them: 96 requests, 59 kept."""
+    """Counts as text, for example `96 requests, 59 kept`."""
     named = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in named)
 

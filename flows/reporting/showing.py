@@ -1,4 +1,4 @@
-"""Artifacts in Prefect that each stage of a run shows."""
+"""Artifacts that each stage of a run shows in Prefect."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from ostinato.tasks.pretraining.mtp.config import MtpResult, SpeculationResult
 from ostinato.tasks.problems.config import EnvironmentsResult, ProblemsResult
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
-if TYPE_CHECKING:  # serving users takes half as many modules again as the chain
+if TYPE_CHECKING:  # serving would add half as many modules again as the chain imports
     from ostinato.flows.stages.realtime import CycleReport
 
 _SHOWN_METRICS = (  # columns of RL's table
@@ -40,7 +40,7 @@ _SHOWN_METRICS = (  # columns of RL's table
 
 
 def show_problems(context: StageContext, problems: ArtifactRef) -> None:
-    """Card of a problem set, in the console and as artifacts."""
+    """Shows the card of a problem set on the console and as artifacts."""
     result = chain.result_of(context, problems, ProblemsResult)
     rows = [{"split": split, "problems": count} for split, count in result.split_sizes.items()]
     show_table(
@@ -54,7 +54,7 @@ def show_problems(context: StageContext, problems: ArtifactRef) -> None:
 
 
 def show_environments(context: StageContext, problems: ArtifactRef) -> None:
-    """Problems that each environment of the recipe added."""
+    """Shows the number of problems that each environment of the recipe added."""
     result = chain.result_of(context, problems, EnvironmentsResult)
     rows = [{"environment": name, "problems": count} for name, count in result.added.items()]
     show_table(rows, key="environments", description=str(problems))
@@ -74,8 +74,8 @@ def describe_problems(result: ProblemsResult) -> list[str]:
     empty = [split for split, size in result.split_sizes.items() if not size]
     if empty:
         lines.append(
-            f"  no problem for {', '.join(empty)}: no repository is of that split, and none is "
-            "dealt out (a source without `split` is)"
+            f"  no problem for {', '.join(empty)}: no repository has that split, and none can be "
+            "assigned to it (only a source without `split` can)"
         )
     lines += [
         f"  left out {name}: {' '.join(reason.split())[:600]}"
@@ -89,7 +89,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef) -> None:
-    """Shards of the corpus and perplexity through the phases."""
+    """Shows the corpus's shards and the perplexity through the phases."""
     made = chain.result_of(context, corpus, CorpusResult)
     shards = [shard.model_dump() for shard in made.shards]
     show_table(shards, key="corpus-shards", description=str(corpus))
@@ -107,7 +107,7 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
-    """Draft quality and what it is worth in the engine."""
+    """Shows the draft layers' quality and their speed-up in the engine."""
     distilled = context.parent_of(drafted, "mtp") or drafted
     draft = chain.result_of(context, distilled, MtpResult)
     measured = chain.result_of(context, speculation, SpeculationResult)
@@ -128,7 +128,7 @@ def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: Arti
 
 
 def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
-    """Table and curves of an RL run."""
+    """Shows the table and curves of an RL run."""
     steps = rl_steps(context, reinforced)
     rows = [
         {"step": row["step"]}
@@ -143,7 +143,7 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
 
 
 def show_cycle(cycle: "CycleReport") -> None:
-    """One cycle as text."""
+    """Shows a cycle as text, and its gate as a picture."""
     lines = [f"# {cycle.cycle_id}", f"served: {cycle.served}", f"seconds: {cycle.seconds:.0f}"]
     if cycle.users is not None:
         lines.append(f"**simulated users, not people**: {cycle.users.counts}")
@@ -163,16 +163,16 @@ def show_cycle(cycle: "CycleReport") -> None:
 
 
 def rl_steps(context: StageContext, ref: ArtifactRef) -> list[dict]:
-    """Rows of the steps of an RL run that ran here."""
+    """The metrics rows of an RL run's steps. Empty for a run of another machine."""
     return steps_of(context.run_directory(ref.kind, ref.fingerprint) / METRICS)
 
 
 def curves_of_training(context: StageContext, ref: ArtifactRef) -> list[Curve]:
-    """Plots of a training stage that ran here. Empty for an artifact from elsewhere."""
+    """Plots of a training stage. Empty for an artifact of another machine."""
     return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
 
 
 def loss_curves(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
-    """Plots of pretraining without perplexity, for which the result has more points."""
+    """Plots of pretraining except perplexity, for which the result has more points than the metrics."""
     found = curves_of_training(context, pretrained)
     return [curve for curve in found if curve.key != "perplexity"]

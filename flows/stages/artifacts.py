@@ -1,4 +1,4 @@
-"""What a run shows in Prefect: tables, texts, links and pictures. None of it can end the run."""
+"""Tables, texts, links and pictures that a run shows in Prefect. A failure to show one never ends the run."""
 
 import base64
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def optional(what: str) -> Iterator[None]:
-    """Logs and drops what cannot be shown: the server is away or refuses it, or it cannot be drawn."""
+    """Logs and suppresses every error of the block: a server that is down or refuses, or a failed drawing."""
     try:
         yield
     except Exception as error:
@@ -47,13 +47,13 @@ def show_image(png: bytes, key: str, description: str) -> None:
 
 
 def refresh_image(png: bytes, key: str, description: str, shown: UUID | None) -> UUID:
-    """Puts a picture in the place of the one that is `shown`, or beside all others. Returns its id. Raises.
+    """Replaces the picture with the id `shown`, or creates one when it is None. Returns the id. Errors are raised.
 
-    `key`: the whole one. Not by Prefect's own update, which sends each picture as an event too.
+    `key` is the full key. Prefect's own update is avoided because it also sends each picture as an event.
     """
     if shown is None:
-        made = artifacts.create_image_artifact(_address_of(png), key=key, description=description)
-        return made if isinstance(made, UUID) else UUID(str(made))
+        found = artifacts.create_image_artifact(_address_of(png), key=key, description=description)
+        return found if isinstance(found, UUID) else UUID(str(found))
     with get_client(sync_client=True) as client:
         change = {"data": _address_of(png)}
         client.request("PATCH", "/artifacts/{id}", path_params={"id": shown}, json=change)
@@ -61,5 +61,5 @@ def refresh_image(png: bytes, key: str, description: str, shown: UUID | None) ->
 
 
 def _address_of(png: bytes) -> str:
-    """The picture travels inside its own address: the server needs no file of the run."""
+    """A data URL that holds the picture, so that the server needs no file of the run."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -1,4 +1,4 @@
-"""The stages of the chain as functions from a context and parents to artifacts, each built at most once."""
+"""The stages of the chain as functions from a context and parent artifacts to artifacts, each built at most once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 
 ENDPOINT_FILE = "endpoint.json"
-# Models of others know no token of ours: calls are plain text, and texts are longer.
+# Other people's models have none of our special tokens: calls are plain text, and texts are longer.
 IMPORTED_HARNESS = HarnessConfig(
     dialect=FULL,
     context_tokens=4096,
@@ -42,11 +42,11 @@ IMPORTED_HARNESS = HarnessConfig(
     result_limit_characters=4000,
     read_limit_lines=200,
 )
-IMPORTED_SLOTS = 8  # requests decoded together; each keeps keys and values of a whole context
+IMPORTED_SLOTS = 8  # requests decoded together; each holds the KV cache of a whole context
 
 
 def base_identity(recipe: Recipe) -> str:
-    """Checksum of the base checkpoint's weights, wherever it lies. Empty without one."""
+    """Checksum of the base checkpoint's weights, independent of its location. Empty without one."""
     base = base_directory(recipe.base_checkpoint)
     if base is None:
         return ""
@@ -59,7 +59,7 @@ def base_identity(recipe: Recipe) -> str:
 
 
 def build_problems(context: StageContext) -> ArtifactRef:
-    """Packages -> proven problems, with those of the recipe's environments beside them."""
+    """Packages -> proven problems, together with the problems of the recipe's environments."""
     problems = build_proven_problems(context)
     if not context.recipe.environments:
         return problems
@@ -67,13 +67,13 @@ def build_problems(context: StageContext) -> ArtifactRef:
 
 
 def build_proven_problems(context: StageContext) -> ArtifactRef:
-    """Packages and git repositories -> proven problems. A set that ships is taken as it is."""
+    """Packages and git repositories -> proven problems. A set that ships with the project is used as it is."""
     config = pin_commits(context.recipe.problems)
     pinned = context.recipe.model_copy(update={"problems": config})
     context = replace(context, recipe=pinned)
 
     def publish(directory: Path, result: ProblemsResult) -> tuple[Path, dict]:
-        made, notes = declared.PROBLEMS.leave(directory, result)
+        made, notes = declared.PROBLEMS.output_of(directory, result)
         return made, notes | {SOURCES: _sources(config)}
 
     shipped = shipped_checksum(config)
@@ -102,12 +102,12 @@ def train_encoder(context: StageContext) -> ArtifactRef:
 
 
 def encoder_of(context: StageContext) -> ArtifactRef | None:
-    """The encoder that answers codebase_search, trained when needed. None where words rank alone."""
+    """The encoder that answers codebase_search, trained when needed. None when search ranks by words alone."""
     return train_encoder(context) if context.recipe.harness.search == "encoder" else None
 
 
 def search_directory(context: StageContext) -> str | None:
-    """Files of the encoder that answers codebase_search. None where words rank alone."""
+    """Files of the encoder that answers codebase_search. None when search ranks by words alone."""
     encoder = encoder_of(context)
     return None if encoder is None else str(context.directory_of(encoder))
 
@@ -130,7 +130,7 @@ def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
 
 
 def build_conversations(context: StageContext, data: Path) -> ArtifactRef:
-    """A user's own conversations -> a corpus of nothing else."""
+    """A user's own conversations -> a corpus that holds only them."""
     recipe = context.recipe
     base = base_directory(recipe.base_checkpoint)
     if base is None:
@@ -159,13 +159,13 @@ def build_conversations(context: StageContext, data: Path) -> ArtifactRef:
 
 
 def _publish_corpus(directory: Path, result: CorpusResult) -> tuple[Path, dict]:
-    _, notes = declared.CORPUS.leave(directory, result)
+    _, notes = declared.CORPUS.output_of(directory, result)
     return corpus_files(directory), notes | {SOURCES: result.sources}
 
 
 def corpus_files(directory: Path) -> Path:
-    """A directory to publish with the corpus that was written beside it."""
-    # Not "published": an imported model's template lies in a folder of that name.
+    """A directory to publish, with links to the corpus files of `directory`."""
+    # Not named "published": an imported model's template is in a folder of that name.
     target = directory / "corpus"
     names = ("tokenizer.json", "statistics.json", "demonstrations.safetensors", "shards")
     template = (PUBLISHED_FILES,) if is_imported(directory) else ()
@@ -176,9 +176,9 @@ def corpus_files(directory: Path) -> Path:
 def pretrain(
     context: StageContext, corpus: ArtifactRef, start: ArtifactRef | None = None
 ) -> ArtifactRef:
-    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL could start from. `start`:
-    trained on in place of the recipe's base. After the phase that `[mtp]` names, draft layers are
-    distilled; they learn with the trunk from there.
+    """Base checkpoint and corpus -> the fine-tuned checkpoint that RL can start from. `start` replaces
+    the recipe's base. After the phase that `[mtp]` names, draft layers are distilled, and later phases
+    train them with the trunk.
     """
     config, cut = context.recipe.pretraining, context.recipe.mtp.after_phase
     if cut is None:
@@ -197,7 +197,7 @@ def _pretrain(
     config: PretrainingConfig,
     before: PretrainingResult | None = None,
 ) -> ArtifactRef:
-    """Trains through the phases of `config`, draft layers too where `before` is the result of earlier ones."""
+    """Trains the phases of `config`. When `before` is the result of earlier phases, draft layers are trained too."""
     recipe = context.recipe
     fields: dict[str, Any] = {"config": config}
     if start is None:
@@ -207,7 +207,7 @@ def _pretrain(
         fields["draft_weight"] = recipe.mtp.draft_weight
 
     def publish(directory: Path, result: PretrainingResult) -> tuple[Path, dict]:
-        made, notes = declared.PRETRAINING.leave(directory, result)
+        made, notes = declared.PRETRAINING.output_of(directory, result)
         if before is not None:
             notes = {SUMMARY: before.followed_by(result).model_dump(mode="json")}
         return made, notes
@@ -224,20 +224,20 @@ def _pretrain(
 def distil_draft_layers(
     context: StageContext, corpus: ArtifactRef, pretrained: ArtifactRef
 ) -> ArtifactRef:
-    """Checkpoint -> the same trunk with draft layers that match its head."""
+    """Checkpoint -> the same trunk with draft layers distilled to match its head."""
     config = context.recipe.mtp
     later = {name: MtpConfig.model_fields[name].default for name in ("after_phase", "draft_weight")}
     return context.make(
         declared.MTP,
         {"corpus": corpus, "checkpoint": pretrained},
-        config=config.model_copy(update=later),  # without what later phases do with the layers
+        config=config.model_copy(update=later),  # fields that only later phases read are reset
     )
 
 
 def measure_speculation(
     context: StageContext, corpus: ArtifactRef, checkpoint: ArtifactRef
 ) -> ArtifactRef:
-    """Checkpoint with draft layers -> acceptance and speed-up in the decode engine, plain and drafted in one run."""
+    """Checkpoint with draft layers -> acceptance and speed-up, from plain and drafted decoding in one run."""
     return context.make(declared.SPECULATION, {"corpus": corpus, "checkpoint": checkpoint})
 
 
@@ -290,25 +290,30 @@ def evaluation_fields(
         "split": split,
         "harness": harness,
         "sandbox": recipe.rollout.sandbox,
-        "engine_slots": slots if _has_harness(recipe, directory) else min(slots, IMPORTED_SLOTS),
+        "engine_slots": slots if _fits_harness(recipe, directory) else min(slots, IMPORTED_SLOTS),
         "context_tokens": harness.context_tokens if is_imported(directory) else 0,
         "processes": context.settings.cpu_limit,
     }
 
 
 def imported_base(context: StageContext) -> ArtifactRef | None:
-    """The model of others that the recipe begins with. None: it begins with one of our own."""
+    """The artifact that the recipe starts from. None: it starts from a directory or random weights."""
     name = context.recipe.base_checkpoint
     return context.artifacts.get(name) if is_reference(name) else None
 
 
 def is_imported(directory: Path) -> bool:
-    """Whether a checkpoint, imported or trained from one, talks by a published chat template."""
+    """Whether a checkpoint uses a published chat template: it was imported, or trained from an imported one."""
     return (directory / PUBLISHED_FILES).is_dir()
 
 
 def endpoint_artifact(context: StageContext, endpoint: Endpoint) -> ArtifactRef:
-    """What stands for a model that somebody else serves. It has no weights: nothing promotes it."""
+    """The artifact that represents a model served by somebody else. It has no weights, so it is never promoted."""
+    if not context.recipe.harness.is_builtin:
+        raise ConfigError(
+            f"endpoint is given with harness.program {context.recipe.harness.program!r}, wanted 'builtin': "
+            "a program talks only to the session of its own attempt"
+        )
 
     def build(directory: Path) -> tuple[Path, dict]:
         return one_file(directory, ENDPOINT_FILE, endpoint.model_dump_json()), {}
@@ -317,30 +322,30 @@ def endpoint_artifact(context: StageContext, endpoint: Endpoint) -> ArtifactRef:
 
 
 def endpoint_of(directory: Path) -> Endpoint | None:
-    """The endpoint that an artifact stands for. None: it has weights."""
+    """The endpoint that an artifact represents. None: the artifact has weights."""
     path = directory / ENDPOINT_FILE
     return Endpoint.model_validate_json(path.read_bytes()) if path.is_file() else None
 
 
 def harness_for(recipe: Recipe, directory: Path) -> HarnessConfig:
-    """The recipe's harness. Where that is of nano's dialect and the model is not, one in the dialect that
-    `ostinato import` chose.
+    """The recipe's harness. When that uses nano's dialect and the model is not ours, a harness in the dialect
+    that `ostinato import` chose.
     """
-    if _has_harness(recipe, directory):
+    if _fits_harness(recipe, directory):
         return recipe.harness
     return IMPORTED_HARNESS.model_copy(update={"dialect": read_choice(directory)})
 
 
-def _has_harness(recipe: Recipe, directory: Path) -> bool:
-    """Whether the recipe's harness is one for this model."""
-    is_others = is_imported(directory) or endpoint_of(directory) is not None
-    return recipe.harness.dialect != COMPACT or not is_others
+def _fits_harness(recipe: Recipe, directory: Path) -> bool:
+    """Whether this model can use the recipe's harness."""
+    is_foreign = is_imported(directory) or endpoint_of(directory) is not None
+    return recipe.harness.dialect != COMPACT or not is_foreign
 
 
 def evaluate_both(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef
 ) -> tuple[Scorecard, Scorecard]:
-    """Scorecards on held-out mutations and on functions held out whole."""
+    """Scorecards on held-out mutations and on wholly held-out functions."""
     first = evaluate(context, problems, checkpoint, Split.HELD_OUT)
     return first, evaluate(context, problems, checkpoint, Split.HELD_OUT_FUNCTION)
 
@@ -351,7 +356,7 @@ def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Re
 
 
 def _link_only(source: Path, target: Path, names: tuple[str, ...]) -> None:
-    """A directory with only these files of another, by hard link."""
+    """Fills `target` with hard links to these files and folders of `source`."""
     for name in names:
         paths = list((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
         for path in paths:

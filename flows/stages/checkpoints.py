@@ -1,6 +1,6 @@
 """Checkpoints by the names that people type: champion, newest, kind/name@version.
 
-Imports nothing of Prefect, so that the command line refuses a wrong name before it starts anything.
+Does not import Prefect, so that the command line can refuse a wrong name before it starts anything.
 """
 
 from ostinato.flows.recipe import Recipe
@@ -11,15 +11,15 @@ from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
 PROBLEM_KINDS = ("problems", "environments")
-KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # what has weights
-_TRAINED = "reinforced"  # what the chain of a recipe ends with
+KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # artifacts with weights
+_TRAINED = "reinforced"  # kind of the checkpoint that a recipe's chain ends with
 
 
 def checkpoint_named(
     recipe: Recipe, ledger: Ledger, artifacts: Artifacts, reference: str
 ) -> ArtifactRef:
     """The checkpoint of a reference: `champion` of the recipe's serving line, the recipe's `newest`,
-    or kind/name@version. ConfigError says how to get one; nothing is trained.
+    or kind/name@version. When it is missing, ConfigError says how to make one; nothing is trained.
     """
     if reference == CHAMPION:
         return artifacts.get(champion_id(ledger, line_of(recipe)))
@@ -34,7 +34,7 @@ def checkpoint_named(
 
 
 def refuse_unknown(settings: Settings, recipe: Recipe, references: list[str]) -> None:
-    """ConfigError when one of the checkpoints does not exist."""
+    """Raises ConfigError when one of the checkpoints does not exist."""
     ledger = open_ledger(settings)
     artifacts = open_artifacts(settings, ledger)
     for reference in references:
@@ -45,14 +45,14 @@ def line_of(recipe: Recipe) -> str:
     """Serving line of a recipe. ConfigError when it has none."""
     if recipe.serving.line is None:
         raise ConfigError(
-            f"recipe {recipe.name!r} has no serving line, so users never get what it "
-            'trains; wanted `[serving]` with `line = "NAME"` in the recipe itself'
+            f"recipe {recipe.name!r} has no serving line, so its checkpoints are never "
+            'served; wanted `[serving]` with `line = "NAME"` in the recipe itself'
         )
     return recipe.serving.line
 
 
 def champion_id(ledger: Ledger, line: str) -> str:
-    """Reference of what a line serves. ConfigError when nothing was promoted yet."""
+    """Reference of the checkpoint that a line serves. ConfigError when nothing was promoted yet."""
     champion = ledger.promotions.current(line)
     if champion is None:
         others = ", ".join(ledger.promotions.lines()) or "none"

@@ -1,6 +1,6 @@
-"""The one Prefect task of the project: runs a stage's entry in a supervised child, shows progress.
+"""The one Prefect task of the project: runs a stage's entry in a supervised child and shows its progress.
 
-Prefect keeps no results: a flow run that is retried runs its sub-flows again, which find what is done.
+Prefect keeps no results. A retried flow run runs its sub-flows again, and these find the finished stages.
 """
 
 import contextvars
@@ -38,33 +38,32 @@ Result = TypeVar("Result", bound=BaseModel)
 logger = logging.getLogger(__name__)
 _CRASH_SECONDS, _COMMAND_SECONDS = 300.0, 10.0
 _CANCEL_POLL_SECONDS = 5.0
-_CANCEL_TIMEOUT_SECONDS = 12.0  # a worker ends an engine of its own sooner
+_CANCEL_TIMEOUT_SECONDS = 12.0  # a worker ends its own engine sooner
 _TRAINERS = {entry for stage in STAGES.values() if stage.trains for entry in stage.entries}
 
 
 def keep_lease(
     lease_id: UUID, lease_duration: float, raise_on_lease_renewal_failure: bool = False
 ) -> AbstractContextManager[None]:
-    """Prefect's own upkeep of the lease of a deployment's slot. A failed renewal is logged, whatever the
-    caller asks.
+    """Prefect's own renewal of the lease of a deployment's slot, except that a failed renewal is always only logged.
 
-    Prefect ends a healthy run when that lease could not be renewed, for which an outage of five minutes
-    is enough, and has no setting against it. A lost slot harms nothing here: two runs that want the same
-    stage share one child (infra/platform/cluster/child.py).
+    Prefect ends a healthy run when this lease cannot be renewed, as after an outage of five minutes, and no
+    setting prevents it. A lost slot does no harm here: two runs that want the same stage share one child
+    (infra/platform/cluster/child.py).
     """
     return maintain_concurrency_lease(
         lease_id, lease_duration, raise_on_lease_renewal_failure=False
     )
 
 
-# Both before any flow runs: the engine imports a flow, and with it this, first. Prefect gives our
-# loggers its handler, but no level.
+# Both take effect before any flow runs, because the engine first imports the flow and thereby this module.
+# Prefect gives our loggers its handler, but no level.
 flow_engine.maintain_concurrency_lease = keep_lease  # pyright: ignore[reportPrivateImportUsage]
 logging.getLogger("ostinato").setLevel(logging.INFO)
 
 
 class _CancelWatch(threading.Thread):
-    """Looks at the server whether the flow run was cancelled and nobody ends its engine."""
+    """Thread that polls the server for a cancellation of the flow run that no worker carries out."""
 
     def __init__(self) -> None:
         context = contextvars.copy_context()
@@ -74,19 +73,19 @@ class _CancelWatch(threading.Thread):
         self._run_id: UUID | None = None
 
     def raise_if_cancelled(self) -> None:
-        """Raises what ends a flow run without a state of its own."""
+        """Raises Abort, which ends a flow run without setting a state, once the run is cancelled."""
         if self.is_cancelled:
             raise Abort("the flow run was cancelled")
 
     def confirm(self) -> None:
-        """Tells the server that what the run had started is gone, which frees its slot."""
+        """Sets the run's state to Cancelled, now that its child has ended. This frees its slot."""
         if self._run_id is not None:
             with _server() as client:
                 client.set_flow_run_state(self._run_id, Cancelled(message="its engine ended it"))
 
     def _poll(self) -> None:
         since: float | None = None
-        if flow_run.id is None:  # a task of no flow run
+        if flow_run.id is None:  # the task runs outside any flow run
             return
         while not self.is_over.wait(_CANCEL_POLL_SECONDS):
             with _server() as client:
@@ -103,19 +102,19 @@ class _CancelWatch(threading.Thread):
 
 @contextmanager
 def _server() -> Iterator[SyncPrefectClient]:
-    """A client of the server, which may be away."""
+    """A client of the server. Errors of the block are only logged, as the server may be down."""
     try:
         with get_client(sync_client=True) as client:
             yield client
     except (httpx.HTTPError, PrefectException, OSError, RuntimeError) as error:
-        logger.debug("cancellation is not looked at: %s %s", type(error).__name__, error)
+        logger.debug("cancellation cannot be checked: %s %s", type(error).__name__, error)
 
 
 @contextmanager
 def _cancellable() -> Iterator[Callable[[], None]]:
-    """Yields what raises once the flow run was cancelled and its worker, if it has one, did not end it.
+    """Yields a check that raises Abort when the flow run was cancelled and no worker ended it.
 
-    A worker ends only engines that it started itself, and nobody ends that of a command.
+    A worker ends only engines that it started itself, and no worker started that of a command.
     """
     watch = _CancelWatch()
     watch.start()
@@ -164,14 +163,14 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
             check=raise_if_cancelled,
             settings=settings,
             alone=entry in _TRAINERS,
-            # a run of a deployment that crashed is found within minutes and goes on with its stage
+            # A crashed run of a deployment is restarted within minutes and continues with this child.
             outlive_seconds=_CRASH_SECONDS if deployment.id else _COMMAND_SECONDS,
         )
     return result.model_dump(mode="json")
 
 
 class _AnyResult(BaseModel, extra="allow"):
-    """The result as the child wrote it. `run_stage` gives it its type."""
+    """The result as the child wrote it. `run_stage` validates it as the stage's type."""
 
 
 def run_stage(

@@ -1,4 +1,4 @@
-"""Curves of stages, from their metrics and results. The report, the dashboard and the pictures in Prefect draw them."""
+"""Curves of stages from their metrics and results, for the report, the dashboard and the pictures in Prefect."""
 
 import io
 import math
@@ -30,14 +30,14 @@ Rows = Sequence[Mapping[str, Any]]
 _Numbers = tuple[float, ...]
 _CONFIDENCE = 0.95
 _MEASURED_EXPECTED = (
-    "Both lines rise, and the band of the last version lies above that of the first; bands that "
-    "overlap are no gain yet."
+    "Both lines rise, and the band of the last version lies above that of the first; overlapping bands "
+    "do not show a gain yet."
 )
-_DRAFT_METRIC = "kl_nats_"  # and the depth
+_DRAFT_METRIC = "kl_nats_"  # followed by the depth
 
 
 class Curve(Record):
-    """A plot of one or several series, and a sentence on how it looks when things go well."""
+    """A plot of one or several series."""
 
     key: str = Field(description="last part of the key of its picture in Prefect")
     title: str
@@ -45,7 +45,7 @@ class Curve(Record):
     x_label: str = "step"
     y_label: str = ""
     series: dict[str, tuple[_Numbers, tuple[float | None, ...]]] = Field(
-        description="steps and values; None: no finite number, as of a model that diverged"
+        description="steps and values; None: not a finite number, as when a model diverged"
     )
     intervals: dict[str, tuple[_Numbers, _Numbers]] = Field(
         default={}, description="low and high of a series, drawn as a band"
@@ -53,7 +53,7 @@ class Curve(Record):
 
 
 class Plot(NamedTuple):
-    """Metrics that share a plot."""
+    """Declaration of a plot in curves.toml: metrics that share it."""
 
     key: str
     title: str
@@ -70,26 +70,26 @@ _PLOTS = {
 
 
 def stage_curves(metrics: Path) -> list[Curve]:
-    """Plots of any stage, from its metrics so far."""
+    """Plots of any stage from its current metrics."""
     rows = read_metrics(metrics)
     steps = [row for row in rows if "solve_rate" in row]
     return measured_curves(steps) + rl_curves(steps) if steps else training_curves(rows)
 
 
 def rl_curves(rows: Rows) -> list[Curve]:
-    """The plots of RL whose metrics the rows have."""
+    """Plots of the RL metrics that the rows have."""
     return list(_plotted(_PLOTS["rl"].values(), rows))
 
 
 def training_curves(rows: Rows) -> list[Curve]:
-    """Loss, held-out perplexity and distance of draft layers, where rows have them."""
+    """Plots of loss, held-out perplexity and draft layers' KL, as far as the rows have them."""
     depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
     plots = {**_PLOTS["training"], "kl": _PLOTS["training"]["kl"]._replace(names=depths)}
     return list(_plotted(plots.values(), rows))
 
 
 def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
-    """Held-out perplexity of each source through the phases."""
+    """Plot of each source's held-out perplexity through the phases."""
     plot = _PLOTS["training"]["perplexity"]
     steps = tuple(float(item.step) for item in evaluations)
     return Curve(
@@ -122,7 +122,7 @@ def _plotted(plots: Iterable[Plot], rows: Rows) -> Iterator[Curve]:
 def _series_of(
     rows: Rows, name: str, unit: float = 1.0
 ) -> tuple[_Numbers, tuple[float | None, ...]]:
-    """Steps and values of a metric in its unit, where rows have it. None: no finite number."""
+    """Steps and values of a metric in its unit, from the rows that have it. None: not a finite number."""
     having = [row for row in rows if name in row]
     values = (float(row[name]) / unit for row in having)
     steps = tuple(float(row["step"]) for row in having)
@@ -132,8 +132,8 @@ def _series_of(
 def _solve_rate_interval(
     rows: Rows,
 ) -> dict[str, tuple[_Numbers, _Numbers]]:
-    """The band of the sampled solve rate. Groups are the sample, as if the attempts of a group were all the
-    same, so it is never too narrow. Empty where a row does not count its groups.
+    """The band of the sampled solve rate. The sample size is the number of groups, as if all attempts of a group
+    were the same, so the band is never too narrow. Empty when a row has no number of groups.
     """
     having = [row for row in rows if "solve_rate" in row]
     if not all(row.get("groups", 0) > 0 for row in having):
@@ -146,7 +146,7 @@ def _solve_rate_interval(
 
 
 def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
-    """Solve rates measured beside training, with intervals. Empty where nothing was measured."""
+    """Solve rates measured during training, with intervals. Empty when nothing was measured."""
     measured = [
         (float(point.step), point.average, point.best_of)
         for point in points
@@ -164,10 +164,10 @@ def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
             f"{first.confidence:.0%} intervals",
             expected=_MEASURED_EXPECTED,
             series={
-                name: (steps, tuple(one.mean for one in found)) for name, found in named.items()
+                name: (steps, tuple(item.mean for item in found)) for name, found in named.items()
             },
             intervals={
-                name: (tuple(one.low for one in found), tuple(one.high for one in found))
+                name: (tuple(item.low for item in found), tuple(item.high for item in found))
                 for name, found in named.items()
             },
         )
@@ -175,7 +175,7 @@ def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
 
 
 def measured_curves(rows: Rows) -> list[Curve]:
-    """Solve rates measured beside training so far, from the rows of a run under way."""
+    """Solve rates measured so far during training, from the rows of a run in progress."""
     points = {row["evaluation_step"]: row for row in rows if "evaluation_step" in row}
     if not points:
         return []
@@ -200,7 +200,7 @@ def measured_curves(rows: Rows) -> list[Curve]:
 
 
 def seed_curves(runs: Mapping[int, Rows]) -> list[Curve]:
-    """The sampled solve rate of each seed in one plot, where there are several."""
+    """A plot of each seed's sampled solve rate. Empty for fewer than two seeds."""
     if len(runs) < 2:
         return []
     named = {f"seed {seed}": rows for seed, rows in sorted(runs.items())}
@@ -208,7 +208,7 @@ def seed_curves(runs: Mapping[int, Rows]) -> list[Curve]:
         Curve(
             key="seeds",
             title="RL: solve rate of sampled attempts, newest run of each seed",
-            expected="All seeds rise to about the same height; one that stays flat says that the gain is luck.",
+            expected="All seeds rise to about the same height; a flat seed suggests that the gain is luck.",
             y_label=f"bands: {_CONFIDENCE:.0%} over groups",
             series={name: _series_of(rows, "solve_rate") for name, rows in named.items()},
             intervals={
@@ -221,8 +221,8 @@ def seed_curves(runs: Mapping[int, Rows]) -> list[Curve]:
 
 
 def newest_runs(home: Path, recipe: str, like: Path) -> dict[int, list[dict[str, Any]]]:
-    """Steps of the newest finished RL run of each seed of a recipe in this home, of those with the settings of
-    the run in `like`.
+    """Rows of each seed's newest finished RL run of a recipe in this home. Only runs with the settings of the run in
+    `like` count.
     """
     stage, found, wanted = REINFORCEMENT.kind, {}, _settings_of(like)
     done = (home / "runs").glob(f"{recipe}-seed*/{stage}-*/{PUBLISHED}")
@@ -236,7 +236,7 @@ def newest_runs(home: Path, recipe: str, like: Path) -> dict[int, list[dict[str,
 
 
 def _settings_of(run: Path) -> dict[str, Any] | None:
-    """Request of a run without names, places and seeds. None: the run has no request."""
+    """A run's request without run id, directories and seeds. None: the run has no request."""
     envelope = read_record(run / REQUEST, RequestEnvelope)
     return None if envelope is None else _without_seeds(envelope.request)
 
@@ -250,12 +250,12 @@ def _without_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steps_of(metrics: Path) -> list[dict[str, Any]]:
-    """Rows of the steps of an RL run."""
+    """The metrics rows of an RL run's steps."""
     return [row for row in read_metrics(metrics) if "solve_rate" in row]
 
 
 def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve]) -> None:
-    """A picture in Prefect of each plot of a finished stage, with how it looks when things go well."""
+    """Shows each plot of a finished stage as a picture in Prefect, described by its `expected`."""
     for curve in curves:
         key = f"{stage}-{curve.key}"
         with optional(key):
@@ -263,7 +263,7 @@ def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve]) -> None:
 
 
 def plot_png(curve: Curve) -> bytes:
-    """The curve as a PNG. Threads may draw at once: it uses nothing of pyplot, whose figures they would share."""
+    """The curve as a PNG. Threads may draw at the same time, because pyplot with its shared figures is not used."""
     figure = Figure(figsize=(6.4, 3.4), dpi=110)
     axes = figure.subplots()
     for label, (x_values, y_values) in curve.series.items():

@@ -1,9 +1,8 @@
-"""The stages of the project, each declared once: request, identity, parents and child call derive from its row.
+"""The stages of the project, each declared once. Request, identity, parents and child call derive from the declaration.
 
 A field of a request is, in this order: the directory of a parent (`corpus_directory` of the parent "corpus"), a value
-that the flow gives, the section of the recipe whose type is the field's type, or the recipe's value of that name.
-What a stage makes is identified by its request without directories, without the fields that only say where it runs,
-and by its parents.
+given by the flow, the section of the recipe with the field's type, or the recipe's value of that name. A stage's
+artifact is identified by its parents and its request, without directories and fields that only decide where it runs.
 """
 
 from collections.abc import Collection, Mapping
@@ -38,7 +37,7 @@ from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 Result = TypeVar("Result", bound=BaseModel)
-_PLACES = ("_directory", "_path", "run_id")  # ends of the fields that hold a place on this machine
+_PLACES = ("_directory", "_path", "run_id")  # endings of fields that hold a place on this machine
 _TABLES: dict[Any, str] = {
     kind.annotation: name
     for name, kind in Recipe.model_fields.items()
@@ -48,11 +47,11 @@ _TABLES: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage whose work the flow itself does: only its artifact is kept."""
+    """A stage that the flow itself runs. Only its artifact is kept."""
 
     name: str  # on the command line
     kind: str  # of its artifacts
-    entries: tuple[str, ...]  # code that decides what it makes; the first one is a child's entry
+    entries: tuple[str, ...]  # code that decides the artifact's content; first: the child's entry
     trains: bool = False
 
 
@@ -63,11 +62,11 @@ class ChildStage(Stage, Generic[Result]):
     request: type[BaseModel] = field(kw_only=True)
     result: type[Result] = field(kw_only=True)
     parents: tuple[str, ...] = field(kw_only=True, default=())  # in the order of its lineage
-    placement: frozenset[str] = field(kw_only=True, default=frozenset())  # fields, not of identity
-    file: str = field(kw_only=True, default="")  # published with the result in it; empty: a folder
+    placement: frozenset[str] = field(kw_only=True, default=frozenset())  # not in the identity
+    file: str = field(kw_only=True, default="")  # file to publish the result in; empty: a folder
 
     def request_of(self, recipe: Recipe, given: Mapping[str, Any]) -> BaseModel:
-        """The request of a recipe, with the given fields in place of the recipe's."""
+        """The request from a recipe, with the given fields in place of the recipe's."""
         fields = dict(given)
         for name, kind in self.request.model_fields.items():
             source = name if name in Recipe.model_fields else _TABLES.get(kind.annotation)
@@ -76,23 +75,24 @@ class ChildStage(Stage, Generic[Result]):
         return self.request(**fields)
 
     def identity_of(self, request: BaseModel) -> dict[str, Any]:
-        """The part of a request that decides what is made, but for the parents."""
+        """The part of a request that decides what is made. Parents are not included."""
         apart: dict[str, Any] = dict.fromkeys(self.placement, True)
         apart |= {name: True for name in type(request).model_fields if name.endswith(_PLACES)}
         if isinstance(request, Placed):
             apart |= request.placement()
         return request.model_dump(mode="json", exclude=apart, exclude_defaults=True)
 
-    def leave(self, directory: Path, result: Result) -> tuple[Path, dict[str, Any]]:
-        """The directory to publish of a finished run, and its metadata."""
-        made = result.model_dump(mode="json")
+    def output_of(self, directory: Path, result: Result) -> tuple[Path, dict[str, Any]]:
+        """The directory that a finished run publishes, and its metadata."""
+        summary = result.model_dump(mode="json")
         if self.file:
-            return one_file(directory, self.file, result.model_dump_json(indent=1)), {SUMMARY: made}
-        return Path(made.get("checkpoint_directory") or made["directory"]), {SUMMARY: made}
+            text = result.model_dump_json(indent=1)
+            return one_file(directory, self.file, text), {SUMMARY: summary}
+        return Path(summary.get("checkpoint_directory") or summary["directory"]), {SUMMARY: summary}
 
 
 def one_file(directory: Path, name: str, text: str) -> Path:
-    """A directory to publish that holds this one file."""
+    """Writes a directory to publish that holds only this file. Returns it."""
     published = directory / "published"
     published.mkdir(parents=True, exist_ok=True)
     (published / name).write_text(text)

@@ -1,6 +1,6 @@
-"""Events of checkpoints and cycles for Prefect's event feed and automations. The ledger has its own.
+"""Events of checkpoints and cycles for Prefect's event feed and automations. The ledger keeps its own events.
 
-They go to the server of the flow run under way, elsewhere to that of PREFECT_API_URL.
+Events go to the server of the current flow run, or outside of one to that of PREFECT_API_URL.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from ostinato.tasks.records import GateDecision
 
 CREATED, PROMOTED = "created", "promoted"
 REGRESSED, ROLLED_BACK = "regressed", "rolled-back"
-WITHDRAWN = "withdrawn"  # a canary that nobody could judge in time
-_SEND_SECONDS = 5.0  # the gateway asks again after five more
+WITHDRAWN = "withdrawn"  # a canary that was not judged in time
+_SEND_SECONDS = 5.0  # the gateway retries after five more
 
 
 def send_checkpoint_event(
     what: str, checkpoint: str, labels: Mapping[str, str] | None = None, **payload: object
 ) -> None:
-    """Sends checkpoint.WHAT. By `labels` triggers tell events apart."""
+    """Sends checkpoint.WHAT. Triggers can match on `labels`."""
     _send(
         f"checkpoint.{what}",
         f"ostinato.checkpoint.{checkpoint}",
@@ -33,9 +33,9 @@ def send_checkpoint_event(
 
 
 def send_event_now(what: str, checkpoint: str, key: str, **payload: object) -> bool:
-    """Sends checkpoint.WHAT of this process, which is no flow run, and waits until the server has it.
-    Whether it has, or there is none; whoever sends the same `key` again sends the same event, which a
-    server that had it within five minutes drops.
+    """Sends checkpoint.WHAT from a process that is not a flow run, and waits for the server. Returns whether
+    the server has the event; True without a server. The same `key` makes the same event, which the server
+    drops when it had it within five minutes.
     """
     access = server_of_settings()
     if not access.url:
@@ -62,14 +62,14 @@ def server_of_settings() -> ServerAccess:
 def send_gate_event(
     checkpoint: str, decision: GateDecision, promotion: Mapping[str, object] | None = None
 ) -> None:
-    """Sends checkpoint.gate.passed or checkpoint.gate.failed. `promotion`: parameters of the promotion
-    that the first asks for, if it asks for one.
+    """Sends checkpoint.gate.passed or checkpoint.gate.failed. A passed event with `promotion` requests a
+    promotion with these parameters.
     """
     word = "passed" if decision.passed else "failed"
-    asked = promotion if decision.passed else None
-    labels = None if asked is None else {"ostinato.promotion": "asked"}
+    parameters = promotion if decision.passed else None
+    labels = None if parameters is None else {"ostinato.promotion": "asked"}
     send_checkpoint_event(
-        f"gate.{word}", checkpoint, labels, reason=decision.reason, **(asked or {})
+        f"gate.{word}", checkpoint, labels, reason=decision.reason, **(parameters or {})
     )
 
 

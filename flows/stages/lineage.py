@@ -1,4 +1,4 @@
-"""`ostinato show ARTIFACT`: what an artifact was made from, back to source archives, and whom it served."""
+"""`ostinato show ARTIFACT`: the lineage of an artifact back to source archives, and the lines it served."""
 
 import time
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 
-SOURCES = "sources"  # in the metadata of a problem set: archives and git repositories
+SOURCES = "sources"  # metadata key: source archives and git repositories
 _INDENT = "    "
 
 
 class Ancestor(Record):
-    """An artifact with what it was made from."""
+    """An artifact and its ancestors."""
 
     artifact: str
     fingerprint: str
@@ -26,7 +26,7 @@ class Ancestor(Record):
     changed_files: tuple[str, ...] = Field(description="code that changed while it was made")
     sources: tuple[str, ...] = Field(description="packages at a version, git repositories")
     served: tuple[str, ...] = Field(
-        description="serving lines whose champion it became or was taken"
+        description="promotions and rollbacks that made it the champion of a serving line"
     )
     parents: tuple["Ancestor", ...]
 
@@ -48,31 +48,31 @@ def _trace(artifacts: Artifacts, ledger: Ledger, ref: ArtifactRef) -> Ancestor:
         size_bytes=sum(file.size_bytes for file in manifest.files),
         changed_files=manifest.changed_files,
         sources=tuple(manifest.metadata.get(SOURCES, ())),
-        served=tuple(_told(ledger, row) for row in history if row.checkpoint_id == str(ref)),
+        served=tuple(_describe(ledger, row) for row in history if row.checkpoint_id == str(ref)),
         parents=tuple(
-            # by its fingerprint: versions are this ledger's own
-            _trace(artifacts, ledger, artifacts.find(one.kind, one.name, one.fingerprint) or one)
-            for one in manifest.parents
+            # found by fingerprint, because version numbers differ between ledgers
+            _trace(artifacts, ledger, artifacts.find(ref.kind, ref.name, ref.fingerprint) or ref)
+            for ref in manifest.parents
         ),
     )
 
 
-def describe(one: Ancestor, depth: int = 0, seen: set[str] | None = None) -> Iterator[str]:
-    """Lines for the console, each parent below what was made from it. Repeated ones are named alone."""
+def describe(node: Ancestor, depth: int = 0, seen: set[str] | None = None) -> Iterator[str]:
+    """Lines for the console, with parents below their child. A repeated artifact gets only a line with its name."""
     seen = set() if seen is None else seen
-    if one.artifact in seen:
-        yield f"{_INDENT * depth}{one.artifact}  as above"
+    if node.artifact in seen:
+        yield f"{_INDENT * depth}{node.artifact}  as above"
         return
-    seen.add(one.artifact)
+    seen.add(node.artifact)
     yield (
-        f"{_INDENT * depth}{one.artifact}  {one.fingerprint}  {_when(one.created_at)}  "
-        f"{one.size_bytes:,} bytes"
+        f"{_INDENT * depth}{node.artifact}  {node.fingerprint}  {_when(node.created_at)}  "
+        f"{node.size_bytes:,} bytes"
     )
-    facts = [*one.served, *(f"source {source}" for source in one.sources)]
-    if one.changed_files:
-        facts.append(f"code changed while it was made: {', '.join(one.changed_files)}")
+    facts = [*node.served, *(f"source {source}" for source in node.sources)]
+    if node.changed_files:
+        facts.append(f"code changed while it was made: {', '.join(node.changed_files)}")
     yield from (f"{_INDENT * depth}  | {fact}" for fact in facts)
-    for parent in one.parents:
+    for parent in node.parents:
         yield from describe(parent, depth + 1, seen)
 
 
@@ -80,7 +80,7 @@ def _when(instant: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(instant))
 
 
-def _told(ledger: Ledger, row: PromotionRow) -> str:
+def _describe(ledger: Ledger, row: PromotionRow) -> str:
     how = "promoted" if row.action == "promote" else "serves again"
     card = None if row.scorecard_id is None else ledger.scorecards.get(row.scorecard_id)
     rate = "" if card is None else f", solve rate {card.payload['average']['mean']:.1%}"

@@ -1,5 +1,5 @@
-"""A stage under way as people see it: progress as a bar on a terminal, as a line every few seconds elsewhere or
-where it is watched, and as an artifact of the Prefect run; its curves as pictures of that run.
+"""Progress of a running stage: a bar on a terminal, lines every few seconds elsewhere or with --watch, and an
+artifact of the Prefect run. Its curves are shown as pictures of that run.
 """
 
 import contextvars
@@ -25,16 +25,16 @@ from ostinato.infra.platform.cluster.workspace import METRICS, Progress
 
 logger = logging.getLogger(__name__)
 
-_TELL_SECONDS = 3.0
+_UPDATE_SECONDS = 3.0
 _LINE_SECONDS = 10.0
-# People look no more often, and drawing takes a second of a core that the stage could use.
+# People do not look more often, and drawing takes a second of a core that the stage could use.
 PICTURE_SECONDS = 60.0
-_END_SECONDS = 5.0  # longest the end of a stage waits for the server
+_END_SECONDS = 5.0  # maximum time that the end of a stage waits for the server
 
 
 @contextmanager
 def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields what takes the progress of a stage and returns at once."""
+    """Yields a function that shows the progress of a stage and returns at once."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.fields[stage]:<22}"),
@@ -74,33 +74,33 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
 
 
 class _Artifact(threading.Thread):
-    """Thread that tells the server, so that one that is away costs the stage no time."""
+    """Thread that sends progress to the server, so that an unreachable server does not delay the stage."""
 
     def __init__(self, key: str, description: str) -> None:
         context = contextvars.copy_context()
-        super().__init__(target=context.run, args=(self._tell, key, description), daemon=True)
+        super().__init__(target=context.run, args=(self._send, key, description), daemon=True)
         self.percent = 0.0
         self.is_over = threading.Event()
 
-    def _tell(self, key: str, description: str) -> None:
+    def _send(self, key: str, description: str) -> None:
         artifact_id: Any = None
-        told, is_over = -1.0, False
+        sent, is_over = -1.0, False
         while not is_over:
-            is_over = self.is_over.wait(_TELL_SECONDS)
+            is_over = self.is_over.wait(_UPDATE_SECONDS)
             percent = self.percent
-            if percent == told:
+            if percent == sent:
                 continue
             with optional(key):
                 if artifact_id is None:
                     artifact_id = artifacts.create_progress_artifact(percent, key, description)
                 else:
                     artifacts.update_progress_artifact(artifact_id, percent)
-                told = percent
+                sent = percent
 
 
 @contextmanager
 def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
-    """Draws the metrics of a stage's directory anew from time to time, and at the end."""
+    """Within the block, redraws the metrics of a stage's directory every minute, and once more at the end."""
     pictures = _Pictures(stage, directory)
     pictures.start()
     try:
@@ -111,7 +111,7 @@ def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
 
 
 class _Pictures(threading.Thread):
-    """Thread that draws, so that no failure and no server that is away reaches the stage."""
+    """Thread that draws the pictures, so that no failure and no unreachable server affects the stage."""
 
     def __init__(self, stage: str, directory: Path) -> None:
         context = contextvars.copy_context()
@@ -119,7 +119,7 @@ class _Pictures(threading.Thread):
         self.is_over = threading.Event()
         self._stage, self._directory = stage, directory
         self._shown: dict[str, UUID] = {}
-        self._drawn_at = 0  # the file's time
+        self._drawn_at = 0  # modification time of the metrics drawn last
 
     def _show(self) -> None:
         is_over = False

@@ -1,4 +1,4 @@
-"""One real-time cycle: collect, distil, train, evaluate, ship. A killed one goes on from what it has."""
+"""One real-time cycle: collect, distil, train, evaluate, ship. A killed cycle continues where it stopped."""
 
 import logging
 import time
@@ -54,13 +54,13 @@ from ostinato.tasks.reinforcement.learning.config import trainer_config
 
 logger = logging.getLogger(__name__)
 
-# the event that tells of a canary's end
+# event that announces a canary's end
 _ENDS = {
     Advice.PROMOTE: PROMOTED,
     Advice.ROLL_BACK: REGRESSED,
     Advice.EXPIRE: WITHDRAWN,
 }
-SKIPPED = "skipped"  # outcome of a cycle whose window holds nothing to learn from
+SKIPPED = "skipped"  # outcome of a cycle without a sample in its window
 
 
 class CycleReport(Record):
@@ -78,7 +78,7 @@ class CycleReport(Record):
 
 
 class _NothingToLearn(Exception):
-    """A window without a sample."""
+    """Raised when a cycle's window yields no sample."""
 
     def __init__(self, result: CycleTrainingResult) -> None:
         super().__init__(result)
@@ -92,7 +92,7 @@ def serving_line(context: StageContext, name: str | None = None) -> ServingLine:
 
 
 def champion_of(context: StageContext) -> ArtifactRef | None:
-    """What the recipe's line serves. None without a line, and before its first promotion."""
+    """The checkpoint that the recipe's line serves. None without a line, and before its first promotion."""
     champion = None
     if context.recipe.serving.line is not None:
         champion = serving_line(context).champion()
@@ -102,7 +102,7 @@ def champion_of(context: StageContext) -> ArtifactRef | None:
 def judge_against_champion(
     context: StageContext, problems: ArtifactRef, card: Scorecard
 ) -> GateDecision:
-    """The gate's decision on a checkpoint: against the line's champion, or by the floor without one."""
+    """The gate's decision on a checkpoint, compared with the line's champion, or with the floor when there is none."""
     served = champion_of(context)
     if served is None:
         return gate_candidate(card, None, context.recipe.cycle.gate)
@@ -117,7 +117,7 @@ def judge(
     config: GateConfig,
     training: Sequence[GateCheck] = (),
 ) -> GateDecision:
-    """The gate's decision on a candidate of the line, its earlier champions remembered."""
+    """The gate's decision on a candidate of the line, with the line's recent champions taken into account."""
     earlier = line.recent_champions(candidate, config.champions)
     return gate_candidate(candidate, champion, config, earlier, training)
 
@@ -129,21 +129,21 @@ def offer(
     *,
     directly: bool = True,
 ) -> PromotionReport:
-    """Puts a checkpoint before the gate of the recipe's line. The same one again changes nothing.
-    `directly`: without the recipe's canary.
+    """Applies the gate of the recipe's line to a checkpoint. Offering the same checkpoint again changes
+    nothing. `directly`: promote without the recipe's canary.
     """
     line = serving_line(context)
-    _problems_of(context, trained)  # what the gateway could not serve is not promoted
+    _problems_of(context, trained)  # fails for a checkpoint that the gateway could not serve
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     decision = judge_against_champion(context, problems, card)
     line.publish_candidate(card, decision)
-    return _announce(context, _let_through(context, line, decision, directly=directly), decision)
+    return _announce(context, _carry_out(context, line, decision, directly=directly), decision)
 
 
-def _let_through(
+def _carry_out(
     context: StageContext, line: ServingLine, decision: GateDecision, *, directly: bool
 ) -> PromotionReport:
-    """Promoted, refused, or given a canary where the recipe has one."""
+    """Promotes or refuses a candidate as decided, or starts its canary when the recipe has one."""
     canary = context.recipe.cycle.canary
     if canary is None or directly or not decision.passed or line.champion() is None:
         return line.decide(decision)
@@ -153,7 +153,7 @@ def _let_through(
 def _announce(
     context: StageContext, report: PromotionReport, decision: GateDecision
 ) -> PromotionReport:
-    """Sends the gate's decision and a promotion as events, and shows the new champion's lineage."""
+    """Sends events for the gate's decision and for a promotion, and shows a new champion's lineage."""
     send_gate_event(report.candidate, decision)
     if report.outcome is PromotionOutcome.PROMOTED:
         send_checkpoint_event(PROMOTED, report.candidate, line=report.line, reason=report.reason)
@@ -165,16 +165,16 @@ def _announce(
 
 
 def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) -> PromotionReport:
-    """Takes a checkpoint from a line's users, its champion when none is named, and sends that as an
-    event. Nothing changes when another one is champion. ConfigError when the line has none.
+    """Withdraws a checkpoint from a line's users, by default its champion, and sends an event. Nothing
+    changes when another checkpoint is champion. ConfigError when the line has no champion.
     """
     serving = ServingLine(ledger, line, time.time)
     champion = serving.champion()
     if champion is None:
         raise ConfigError(f"serving line {line!r} has no champion, wanted one")
-    standing = ledger.promotions.active_checkpoints(line)
-    if len(standing) > 1:
-        _require_bytes(ledger, standing[-2])
+    active = ledger.promotions.active_checkpoints(line)
+    if len(active) > 1:
+        _require_files(ledger, active[-2])
     report = serving.roll_back(checkpoint or champion, reason)
     if report.outcome is PromotionOutcome.ROLLED_BACK:
         send_checkpoint_event(ROLLED_BACK, report.candidate, line=line, reason=reason)
@@ -185,7 +185,7 @@ def roll_back(ledger: Ledger, line: str, checkpoint: str | None, reason: str) ->
 def serving_checkpoint(
     context: StageContext, problems: ArtifactRef, trained: ArtifactRef
 ) -> ArtifactRef | None:
-    """Checkpoint of the recipe's line, or None. A fresh one passes the gate before it serves users."""
+    """The champion of the recipe's line, or None. `trained` is offered to the line first if it never was."""
     line = serving_line(context)
     if not line.was_offered(str(trained)):
         report = offer(context, problems, trained)
@@ -199,17 +199,17 @@ def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
 
 
 def served_model(context: StageContext, line: str | None = None) -> DeployedModel:
-    """The champion of a line as the gateway wants it, with the repositories of the problems it was
-    trained on, and the line's canary. Asked again and again, it is also what ends a canary.
+    """The champion of a line as the gateway loads it, with the repositories of the problems it was trained
+    on, and the line's canary. The gateway calls it repeatedly, which is also what ends a canary.
     """
     candidate = _watch_canary(context, line)
     served = champion_ref(context, line)
-    model = _as_served(context, served, _problems_of(context, served), line)
+    model = _deployed_model(context, served, _problems_of(context, served), line)
     return model.model_copy(update={"candidate": candidate})
 
 
 def _problems_of(context: StageContext, checkpoint: ArtifactRef) -> ArtifactRef:
-    """The problem set that a checkpoint was made with, whose repositories are served."""
+    """The problem set that a checkpoint was trained with. The gateway serves its repositories."""
     for ref in context.artifacts.lineage(checkpoint):
         if ref.kind == "problems":
             return ref
@@ -239,18 +239,18 @@ def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | 
     )
 
 
-def _require_bytes(ledger: Ledger, checkpoint: str) -> None:
+def _require_files(ledger: Ledger, checkpoint: str) -> None:
     artifacts = open_artifacts(load_settings(), ledger)
     for row in ledger.artifacts.list(checkpoint.partition("/")[0]):
         ref = ArtifactRef.model_validate(row, from_attributes=True)
         if str(ref) == checkpoint:
-            artifacts.manifest(ref)  # StorageError says that `ostinato gc` removed it
+            artifacts.manifest(ref)  # raises StorageError when `ostinato gc` removed it
 
 
 def first_cycle(
     context: StageContext, trained: ArtifactRef, run_cycle: Callable[[], CycleReport]
 ) -> CycleReport:
-    """The cycle that the chain runs once after training. The schedule's cycles are others and run every time."""
+    """The cycle that the chain runs once after training. Scheduled cycles are separate and run every time."""
 
     def build(directory: Path) -> tuple[Path, dict]:
         return chain.one_file(directory, "cycle.json", run_cycle().model_dump_json()), {}
@@ -261,7 +261,7 @@ def first_cycle(
     return CycleReport.model_validate_json(report)
 
 
-def _as_served(
+def _deployed_model(
     context: StageContext, served: ArtifactRef, problems: ArtifactRef, line: str | None = None
 ) -> DeployedModel:
     return DeployedModel(
@@ -277,7 +277,7 @@ def _as_served(
 
 
 def next_cycle_number(context: StageContext) -> int:
-    """Number of the line's cycle under way: the open one's, else the next."""
+    """Number of the line's open cycle, or of the next one when none is open."""
     cycles, line = context.ledger.cycles, serving_line(context).name
     return len(cycles.history(line)) - (cycles.open_cycle(line) is not None)
 
@@ -285,13 +285,13 @@ def next_cycle_number(context: StageContext) -> int:
 def serve_simulated_users(
     context: StageContext, problems: ArtifactRef, served: ArtifactRef
 ) -> SimulatedUsersReport | None:
-    """Traffic for machines without people. None when the recipe has no simulated users."""
+    """Runs the recipe's simulated users, for machines without real ones. None when the recipe has none."""
     users = context.recipe.cycle.simulated_users
     if users is None:
         return None
     number = next_cycle_number(context)
     request = TrafficRequest(
-        served=_as_served(context, served, problems),
+        served=_deployed_model(context, served, problems),
         users=users,
         cycle_number=number,
     )
@@ -306,7 +306,7 @@ def serve_simulated_users(
 
 
 def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
-    """The cycle a killed run left open, or a new one over what users did since the last. None when that is too little."""
+    """The cycle that a killed run left open, else a new one over later interactions. None when these are too few."""
     cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
     line = serving_line(context).name
     known = cycles.open_cycle(line)
@@ -337,13 +337,13 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
 def train_candidate(
     context: StageContext, cycle: CycleRow, served: ArtifactRef
 ) -> tuple[CycleTrainingResult, ArtifactRef | None]:
-    """Collect, distil and train on the cycle's window. No candidate when the window has no sample."""
+    """Collects, distils and trains on the cycle's window. The candidate is None when the window has no sample."""
     recipe = context.recipe.cycle
 
     def publish(directory: Path, result: CycleTrainingResult) -> tuple[Path, dict]:
         if result.checkpoint_directory is None:
             raise _NothingToLearn(result)
-        return CANDIDATE.leave(directory, result)
+        return CANDIDATE.output_of(directory, result)
 
     try:
         candidate = context.make(
@@ -363,13 +363,13 @@ def train_candidate(
 
 
 def _source(context: StageContext) -> Source:
-    """Simulated users where the recipe asks for them, else people."""
+    """The source of interactions to learn from: simulated users if the recipe has them, else people."""
     users = context.recipe.cycle.simulated_users
     return Source.PEOPLE if users is None else Source.SIMULATED
 
 
 def _window(context: StageContext, cycle: CycleRow) -> Window:
-    """What a cycle reads. Feedback that came too late for the cycle before is its own."""
+    """The window that a cycle reads. It includes feedback that came too late for the previous cycle."""
     before = [
         other.opened_at
         for other in context.ledger.cycles.history(cycle.line)
@@ -393,28 +393,28 @@ def ship(
     candidate: Scorecard,
     champion: Scorecard,
 ) -> PromotionReport:
-    """Gates a checkpoint: promoted, refused, or given a canary where the recipe has one. Never skipped."""
+    """Gates the cycle's candidate, carries out the decision and closes the cycle. The gate is never skipped."""
     line = ServingLine(context.ledger, cycle.line, time.time)
     checks = parity_checks(training)
     decision = judge(line, candidate, champion, context.recipe.cycle.gate, checks)
     line.publish_candidate(candidate, decision)
-    report = _announce(context, _let_through(context, line, decision, directly=False), decision)
+    report = _announce(context, _carry_out(context, line, decision, directly=False), decision)
     context.ledger.cycles.update(cycle.cycle_id, "promotion", report.model_dump(mode="json"))
-    was_promoted = report.champion == candidate.checkpoint  # maybe by a run that was killed since
+    was_promoted = report.champion == candidate.checkpoint  # perhaps by a run that was then killed
     outcome = PromotionOutcome.PROMOTED if was_promoted else report.outcome
     context.ledger.cycles.close(cycle.cycle_id, outcome.value, time.time())
     return report
 
 
 def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> CycleReport:
-    """One cycle on the recipe's line. A cycle that a kill left open goes on with the checkpoint it
-    began with, whatever was promoted since, so its window is trained once and promoted once.
+    """Runs one cycle on the recipe's line. A cycle left open by a kill continues with the checkpoint it
+    started with, whatever was promoted since, so its window is trained once and promoted once.
     """
     started = time.monotonic()
-    served = _checkpoint_under_way(context) or serving_checkpoint(context, problems, trained)
+    served = _checkpoint_of_open_cycle(context) or serving_checkpoint(context, problems, trained)
     if served is None:
         send_cycle_skipped(
-            line_of(context.recipe), "nothing is served: the first checkpoint did not pass"
+            line_of(context.recipe), "nothing is served: the first checkpoint did not pass the gate"
         )
         return CycleReport(cycle_id="", served="", users=None)
     users = serve_simulated_users(context, problems, served)
@@ -436,7 +436,7 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     return report.model_copy(update={"seconds": time.monotonic() - started})
 
 
-def _checkpoint_under_way(context: StageContext) -> ArtifactRef | None:
+def _checkpoint_of_open_cycle(context: StageContext) -> ArtifactRef | None:
     """The checkpoint of the line's open cycle. None when none is open."""
     cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
     return None if cycle is None else context.artifacts.get(cycle.served)
@@ -449,7 +449,7 @@ def _learn(
     served: ArtifactRef,
     champion: Scorecard,
 ) -> dict[str, Any]:
-    """Fields of the report that an opened cycle adds. The cycle is closed afterwards."""
+    """Trains and ships the cycle's candidate and closes the cycle. Returns the fields that this adds to the report."""
     training, candidate = train_candidate(context, cycle, served)
     if candidate is None:
         logger.warning("cycle=%s outcome=%s skipped=%d", cycle.cycle_id, SKIPPED, training.skipped)

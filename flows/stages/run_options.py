@@ -1,4 +1,4 @@
-"""Options of a run, and the start of a stage under way."""
+"""Options of a run, and the record of a stage's start."""
 
 import time
 from enum import StrEnum
@@ -13,11 +13,11 @@ from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
-START_FILE = "stage.json"  # of the run directory of a stage under way
+START_FILE = "stage.json"  # in the run directory of an unfinished stage
 
 
 class StageStart(Record):
-    """Identity that a stage under way began with."""
+    """The identity that an unfinished stage was started with."""
 
     identity: Identity
     fingerprint: str
@@ -34,7 +34,7 @@ class Suite(StrEnum):
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Its splits. A gate judges on the first."""
+        """The splits of the suite. A gate judges on the first."""
         mutations, functions = (Split.HELD_OUT,), (Split.HELD_OUT_FUNCTION,)
         return {
             Suite.MUTATIONS: mutations,
@@ -44,7 +44,7 @@ class Suite(StrEnum):
 
 
 class RunOptions(Record):
-    """Options of one run beside its recipe."""
+    """Options of one run in addition to its recipe."""
 
     changes: RecipeChanges = Field(
         default_factory=TableChanges,
@@ -57,26 +57,26 @@ class RunOptions(Record):
     keep: tuple[str, ...] = Field(
         default=(),
         title="Stages to keep",
-        description="stages whose newest artifact is used although code changed",
+        description="stages that use their newest artifact although code changed",
     )
     rebuild: tuple[str, ...] = Field(
         default=(),
-        title="Stages to build again",
-        description="stages that are built again although nothing changed",
+        title="Stages to rebuild",
+        description="stages to build again although nothing changed",
     )
     rebuild_since: float | None = Field(
         default=None,
-        title="Build again what is older",
-        description="stages in `rebuild` only where their artifact is older (seconds since the epoch)",
+        title="Rebuild if older than",
+        description="limits `rebuild` to stages with an artifact older than this (seconds since the epoch)",
     )
 
     def recipe_of(self, name: str, seed: int | None = None) -> Recipe:
-        """The recipe with the changes and overrides of this run. ConfigError names the key that is wrong."""
+        """The recipe with the changes and overrides of this run. ConfigError names the wrong key."""
         changes = self.changes.model_dump(mode="json")
         return load_recipe(name, seed=seed, overrides=self.overrides, changes=changes)
 
     def with_setting(self, key: str, value: float | None) -> "RunOptions":
-        """These options with a setting that goes over all others. As they are when it is None."""
+        """These options with a setting that overrides all others. Unchanged when the value is None."""
         if value is None:
             return self
         return self.model_copy(update={"overrides": (*self.overrides, f"{key}={value}")})
@@ -99,5 +99,5 @@ class RunOptions(Record):
 
 Options = Annotated[
     Annotated[RunOptions, CachedSchema(lambda: RunOptions)] | None,
-    FieldDescription("overridden settings, stages to keep or to build again."),
+    FieldDescription("overridden settings, stages to keep or to rebuild."),
 ]

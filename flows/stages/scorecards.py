@@ -1,4 +1,4 @@
-"""What a finished evaluation leaves: a row of the ledger, and the files of its artifact."""
+"""Outputs of a finished evaluation: a row of the ledger, and the files of its artifact."""
 
 import shutil
 import time
@@ -27,15 +27,15 @@ class TrainingOverlap(Record):
     problems: str
     split: Split
     corpora: dict[str, AnswerOverlap] = Field(
-        description="overlaps by corpus, for corpora of these problems that the checkpoint descends from; empty: not "
-        "known, as of models of others"
+        description="overlaps by corpus, for corpora of these problems that the checkpoint descends from; empty: "
+        "unknown, as for other people's models"
     )
 
 
 def overlap_of(
     context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
 ) -> TrainingOverlap:
-    """Overlap of a split's problems with training text, as the checkpoint's corpora measured it."""
+    """Overlap of a split's problems with training text, as measured when the checkpoint's corpora were built."""
     corpora = {
         str(corpus): found
         for corpus in context.artifacts.lineage(checkpoint)
@@ -57,8 +57,8 @@ def keep_scorecard(
     overlap: TrainingOverlap,
     place: Path,
 ) -> None:
-    """Notes the scorecard in the ledger and writes what is published: the scorecard, a row and a trajectory per
-    attempt, and what of the problems is in training text.
+    """Adds the scorecard to the ledger and writes the files to publish: the scorecard, a row and a trajectory
+    per attempt, and the problems' overlap with training text.
     """
     card = result.scorecard
     row = ScorecardRow(

@@ -1,7 +1,7 @@
-"""Who may talk to the Prefect server of a home, and how the home's own commands do.
+"""Access to the Prefect server of a home: its login, and a client that uses it.
 
-The server, everything that speaks to it, and the dashboard share one login. It is drawn once and lies in a
-file that its owner alone can read; processes get it in their environment, never as an argument.
+The server, its clients and the dashboard share one login. It is generated once and stored in a file that
+only its owner can read. Processes receive it in their environment, never as an argument.
 """
 
 import base64
@@ -30,33 +30,33 @@ _LOOPBACK = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")
 
 
 class ServerAccess(NamedTuple):
-    """Address of a Prefect server's API, and user:password if it wants them."""
+    """Address of a Prefect server's API, and user:password if it requires them."""
 
     url: str
     login: str | None = None
 
 
 def read_login(home: Path) -> str:
-    """user:password of the home's Prefect server and dashboard. Drawn when there is none yet."""
+    """user:password of the home's Prefect server and dashboard, generated when there is none yet."""
     path = home / LOGIN_FILE
     with boundary(StorageError, f"the login of the Prefect server in {path}"):
         if not path.exists():
             home.mkdir(parents=True, exist_ok=True)
-            with locked(path):  # of several first starts at once one draws it
+            with locked(path):  # several first starts may race
                 if not path.exists():
                     write_private(path, f"{USER}:{secrets.token_urlsafe(24)}\n".encode())
         mode, login = path.stat().st_mode, path.read_text().strip()
     if mode & _OPEN_TO_OTHERS:
         raise ConfigError(
             f"{path} has mode {stat.filemode(mode)} and others may know the login of the Prefect server, "
-            "wanted -rw-------: end `ostinato up`, delete the file, and a new login is drawn"
+            "wanted -rw-------: end `ostinato up` and delete the file; a new login is generated"
         )
     return login
 
 
 def is_own_server(port: int, home: Path) -> bool:
-    """Whether the Prefect server of this home listens on a port of this machine. The kernel says whose process it is,
-    so a stranger's server is told without a word to it.
+    """Whether the Prefect server of this home listens on a port of this machine. The kernel names the owner of the
+    listening process, so nothing is sent to somebody else's server.
     """
     found = listener(port)
     own = processes_with("PREFECT_HOME", str(prefect_home(home)), (SERVER_MODULE,))
@@ -66,15 +66,15 @@ def is_own_server(port: int, home: Path) -> bool:
 
 
 def prefect_home(home: Path) -> Path:
-    """Where the home's Prefect processes keep their files."""
+    """Directory of the files of the home's Prefect processes."""
     return home.resolve() / "prefect"
 
 
 def listener(port: int) -> psutil.Process | None:
-    """The process to which a connection to a port of 127.0.0.1 goes, if it can be seen."""
+    """The process that accepts connections to a port of 127.0.0.1. None when it cannot be seen."""
     for found in psutil.net_connections("tcp"):
-        is_there = found.laddr in [(address, port) for address in _LOOPBACK]
-        if is_there and found.status == psutil.CONN_LISTEN and found.pid:
+        accepts = found.laddr in [(address, port) for address in _LOOPBACK]
+        if accepts and found.status == psutil.CONN_LISTEN and found.pid:
             with contextlib.suppress(psutil.Error):
                 return psutil.Process(found.pid)
     return None
@@ -86,7 +86,7 @@ def own_access(settings: Settings, port: int) -> ServerAccess:
 
 
 def basic_header(login: str) -> str:
-    """The authorization header of a request that has the login."""
+    """The value of the Authorization header for a login."""
     return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
@@ -96,7 +96,7 @@ def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx.Client:
 
 
 class _Login(httpx.Auth):
-    """Basic authentication, and the token that a server with protection against CSRF wants with each change."""
+    """Basic authentication, and the CSRF token that a protected server requires with each change."""
 
     requires_response_body = True
 
@@ -106,7 +106,7 @@ class _Login(httpx.Auth):
         self._headers = {"Authorization": basic_header(access.login)} if access.login else {}
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Sends a change again with a new token when the old one has expired."""
+        """Adds login and token to a request. A change refused with an expired token is sent again with a new one."""
         request.headers.update(self._headers)
         if request.method == "GET":
             yield request
@@ -114,13 +114,13 @@ class _Login(httpx.Auth):
         for _ in range(2):
             if not self._token:
                 query = {"client": self._client}
-                asked = httpx.Request(
+                token_request = httpx.Request(
                     "GET", f"{self._url}/csrf-token", params=query, headers=self._headers
                 )
-                told = yield asked
-                if told.status_code == httpx.codes.UNAUTHORIZED:
+                reply = yield token_request
+                if reply.status_code == httpx.codes.UNAUTHORIZED:
                     return
-                self._token = told.json()["token"] if told.is_success else ""
+                self._token = reply.json()["token"] if reply.is_success else ""
             request.headers.update(
                 {"Prefect-Csrf-Client": self._client, "Prefect-Csrf-Token": self._token}
             )

@@ -1,5 +1,5 @@
-"""Stages by identity: an artifact of the same settings, code and parents is never built twice, and a
-stage under way goes on under the identity it began with.
+"""Stages by identity: an artifact of the same settings, code and parents is never built twice. An
+unfinished stage is resumed under the identity it was started with.
 """
 
 import logging
@@ -35,7 +35,7 @@ CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
 
 @dataclass(frozen=True)
 class StageContext:
-    """A recipe on this machine."""
+    """A recipe with the stores, settings and options of a run on this machine."""
 
     recipe: Recipe
     settings: Settings
@@ -54,9 +54,9 @@ class StageContext:
         *,
         may_train: bool = True,
     ) -> "StageContext":
-        """Reads the recipe and opens ledger and object store. Errors name key or url. A recipe whose
-        sandboxes this machine cannot run is refused. `may_train`: whether a stage that trains may be
-        built here, or has to exist.
+        """Reads the recipe and opens ledger and object store. Errors name the key or URL. Refuses a recipe
+        with sandboxes that this machine cannot run. `may_train`: whether stages that train may be built,
+        or must already exist.
         """
         options = options or RunOptions()
         loaded = options.recipe_of(recipe, seed)
@@ -73,29 +73,29 @@ class StageContext:
         return self.artifacts.local_copy(ref, self.settings.home)
 
     def parent_of(self, ref: ArtifactRef, stage_name: str) -> ArtifactRef | None:
-        """The parent of an artifact that a stage made. None: no parent is of that stage."""
+        """The parent of an artifact that the named stage made. None when there is none."""
         kind, parents = STAGES[stage_name].kind, self.artifacts.manifest(ref).parents
         return next((parent for parent in parents if parent.kind == kind), None)
 
     def problem_set(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
-        """The problem set that a flow was given, by reference or by its name. None when it was not."""
+        """The problem set that a flow was given as an artifact or by name. None when none was given."""
         found = self.artifacts.get(given) if isinstance(given, str) else given
         if found is not None and found.kind not in PROBLEM_KINDS:
             raise ConfigError(
-                f"artifact {found} is no problem set, wanted one of the kinds {', '.join(PROBLEM_KINDS)}"
+                f"artifact {found} is not a problem set, wanted one of the kinds {', '.join(PROBLEM_KINDS)}"
             )
         return found
 
     def checkpoint(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
-        """The checkpoint that a flow was given, by reference, as kind/name@version, `champion` or `newest`.
-        None when it was not.
+        """The checkpoint that a flow was given as an artifact, kind/name@version, `champion` or `newest`.
+        None when none was given.
         """
         if isinstance(given, str):
             return checkpoint_named(self.recipe, self.ledger, self.artifacts, given)
         return given
 
     def run_directory(self, kind: str, identity: str) -> Path:
-        """Directory of a stage's unfinished work. The same identity resumes in it."""
+        """Directory of a stage's work. A stage of the same identity resumes in it."""
         return self.runs_directory / f"{kind}-{identity}"
 
     def make(
@@ -108,25 +108,25 @@ class StageContext:
         publish: Callable[[Path, Result], tuple[Path, dict]] | None = None,
         **given: Any,
     ) -> ArtifactRef:
-        """The artifact of a stage under this recipe, made by its child at most once.
+        """The artifact of a stage under this recipe, built by its child process at most once.
 
-        `parents`: by the names of the stage's declaration; None: without this one. `given`: fields of
-        the request that the recipe does not hold. `identity`: what decides beside the request.
+        `parents`: by the names of the stage's declaration; None omits a parent. `given`: request fields
+        that the recipe does not hold. `identity`: identifying values in addition to the request.
         `publish`: returns the directory to publish and its metadata; by default those of the result.
         """
         known = {name: ref for name in stage.parents if (ref := parents.get(name)) is not None}
         folders = {f"{name}_directory": ref for name, ref in known.items()}
         folders = {name: folders[name] for name in folders.keys() & stage.request.model_fields}
-        # a parent is fetched when the child needs it
+        # parents are only downloaded if the stage is built, so the request names no directories yet
         request = stage.request_of(self.recipe, given | dict.fromkeys(folders, ""))
 
         def build(directory: Path) -> tuple[Path, dict]:
             here = {name: str(self.directory_of(ref)) for name, ref in folders.items()}
             here |= {"run_id": directory.name} if "run_id" in given else {}
-            asked = request.model_copy(update=here)
+            placed = request.model_copy(update=here)
             entry = stage.entries[0]
-            result = run_stage(title or stage.name, entry, asked, stage.result, directory)
-            return (publish or stage.leave)(directory, result)
+            result = run_stage(title or stage.name, entry, placed, stage.result, directory)
+            return (publish or stage.output_of)(directory, result)
 
         settings = stage.identity_of(request) | dict(identity or {})
         return self.ensure(stage.name, settings, tuple(known.values()), build)
@@ -138,8 +138,7 @@ class StageContext:
         parents: Sequence[ArtifactRef],
         build: Callable[[Path], tuple[Path, dict]],
     ) -> ArtifactRef:
-        """The artifact of a stage, these settings, the code as it is and these parents, built at
-        most once.
+        """The artifact of a stage with these settings and parents and today's code, built at most once.
 
         `build` receives the run directory and returns the directory to publish and its metadata.
         """
@@ -156,14 +155,14 @@ class StageContext:
             raise ConfigError(
                 f"no artifact {stage.kind}/{self.recipe.name} of these settings and this code, wanted "
                 f"one: nothing is trained here; `ostinato demo --recipe {self.recipe.name}` trains "
-                f"it, --keep {stage.name} takes one that other code made"
+                f"it, --keep {stage.name} accepts one that other code made"
             )
-        start = self._under_way(identity, exactly=stage.name in self.options.rebuild)
+        start = self._unfinished_start(identity, exactly=stage.name in self.options.rebuild)
         if start is None:
             if stage.trains:
                 refuse_small_disk(self.recipe, self.settings.home, self.runs_directory)
-            _log_why(stage, identity, known)
-            start = _begin(identity, known)
+            _log_rebuild(stage, identity, known)
+            start = _new_start(identity, known)
         else:
             _log_resumed(stage, start)
         directory = self.run_directory(stage.kind, start.fingerprint)
@@ -213,8 +212,8 @@ class StageContext:
                 return ref
         return None
 
-    def _under_way(self, identity: Identity, *, exactly: bool) -> StageStart | None:
-        """The newest unfinished start of the same settings and parents, if any. `exactly`: of the same code too."""
+    def _unfinished_start(self, identity: Identity, *, exactly: bool) -> StageStart | None:
+        """The newest unfinished start with the same settings and parents, if any. `exactly`: also the same code."""
         found = []
         for path in self.runs_directory.glob(f"{identity.kind}-*/{START_FILE}"):
             start = read_record(path, StageStart)
@@ -233,7 +232,7 @@ class StageContext:
         return newest.model_copy(update={"changed_files": tuple(sorted(changed))})
 
 
-def _begin(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) -> StageStart:
+def _new_start(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) -> StageStart:
     built = {ref.fingerprint for ref, _ in known}
     repetition = 0
     while identity.fingerprint(repetition) in built:
@@ -243,7 +242,7 @@ def _begin(identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]) ->
     )
 
 
-def _log_why(
+def _log_rebuild(
     stage: Stage, identity: Identity, known: Sequence[tuple[ArtifactRef, Manifest]]
 ) -> None:
     if not known:
@@ -252,14 +251,14 @@ def _log_why(
     changed = changed_files(manifest.code, identity.code)
     why = f"changed since {ref}: {', '.join(changed)}" if changed else f"other parents than {ref}"
     if not changed and manifest.parents == identity.parents:
-        why = f"asked for, beside {ref}"
+        why = f"requested, in addition to {ref}"
     logger.warning("stage %s is built again (%s); --keep %s reuses it", stage.name, why, stage.name)
 
 
 def _log_resumed(stage: Stage, start: StageStart) -> None:
     if start.changed_files:
         logger.warning(
-            "stage %s goes on with what it began as %s; changed meanwhile: %s; --rebuild %s begins anew",
+            "stage %s resumes its work of %s; code changed since: %s; --rebuild %s starts anew",
             stage.name,
             start.fingerprint,
             ", ".join(start.changed_files),

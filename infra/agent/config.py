@@ -4,6 +4,7 @@
 `PromptFacts` and `AgentRequest` (one attempt).
 """
 
+import re
 from typing import Literal
 
 from pydantic import (
@@ -15,7 +16,15 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.infra.agent.extensions import COMPACT, DIALECTS, TOOLS
+from ostinato.infra.agent.extensions import (
+    BUILTIN,
+    COMMAND,
+    COMPACT,
+    DIALECTS,
+    HARNESSES,
+    TOOLS,
+)
+from ostinato.infra.agent.harnesses import HarnessCommand
 from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.transcript import Opening
 from ostinato.infra.platform.record import Record
@@ -44,6 +53,12 @@ class ToolPolicy(Record):
 class HarnessConfig(Record):
     """Limits and tool set. Training, evaluation and users share one."""
 
+    program: str = BUILTIN
+    """agent that makes the attempts: builtin; a third-party agent that runs in the attempt's box (mini_swe_agent ...,
+    or an installed one); or command: the program of [harness.command]. The limits of turns, tokens and time apply to
+    every agent; agents other than builtin have their own tools, edits, summaries and prompts"""
+    command: HarnessCommand | None = None
+    """the program, if program is command"""
     tools: tuple[str, ...] = TOOL_NAMES
     """tools the model may call, the whole list; by default all built-in tools of the dialect"""
     max_turns: PositiveInt = Field(
@@ -61,7 +76,7 @@ class HarnessConfig(Record):
     """wall time per call, after which it is stopped and the model reads that it ran too long"""
     attempt_time_limit_seconds: PositiveFloat = 300.0
     """wall time per attempt, after which it ends with the files as they are. A gateway that is stopped
-    waits as long for those under way"""
+    waits this long for attempts under way"""
     result_limit_characters: int = Field(default=1200, ge=80)
     """characters per tool result; longer results are cut in the middle"""
     read_limit_lines: PositiveInt = Field(
@@ -71,45 +86,64 @@ class HarnessConfig(Record):
     """ranking of codebase_search: by words alone, or also by the vectors of the encoder that [retrieval]
     trains"""
     place_tags: bool = False
-    """line tags before each place that grep and codebase_search name; read_file takes a tag for the
-    function there"""
+    """line tags before each place that grep and codebase_search name; read_file accepts a tag for the
+    function at that place"""
     summarise_at_tokens: int | None = None
     """context length from which a summary is asked for; None: never"""
     max_summaries: NonNegativeInt = 4
     """summaries per attempt, at most; 0: none"""
     max_restarts: NonNegativeInt = 0
-    """times an attempt may start over of its own accord: an answer without a call that begins with 'Start
-    over:' restores the files it edited, and the context begins anew with the request and that answer"""
+    """times the model may start an attempt over: an answer without a call that begins with 'Start over:' restores
+    the files that the attempt edited, and a new context begins with the request and that answer"""
     dialect: str = COMPACT
-    """call format the template was trained with: compact, full, one of published models (`ostinato import`
+    """call format that the model was trained with: compact, full, that of a published model (`ostinato import`
     says which) or an installed one"""
     edits: EditForm = "tool"
-    """form of edits: calls of edit_file and write_file, or instead of them blocks in a plain answer: whole
-    functions, search and replace, unified diffs. Only tool in the compact dialect"""
+    """form of edits: tool (calls of edit_file and write_file), or blocks in a plain answer instead: whole
+    functions, search and replace, or unified diffs. The compact dialect has only tool"""
     policy: ToolPolicy = ToolPolicy()
-    """rules for environments that have none of their own"""
+    """tool policy for environments without their own"""
     turn_limit_characters: int | None = None
     """characters of all results of a turn together; None: no further limit"""
     summary_limit_tokens: PositiveInt | None = None
-    """tokens per summary, at most; None: all that the budgets leave"""
+    """tokens per summary, at most; None: only the attempt's budgets limit it"""
     system_prompt: str | None = None
     """text that replaces the explanation of tools and calls, for a model that was fine-tuned on them; None:
     the explanation"""
     shown_lines: NonNegativeInt = 0
-    """lines of a problem's broken function shown above its prompt as a file that the user has open, at
-    most; 0: none. Not in the compact dialect"""
+    """lines of a problem's broken function, at most, that are shown above its prompt as a file that the user has
+    open; 0: none. Not in the compact dialect"""
     announce_turns: NonNegativeInt = 0
-    """number of turns left at which the model is told so; 0: never"""
+    """number of remaining turns from which on the model is told its remaining budget; 0: never"""
     announce_tokens: NonNegativeInt = 0
-    """number of tokens left at which the model is told so; 0: never"""
+    """number of remaining tokens from which on the model is told its remaining budget; 0: never"""
+    mcp_servers: dict[str, str] = Field(default={})
+    """MCP servers that run in the box of each attempt, by name: the command line that speaks the protocol on
+    stdin and stdout. Their tools join the model's as NAME__TOOL. Not in the compact dialect"""
     infrastructure_retries: NonNegativeInt = 2
-    """retries of a call that failed through infrastructure"""
+    """retries of a call after an infrastructure fault"""
 
     @field_validator("dialect")
     @classmethod
     def _known_dialect(cls, dialect: str) -> str:
         DIALECTS.refuse_unknown([dialect])
         return dialect
+
+    @field_validator("program")
+    @classmethod
+    def _known_program(cls, program: str) -> str:
+        if program not in (BUILTIN, COMMAND):
+            HARNESSES.refuse_unknown([program])
+        return program
+
+    @model_validator(mode="after")
+    def _program_or_command(self) -> "HarnessConfig":
+        if (self.program == COMMAND) != (self.command is not None):
+            raise ValueError(
+                f"program is {self.program!r} with {'a' if self.command else 'no'} table "
+                "[harness.command], wanted program = 'command' with one, another without"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> "HarnessConfig":
@@ -128,6 +162,21 @@ class HarnessConfig(Record):
                 "shown_lines or system_prompt is set, wanted neither in the compact dialect: its "
                 "prompts are the request alone"
             )
+        if is_compact and self.mcp_servers:
+            raise ValueError(
+                f"mcp_servers is {sorted(self.mcp_servers)}, wanted none in the compact dialect, whose "
+                "tool names are token ids; other tools want dialect = 'full' or a published one"
+            )
+        if self.mcp_servers and not self.is_builtin:
+            raise ValueError(
+                f"mcp_servers is {sorted(self.mcp_servers)} with program {self.program!r}, wanted none: a "
+                "program has tools of its own"
+            )
+        for name in self.mcp_servers:
+            if re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) is None or name in TOOLS.names:
+                raise ValueError(
+                    f"mcp_servers names {name!r}, wanted a name of a-z, 0-9 and _ that no tool has"
+                )
         if is_compact and self.edits != "tool":
             raise ValueError(f"edits is {self.edits!r}, wanted 'tool' in the compact dialect")
         shortest = SHORTEST_RESULT_CHARACTERS * self.max_calls_per_turn
@@ -145,17 +194,27 @@ class HarnessConfig(Record):
         return self
 
     @property
+    def is_builtin(self) -> bool:
+        """Whether the builtin loop makes the attempts."""
+        return self.program == BUILTIN
+
+    def foreign_program(self) -> HarnessCommand:
+        """The program that makes the attempts instead of the builtin loop."""
+        return self.command if self.command is not None else HARNESSES.load(self.program)
+
+    @property
     def enabled_names(self) -> tuple[str, ...]:
-        """The tools by name. Unless some are named, a plain-text dialect has all built-in ones."""
+        """Names of the enabled tools. A plain-text dialect with the default `tools` has all built-in ones."""
         if self.dialect != COMPACT and self.tools == TOOL_NAMES:
             return tuple(TOOLS.built_in)
         if self.edits == "tool":
             return self.tools
-        return tuple(dict.fromkeys((*self.tools, EDIT_FILE, WRITE_FILE)))  # what blocks become
+        # edit blocks become calls of these two
+        return tuple(dict.fromkeys((*self.tools, EDIT_FILE, WRITE_FILE)))
 
 
 class RecentFile(Record):
-    """A stretch of a file the user has looked at or changed lately."""
+    """Lines of a file that the user viewed or changed recently."""
 
     path: str
     first_line: PositiveInt = 1
@@ -163,7 +222,7 @@ class RecentFile(Record):
 
 
 class PromptFacts(Record):
-    """Facts for the system prompt and first message beside tools and task. Equal facts give equal bytes."""
+    """Facts for the system prompt and first message. Equal facts give equal bytes."""
 
     directory: str = "/repo"
     platform: str = "Linux"
@@ -184,7 +243,7 @@ class AgentRequest(Record):
     top_p: float = 1.0
     priority: Priority = Priority.TRAINING
     system_prompt: str | None = None
-    """text of the system message; None: the dialect's own, of which the compact dialect has none"""
+    """text of the system message; None: the dialect's own, which the compact dialect lacks"""
     earlier_token_ids: tuple[int, ...] = ()
     """tokens of the conversation so far; the prompt is appended to them"""
     opening: Opening | None = None

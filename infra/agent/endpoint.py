@@ -13,10 +13,10 @@ from ostinato.infra.platform.settings import named_secret
 
 ANSWER_SECONDS = 600.0  # for one answer of a busy server
 PROBE_SECONDS = 0.8
-TRIES = 4  # of a request, under a limit of requests or while the server is restarted
+TRIES = 4  # per request, while the server limits requests or restarts
 LONGEST_PAUSE_SECONDS = 20.0  # pauses count towards an attempt's time limit
 TOO_MANY = 429
-LISTS_NOTHING = (404, 405, 501)  # servers that answer chats and list no models
+LISTS_NOTHING = (404, 405, 501)  # answers of servers without a list of models
 BUSY = (TOO_MANY, 500, 502, 503, 504, 529)
 
 
@@ -37,8 +37,8 @@ class Endpoint(Record):
 
     url: str = Field(
         pattern=r"^https?://[^\s@?#]+$",
-        description="address up to and with /v1, as OpenAI's clients take it; it is stored, so it "
-        "holds no key",
+        description="address up to and including /v1, as OpenAI's clients take it; it is stored, so it "
+        "must not hold a key",
     )
     model: str = Field(description="name of the model, as the API knows it")
     key_env: str | None = None
@@ -50,14 +50,14 @@ class Endpoint(Record):
         return f"{self.model} at {self.url} (outside baseline)"
 
     def headers(self) -> dict[str, str]:
-        """The key, where there is one. ConfigError when its variable is empty."""
+        """The header with the key, if there is one. ConfigError when its variable is empty."""
         if self.key_env is None:
             return {}
         return {"Authorization": f"Bearer {named_secret(self.key_env)}"}
 
 
 def probe(endpoint: Endpoint) -> None:
-    """ConfigError within a second when nothing answers there, or when it refuses key or model."""
+    """Raises ConfigError within a second if nothing answers there, or if the key or model is refused."""
     url = f"{endpoint.url.rstrip('/')}/models"
     with boundary(ConfigError, f"{url} does not answer; wanted an OpenAI-style API"):
         response = httpx.get(url, headers=endpoint.headers(), timeout=PROBE_SECONDS)
@@ -91,8 +91,8 @@ class RetryingTransport(httpx.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The first answer with a status outside BUSY, else the last. ConfigError when that is 429:
-        every other attempt would meet it too.
+        """The first response with a status outside BUSY, else the last. ConfigError when that is 429, because
+        every other attempt would get it too.
         """
         for tries in range(1, TRIES + 1):
             pause_seconds = 0.5 * 2**tries

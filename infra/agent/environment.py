@@ -16,7 +16,9 @@ from ostinato.infra.platform.errors import SandboxError, is_retryable
 from ostinato.infra.sandbox.protocol import Sandbox, TestReport
 
 if TYPE_CHECKING:  # records name the environment, and every flow imports records
+    from ostinato.infra.agent.loop.attempt import Dialogue
     from ostinato.infra.agent.search.index import LocalSearch
+    from ostinato.infra.agent.tools.definition import Tool
 
 RunTests = Callable[[Sandbox], Awaitable[TestReport]]
 AskUser = Callable[[str], Awaitable[str]]
@@ -49,7 +51,7 @@ class HarnessState:
 
 @dataclass(slots=True)
 class AgentEnvironment:
-    """The sandbox an attempt works in, and who answers `pytest` and ask_user."""
+    """The sandbox of an attempt, and the functions behind `pytest`, ask_user and codebase_search."""
 
     sandbox: Sandbox
     run_tests: RunTests | None = None
@@ -58,7 +60,9 @@ class AgentEnvironment:
     state: HarnessState = field(default_factory=HarnessState)
     policy: ToolPolicy | None = None  # None: the config's
     baseline: Mapping[str, bytes] | None = None  # at the start, for lints; None: as first seen
-    ask_limit_seconds: float | None = None  # how long a user may think; None: as long as a call
+    tools: "Mapping[str, Tool]" = field(default_factory=dict)  # additional ones: of MCP servers
+    dialogue: "Dialogue | None" = None  # runs the dialogue instead of the harness
+    ask_limit_seconds: float | None = None  # for a user's answer; None: the limit of a call
 
     def policy_under(self, config: HarnessConfig) -> ToolPolicy:
         """The environment's own policy, or the harness settings'."""
@@ -97,7 +101,7 @@ class AgentEnvironment:
         failed = await self.sandbox.write_files(originals) if originals else {}
         for error in failed.values():
             raise error
-        # jobs go on: a new one must not take the number, and so the files, of an earlier one
+        # jobs keep running: a new job must not get the number, and so the files, of an earlier job
         self.state = HarnessState(num_jobs=self.state.num_jobs)
 
     async def read_original(self, path: str) -> str | None:
@@ -122,5 +126,5 @@ def _answered(message: str) -> Iterator[None]:
 
 
 def content_hash(text: str) -> str:
-    """Tells two contents of a file apart."""
+    """Hash that identifies a content of a file."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,7 +1,8 @@
-"""The extension points of the agent: tools and dialects by name.
+"""The extension points of the agent: tools, dialects and harnesses by name.
 
 A package adds one through an entry point: `ostinato.tools` names a `Tool` (tools/definition.py),
-`ostinato.dialects` a `Dialect` (dialects/dialect.py).
+`ostinato.dialects` a `Dialect` (dialects/dialect.py), `ostinato.harnesses` a `HarnessCommand`
+(harnesses.py).
 """
 
 from ostinato.infra.agent.tools import names
@@ -17,7 +18,7 @@ PUBLISHED = {
         *("mistral", "harmony"),
     )
 }
-"""Dialects that other people's models were trained on."""
+"""Dialects that published models were trained on."""
 
 TOOLS = PluginGroup(
     "ostinato.tools",
@@ -46,5 +47,16 @@ DIALECTS = PluginGroup(
         COMPACT: "ostinato.infra.agent.dialects.compact.calls:DIALECT",
         FULL: "ostinato.infra.agent.dialects.full.calls:DIALECT",
         **PUBLISHED,
+    },
+)
+
+BUILTIN, COMMAND = "builtin", "command"
+_PROGRAMS = "ostinato.infra.agent.harnesses"
+HARNESSES = PluginGroup(
+    "ostinato.harnesses",
+    "harness",
+    {
+        name: f"{_PROGRAMS}:{name.upper()}"
+        for name in ("mini_swe_agent", "mini_swe_agent_tools", "codex", "claude_code", "opencode")
     },
 )

@@ -15,7 +15,6 @@ from ostinato.infra.platform.record import Record
 
 MISSING_ROUTE = -1  # a position whose routes the engine did not record: the trainer routes it live
 
-
 _SEGMENT_ARRAYS = (
     "token_ids_T",
     "loss_mask_T",
@@ -34,9 +33,10 @@ class EndReason(StrEnum):
     TOKEN_LIMIT = "token_limit"
     BROKEN_CALLS = "broken_calls"  # too many turns of broken calls in a row, or a repeated turn
     TIMED_OUT = "timed_out"
-    BOX_RUINED = "box_ruined"  # the box died under the model's calls, or cannot be read after them
-    FAULT = "fault"  # an exception that nothing here knows, after the dialogue had begun
-    SANDBOX_FAILED = "sandbox_failed"  # the fault of the machine
+    BOX_RUINED = "box_ruined"  # the model's calls killed the box or made it unreadable
+    HARNESS_FAILED = "harness_failed"  # a third-party agent did not start, failed or made no call
+    FAULT = "fault"  # an unexpected exception after the dialogue had begun
+    SANDBOX_FAILED = "sandbox_failed"  # an infrastructure fault
     ENGINE_FAILED = "engine_failed"
 
 
@@ -63,7 +63,7 @@ class ToolCallRecord(Record):
     tool: str
     arguments: dict[str, str]
     status: CallStatus
-    wall_seconds: float  # 0 where the client runs the tool
+    wall_seconds: float  # 0 if the client runs the tool
     call_id: str = ""  # unique in its turn; empty in records of the compact dialect
 
 
@@ -75,6 +75,8 @@ class TurnRecord(Record):
     calls: tuple[ToolCallRecord, ...]
     results: tuple[str, ...] = ()
     is_summary: bool = False  # the turn that ends a segment
+    # index of the turn whose context this turn continues, -1 for none; None: the turn before
+    continues: int | None = None
 
 
 class SamplingDistribution(Record):
@@ -86,7 +88,7 @@ class SamplingDistribution(Record):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens could not be drawn; log-probabilities over all tokens are then of another
+        """Whether some tokens could not be drawn. Log-probabilities over all tokens then describe another
         distribution.
         """
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
@@ -103,7 +105,7 @@ class Segment(Record):
     logprobs_T: np.ndarray  # float32, of sampled tokens; 0 where not sampled
     weight_versions_T: np.ndarray  # int64, of sampled tokens; -1 where not sampled
     # int64, oldest version in the KV cache each token was sampled from, -1 where not sampled: below
-    # the token's own version where the cache was kept over a swap of weights
+    # the token's own version if the cache was kept over a swap of weights
     cache_versions_T: np.ndarray
     routed_experts_TLK: np.ndarray  # int16; MISSING_ROUTE where not recorded
     sampling: SamplingDistribution = SamplingDistribution()
@@ -146,8 +148,18 @@ class Opening(Record):
     turns: tuple[TurnRecord, ...]
 
 
+class DialogueScore(Record):
+    """Score of an environment that ran the dialogue itself."""
+
+    reward: float
+    passed: bool
+    metrics: dict[str, float]  # its measurements by name
+
+
 class Transcript(Record):
-    """One whole attempt. `segments` has several entries when the context was summarised."""
+    """One whole attempt. `segments` has several entries if the context was summarised, or if the session of a
+    third-party agent has branches (sessions.py); the turns are in the order of their tokens in the segments.
+    """
 
     schema_version: int = 1
     segments: tuple[Segment, ...]
@@ -156,6 +168,7 @@ class Transcript(Record):
     final_message: str
     detail: str = ""  # the error text when the end reason is a failure
     wall_seconds: float
+    score: DialogueScore | None = None  # None: the resulting files are graded
 
     @classmethod
     def of_failure(cls, reason: EndReason, detail: str, wall_seconds: float = 0.0) -> "Transcript":
@@ -170,8 +183,8 @@ class Transcript(Record):
         )
 
     def opening_tokens(self, num_turns: int) -> int:
-        """Length of the context that the answer after `num_turns` turns was sampled from: the whole
-        segment where no answer followed.
+        """Length of the context that the answer after `num_turns` turns was sampled from, or of the whole
+        segment if no answer followed.
         """
         segment = self.segments[0]
         answered = sum(turn.generated_tokens > 0 for turn in self.turns[:num_turns])

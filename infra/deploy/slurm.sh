@@ -25,7 +25,7 @@ for program in ray ostinato python; do
   command -v "$program" >/dev/null || { echo "$program is not on PATH, wanted the environment's bin there" >&2; exit 2; }
 done
 
-# Ray runs whatever a client sends: only who can read this file is one
+# Ray runs whatever a client sends: only readers of this token file can be clients
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$OSTINATO_HOME/ray-token-$SLURM_JOB_ID
 mkdir -p "$OSTINATO_HOME"
 (umask 077 && head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 >"$RAY_AUTH_TOKEN_PATH")
@@ -63,8 +63,8 @@ if ((others > 0)); then
   running+=($!)
 fi
 
-# Roles are dealt out over the nodes that are there when the run begins. A process of its own for each look: one that
-# meets a Ray that has not quite started is aborted.
+# The run assigns roles to the nodes that are present when it begins. Each check is a new process, because a process
+# that connects while Ray is still starting is aborted.
 count_nodes='
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)

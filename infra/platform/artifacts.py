@@ -1,8 +1,8 @@
 """Artifacts: results of stages as files with identity and lineage.
 
-Bytes go to the object store under a prefix that ends in `artifact.json`, written last: without it
-the artifact does not exist. The ledger only indexes; it is rebuilt from `artifact.json` when a kill
-came between the two.
+The files of an artifact lie in the object store under one prefix. Its manifest, `artifact.json`, is written last:
+without it the artifact does not exist. The ledger is an index; a row that is missing after a kill is restored from
+the manifest.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _MANIFEST = "artifact.json"
 
 
 class ArtifactRef(Record):
-    """A published artifact, by reference."""
+    """Reference to a published artifact."""
 
     kind: str
     name: str
@@ -72,7 +72,7 @@ class Manifest(Record):
     name: str
     fingerprint: str
     settings_fingerprint: str = ""
-    """identity of the settings alone, those of its ancestors included"""
+    """identity of the settings alone, including those of its ancestors"""
     code: dict[str, str] = Field(default={})
     """digest or version of each file or package when the stage ended"""
     changed_files: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Identity(Record):
     parents: tuple[ArtifactRef, ...]
 
     def fingerprint(self, repetition: int = 0) -> str:
-        """16 hex digits of settings, code and parents. `repetition` tells repeated runs apart."""
+        """16 hex digits over settings, code and parents. `repetition` distinguishes repeated runs."""
         content: dict[str, Any] = {"settings": self.settings_fingerprint, "code": self.code}
         if repetition:
             content["repetition"] = repetition
@@ -101,7 +101,7 @@ class Identity(Record):
 
 
 def fingerprint(recipe: object, parents: Sequence[ArtifactRef] = ()) -> str:
-    """Identity of the artifact that `recipe` (model or JSON value) makes of `parents`: 16 hex digits."""
+    """16 hex digits that identify the artifact made from `recipe` (a model or JSON value) and `parents`."""
     return _digest_of(
         _as_json(recipe),
         [f"{parent.kind}/{parent.name}/{parent.fingerprint}" for parent in parents],
@@ -137,7 +137,7 @@ class Artifacts:
         self._ledger = ledger
 
     def find(self, kind: str, name: str, fingerprint: str) -> ArtifactRef | None:
-        """The finished artifact of this recipe, if there is one."""
+        """The published artifact with this fingerprint, if there is one."""
         manifest = self._manifest(_prefix(kind, name, fingerprint))
         if manifest is None:
             return None
@@ -166,8 +166,8 @@ class Artifacts:
         )
 
     def made_with(self, identity: Identity) -> list[tuple[ArtifactRef, Manifest]]:
-        """Artifacts of the same settings, whatever code made them. Newest first."""
-        self.find(identity.kind, identity.name, identity.fingerprint())  # indexes a lost row again
+        """Artifacts made with the same settings by any code, newest first."""
+        self.find(identity.kind, identity.name, identity.fingerprint())  # restores a lost row
         refs = [_ref(row) for row in self._ledger.artifacts.list(identity.kind, identity.name)]
         found = [(ref, self._manifest(ref.object_prefix)) for ref in reversed(refs)]
         return [
@@ -199,10 +199,10 @@ class Artifacts:
         fingerprint: str | None = None,
         changed_files: Sequence[str] = (),
     ) -> ArtifactRef:
-        """Upload all files under `directory`, then the manifest, then index it.
+        """Uploads all files under `directory`, then the manifest, then adds the artifact to the index.
 
-        `fingerprint`: the one its stage began with; None: the identity's own. Where an artifact has
-        it already, that one is returned and nothing is uploaded.
+        `fingerprint`: fingerprint at the start of the stage; None: that of `identity`. If an artifact with this
+        fingerprint exists, it is returned and nothing is uploaded.
         """
         kind, name = identity.kind, identity.name
         fingerprint = fingerprint or identity.fingerprint()
@@ -239,7 +239,7 @@ class Artifacts:
         return _ref(self._index(manifest))
 
     def fetch(self, ref: ArtifactRef, directory: Path) -> Path:
-        """Copies missing and damaged files to `directory`. StorageError for a damaged object."""
+        """Downloads the files that are missing or damaged in `directory`. StorageError for a damaged object."""
         manifest = self.manifest(ref)
         for file in manifest.files:
             path = directory / file.path
@@ -285,23 +285,24 @@ class Artifacts:
         ]
 
     def size_bytes(self, ref: ArtifactRef) -> int:
-        """Bytes that the store holds of it."""
+        """Bytes of the artifact in the object store."""
         return sum(self._objects.sizes(f"{ref.object_prefix}/").values())
 
     def is_removed(self, ref: ArtifactRef) -> bool:
-        """Whether only its row in the ledger is left."""
+        """Whether only the artifact's row in the ledger is left."""
         return not self._objects.exists(f"{ref.object_prefix}/{_MANIFEST}")
 
     def remove(self, ref: ArtifactRef) -> None:
-        """Deletes its bytes, and keeps row and lineage. The manifest goes first: files that a kill leaves
-        are no artifact, and a second call deletes them. The stage can make it again under the same version.
+        """Deletes the artifact's objects and keeps its row and lineage. The manifest is deleted first: files that
+        a kill leaves are not an artifact, and a second call deletes them. The stage can make the artifact again
+        under the same version.
         """
         self._objects.delete(f"{ref.object_prefix}/{_MANIFEST}")
         for key in self._objects.list(f"{ref.object_prefix}/"):
             self._objects.delete(key)
 
     def lineage(self, ref: ArtifactRef) -> tuple[ArtifactRef, ...]:
-        """Everything it was made from, nearest first, each once."""
+        """All ancestors of the artifact, nearest first, each once."""
         row = self._ledger.artifacts.find(ref.kind, ref.name, ref.fingerprint)
         if row is None:
             raise StorageError(f"artifact {ref} ({ref.kind}) is not in ledger {self._ledger.url}")
@@ -328,7 +329,7 @@ class Artifacts:
         named = _prefix(manifest.kind, manifest.name, manifest.fingerprint)
         if named != prefix:
             raise StorageError(
-                f"object {key} in {self._objects.url} is that of {named}; delete it and run again to "
+                f"object {key} in {self._objects.url} belongs to {named}; delete it and run again to "
                 "make it anew"
             )
         return manifest
@@ -336,7 +337,7 @@ class Artifacts:
     def _index(self, manifest: Manifest) -> ArtifactRow:
         parents = [(parent.kind, parent.name, parent.fingerprint) for parent in manifest.parents]
         for kind, name, wanted in parents:
-            # after the ledger was lost a parent may only exist in the object store
+            # after a loss of the ledger, a parent may exist in the object store only
             if self._ledger.artifacts.find(kind, name, wanted) is None:
                 self.find(kind, name, wanted)
         return self._ledger.artifacts.add(
@@ -350,7 +351,7 @@ class Artifacts:
 
 
 def open_artifacts(settings: Settings, ledger: Ledger | None = None) -> Artifacts:
-    """The artifacts of an installation. `ledger`: one that is open already."""
+    """The artifacts of an installation. `ledger`: an open ledger; None: it is opened here."""
     return Artifacts(
         open_object_store(settings), open_ledger(settings) if ledger is None else ledger
     )

@@ -1,4 +1,4 @@
-"""Reader of files that strangers wrote: size, depth and form are checked before anything is made of the content.
+"""Reads untrusted files. Size, nesting depth and syntax are checked before the content is used.
 
 Every error is one sentence that names the file, the value seen and the limit.
 """
@@ -28,11 +28,11 @@ def read_bounded(
     most_bytes: int = MAX_FILE_BYTES,
     error_type: type[OstinatoError] = ConfigError,
 ) -> bytes:
-    """Content of a file. An error where it has more bytes than that, of which none is read then."""
+    """Content of a file. A file of more than `most_bytes` raises `error_type`."""
     num_bytes = path.stat().st_size
     if num_bytes <= most_bytes:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)  # a device has no size, and a file may grow
+            content = file.read(most_bytes + 1)  # a device reports no size, and a file may grow
         num_bytes = len(content)
         if num_bytes <= most_bytes:
             return content
@@ -40,15 +40,15 @@ def read_bounded(
 
 
 def bounded_lines(file: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1. ConfigError where one is too long."""
+    """Lines that are not blank, with their numbers from 1. ConfigError for a line that is too long."""
     for number in itertools.count(1):
         line = file.readline(MAX_ROW_BYTES + 1)
         if not line:
             return
         if len(line) > MAX_ROW_BYTES:
             raise ConfigError(
-                f"{place}, row {number} has more than {MAX_ROW_BYTES} bytes, wanted one JSON value a "
-                "line, each of at most that many"
+                f"{place}, row {number} has more than {MAX_ROW_BYTES} bytes, wanted at most that many and "
+                "one JSON value per line"
             )
         if line.strip():
             yield number, line
@@ -92,7 +92,7 @@ def parse_toml(
 
 
 def _depth(text: bytes) -> int:
-    """The most brackets that are open at once outside of strings."""
+    """Maximum number of brackets that are open at once, outside of strings."""
     if b"\\" in text:
         text = re.sub(rb"\\.", b"", text, flags=re.DOTALL)
     outside = b"".join(text.split(b'"')[::2])

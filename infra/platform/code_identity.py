@@ -1,8 +1,8 @@
 """Identity of the code behind a stage: modules that its entry imports, and files that those read.
 
-A module's digest is that of its syntax tree without comments and docstrings, so prose changes
-nothing. C sources and data files belong to the module that names them. The versions of packages that
-compute and the plug-ins a stage is configured with belong to the code too.
+A module's digest covers its compiled code without docstrings, so comments and docstrings do not change it. C sources
+and data files belong to the module that names them. The code also includes the versions of packages that compute, and
+the plug-ins that a stage is configured with.
 """
 
 import ast
@@ -22,17 +22,12 @@ from typing import NamedTuple
 
 import ostinato
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.plugins import VERIFIERS, verifiers_module
 from ostinato.infra.platform.syntax import parse_python
 
-PLUGIN_GROUPS = (
-    "ostinato.environments",
-    "ostinato.tools",
-    "ostinato.rewards",
-    "ostinato.dialects",
-    "ostinato.admissions",
-    "ostinato.engines",
-)
-# import name -> distribution, of packages that stages compute with: their versions count (torch's fixes Triton's)
+# groups of plug-ins that record what others compute, so that their code changes no artifact
+_RECORDING_GROUPS = ("ostinato.trackers", "ostinato.model_registries")
+# import name -> distribution of packages that compute: their versions belong to the code (torch's fixes Triton's)
 COMPUTING_PACKAGES = {
     "torch": "torch",
     "megatron": "megatron-core",
@@ -52,28 +47,27 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:\w+)?")
 _FILE_NAME = re.compile(r"[\w.*?/-]{2,}")
 _NAME = re.compile(r"[\w.*?/:-]{2,}")
 _LONGEST_NAME = 80
-# a module that imports one of these, or uses __file__, reads files beside itself
+# a module that imports one of these, or uses __file__, reads files in its folder
 _LOCATING = {"importlib.resources.files", "jinja2.PackageLoader"}
-_CACHE_SALT = b"2 %d.%d " % sys.version_info[:2]  # bytecode belongs to a version of Python
+_CACHE_SALT = b"2 %d.%d " % sys.version_info[:2]  # bytecode differs between versions of Python
 _PROSE_SUFFIXES = {".md", ".pyc"}
 
 
 class ModuleFacts(NamedTuple):
-    """Digest of a file. Of a Python module also its imports and strings."""
+    """Digest of a file; for a Python module also its imports and strings."""
 
     digest: str
     imported: tuple[str, ...] = ()
     strings: tuple[str, ...] = ()
-    reads_files: bool = False  # beside itself
+    reads_files: bool = False  # whether it reads files in its folder
 
 
 class SourceTree:
     """Import graph and digests of a package's modules, each parsed once."""
 
     def __init__(self, root: Path, package: str = "ostinato", cache: Path | None = None) -> None:
-        """`root`: the folder that is imported as `package`. `cache`: file of parsed modules, by content."""
+        """`root`: the folder that is imported as `package`. `cache`: file that keeps facts of parsed modules."""
         self._root = root
-        self._package = package
         self._paths = dict(_find_modules(root, package))
         self._cache = FactsCache(cache)
         self._facts: dict[Path, ModuleFacts] = {}
@@ -109,7 +103,7 @@ class SourceTree:
 
     def code_of(self, entries: Iterable[str], plugins: Collection[str] = ()) -> dict[str, str]:
         """Identity of the code behind `entries`: file, package or plug-in -> digest or version.
-        `plugins`: names that may be entry points of installed plug-ins; those that are count.
+        `plugins`: names, of which those of installed plug-ins are included.
         """
         code = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
         packages = set()
@@ -161,7 +155,7 @@ class FactsCache:
         self._known: dict[str, ModuleFacts] = {}
         self._is_changed = False
         if path is not None and path.is_file():
-            with contextlib.suppress(ValueError, TypeError):  # torn by a full disk: parsed again
+            with contextlib.suppress(ValueError, TypeError):  # cut short by a full disk: made again
                 written = json.loads(path.read_bytes())
                 self._known = {
                     key: ModuleFacts(digest, tuple(imported), tuple(strings), reads)
@@ -212,7 +206,7 @@ def installed_tree(cache_directory: Path | None = None) -> SourceTree:
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Names in either whose digests differ, with both versions where it is a package."""
+    """Names whose digests differ between the two, for packages with both versions."""
     names = sorted(
         name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
     )
@@ -241,7 +235,7 @@ def _parents(module: str) -> Iterator[str]:
 
 
 def _strip_prose(tree: ast.Module) -> Iterator[str]:
-    """Takes out docstrings and imports for type checkers alone. Yields the imported names."""
+    """Removes docstrings and TYPE_CHECKING blocks from the tree. Yields the names that the rest imports."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -330,20 +324,27 @@ def _version(distribution: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _plugin_code(names: frozenset[str]) -> Mapping[str, str]:
-    """Plug-ins among `names`: "plug-in NAME" -> digest of the Python files of its package."""
+    """Plug-ins among `names`: "plug-in NAME" -> digest of the files of its package."""
     code = {}
     cache = FactsCache(None)
-    for group in PLUGIN_GROUPS:
-        for point in importlib.metadata.entry_points(group=group):
-            if point.name not in names or point.module.startswith("ostinato."):
-                continue
-            spec = importlib.util.find_spec(point.module.partition(".")[0])
-            if spec is None or spec.origin is None:
-                raise ConfigError(f"plug-in {point.name!r} of {group}: no module {point.module!r}")
-            origin = Path(spec.origin)
-            files = sorted(origin.parent.rglob("*")) if origin.stem == "__init__" else [origin]
-            digest = hashlib.sha256()
-            for path in _files_of(files):
-                digest.update(f"{path.name} {cache.facts(path).digest} ".encode())
-            code[f"plug-in {point.name}"] = digest.hexdigest()[:12]
+    modules = [
+        (point.name, point.module)
+        for distribution in importlib.metadata.distributions()
+        for point in distribution.entry_points
+        if point.group.startswith("ostinato.") and point.group not in _RECORDING_GROUPS
+    ]
+    modules += [(name, verifiers_module(name)) for name in names if name.startswith(VERIFIERS)]
+    for name, module in modules:
+        if name not in names or module.startswith("ostinato."):
+            continue
+        spec = importlib.util.find_spec(module.partition(".")[0])
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"plug-in {name!r}: no module {module!r}")
+        origin = Path(spec.origin)
+        files = sorted(origin.parent.rglob("*")) if origin.stem == "__init__" else [origin]
+        digest = hashlib.sha256()
+        for path in _files_of(files):
+            name_in_package = path.relative_to(origin.parent).as_posix()
+            digest.update(f"{name_in_package} {cache.facts(path).digest} ".encode())
+        code[f"plug-in {name}"] = digest.hexdigest()[:12]
     return code

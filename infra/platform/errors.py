@@ -1,8 +1,7 @@
-"""The flat family of errors, named by the boundary they cross, and the one helper that assigns
-strays.
+"""The flat family of errors, named by the boundary they cross, and `boundary`, which converts untyped exceptions.
 
-Each takes one message (so it survives pickling) that names the fault, the value seen, the value wanted
-and the id.
+Each error takes one message, so that it survives pickling. The message names the fault, the value seen, the
+value wanted and the id.
 """
 
 import errno
@@ -31,19 +30,19 @@ class SandboxLost(SandboxError):
 
 
 class SandboxHostLost(SandboxLost):
-    """The machine of a sandbox is gone, or took it back: nothing that ran inside is to blame."""
+    """The machine of a sandbox is gone or reclaimed it. Nothing that ran inside is the cause."""
 
 
 class CapacityExhausted(SandboxError):
-    """No sandbox could be had within the time limit."""
+    """No sandbox became available within the time limit."""
 
 
 class OutOfMemory(SandboxError):
-    """The sandbox went over its own memory limit and was ended by it: the fault of the program in it."""
+    """The sandbox exceeded its memory limit and was killed. The program inside is the cause."""
 
 
 class OutputLimit(SandboxError):
-    """The answer is larger than the sandbox may give in one piece. Ask for less."""
+    """The answer is larger than the sandbox may return at once. Ask for less."""
 
 
 class SandboxNotFound(SandboxError):
@@ -51,7 +50,7 @@ class SandboxNotFound(SandboxError):
 
 
 class InvalidArgument(SandboxError):
-    """The request can never succeed: a path outside, a folder where a file is wanted, no such kind."""
+    """The request can never succeed, for example a path outside or a folder instead of a file."""
 
 
 class AgentError(OstinatoError):
@@ -59,7 +58,7 @@ class AgentError(OstinatoError):
 
 
 class GradingError(OstinatoError):
-    """A verdict or reward could not be made."""
+    """A verdict or reward could not be computed."""
 
 
 class EngineError(OstinatoError):
@@ -78,30 +77,30 @@ class ClusterError(OstinatoError):
     """A process, actor or node died or could not start."""
 
 
-def _family(kind: type[OstinatoError]) -> Iterator[type[OstinatoError]]:
+def _with_subclasses(kind: type[OstinatoError]) -> Iterator[type[OstinatoError]]:
     yield kind
-    for below in kind.__subclasses__():
-        yield from _family(below)
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
-ERROR_TYPES = {kind.__name__: kind for kind in _family(OstinatoError)}
-# infrastructure faults: an attempt that ends so is run again or masked, never rewarded
+ERROR_TYPES = {kind.__name__: kind for kind in _with_subclasses(OstinatoError)}
+# infrastructure faults: an attempt that ends with one is repeated or masked, never rewarded
 _RETRYABLE = (SandboxLost, CapacityExhausted, EngineError, StorageError, ClusterError)
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same call may succeed later. Everything not named transient would only repeat."""
+    """Whether the same call may succeed later. Any other error would repeat."""
     return isinstance(error, _RETRYABLE)
 
 
 def type_name(error: OstinatoError) -> str:
-    """The best fitting name in ERROR_TYPES, seen through wrappers of other libraries."""
+    """Name of the closest class in ERROR_TYPES. Libraries such as Ray raise subclasses of their own."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERROR_TYPES)
 
 
 @contextmanager
 def boundary(error_type: type[OstinatoError], what: str) -> Iterator[None]:
-    """Turns an untyped exception into `error_type`, a full disk's OSError into StorageError."""
+    """Converts an untyped exception into `error_type`, and the OSError of a full disk into StorageError."""
     try:
         yield
     except OstinatoError:

@@ -1,4 +1,4 @@
-"""git on untrusted repositories: no program that their configuration names is run."""
+"""Runs git on untrusted repositories without running any program that their configuration names."""
 
 import fcntl
 import hashlib
@@ -17,17 +17,23 @@ from typing import NamedTuple
 from ostinato.infra.platform.errors import ProblemError
 
 _SECONDS = 300
-_MAX_LINKS = 8  # of a chain from one link to the next
+_MAX_LINKS = 8  # links to links that are followed for one path
 _LINK = "120000"  # mode of a link in a tree
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FETCHED = "refs/fetched"  # a ref per fetched commit, so that git does not prune it
 MAX_OUTPUT_BYTES = 512 << 20
-# each of these settings of a repository can name a program or a place to fetch from
+# each of these settings can name a program to run or a place to fetch from
 _SETTINGS = (
     "core.fsmonitor=false", "core.hooksPath=/dev/null", "core.sshCommand=ssh", "log.showSignature=false",
     "gpg.program=false", "gpg.ssh.program=false", "gpg.x509.program=false", "diff.external=", "core.pager=cat",
     "credential.helper=", "protocol.ext.allow=never", "submodule.recurse=false",
 )  # fmt: skip
+# output of `git rev-parse --local-env-vars`: git sets some for hooks, and each would redirect git to the hook's repository
+_REPOSITORY_VARIABLES = {
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS", "GIT_DIR",
+    "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_NAMESPACE",
+    "GIT_NO_REPLACE_OBJECTS", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE", "GIT_WORK_TREE",
+}  # fmt: skip
 _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -43,8 +49,8 @@ def run_git(
     max_bytes: int = MAX_OUTPUT_BYTES,
     input_bytes: bytes = b"",
 ) -> bytes:
-    """Output of a git command in `directory` (None: in none). ProblemError with git's message, or for
-    an output of more than `max_bytes`: git's objects are compressed.
+    """Output of a git command in `directory` (None: in no repository). ProblemError with git's message, or for an
+    output of more than `max_bytes`, which small repositories can give because git's objects are compressed.
     """
     command = ["git"]
     for setting in _SETTINGS:
@@ -52,7 +58,8 @@ def run_git(
     if directory is not None:
         command += ["-c", f"safe.directory={directory.resolve()}", "-C", str(directory)]
     place = "" if directory is None else f" in {directory}"
-    environment = {**os.environ, **_ENVIRONMENT}
+    kept = {name: text for name, text in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    environment = kept | _ENVIRONMENT
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
         given.write(input_bytes)
         given.seek(0)
@@ -78,11 +85,11 @@ def run_git(
             timer.cancel()
         if len(output) > max_bytes:
             raise ProblemError(
-                f"git {arguments[0]}{place} gave more than {max_bytes} bytes, which is the most"
+                f"git {arguments[0]}{place} gave more than {max_bytes} bytes, wanted at most that many"
             )
         if done.returncode != 0:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip()[-300:]
+            said = " ".join(errors.read().decode(errors="replace").split())[-300:]
             raise ProblemError(
                 f"git {arguments[0]}{place} ended with {done.returncode} (at most {_SECONDS} s): {said}"
             )
@@ -90,7 +97,7 @@ def run_git(
 
 
 class TreeEntry(NamedTuple):
-    """One path of a commit that is no folder."""
+    """One file, link or submodule of a commit."""
 
     path: str
     kind: str  # blob, or commit for a submodule
@@ -106,8 +113,8 @@ def resolve_commit(repository: Path, revision: str) -> str:
 
 
 def fetch_commit(url: str, revision: str, repository: Path, *, with_history: bool = False) -> str:
-    """The full name of the commit that a revision of another repository names, which then lies in the
-    bare `repository`. A commit that lies there already is not asked for again.
+    """Fetches the commit that a revision of another repository names into the bare `repository`, and returns its
+    full name. A commit that is there already is not fetched again.
     """
     with _locked(repository):
         fetched = f"{_FETCHED}/{revision}"
@@ -118,7 +125,7 @@ def fetch_commit(url: str, revision: str, repository: Path, *, with_history: boo
         if (repository / "HEAD").is_file():
             with suppress(ProblemError):
                 return _fetch(url, revision, repository, with_history)
-        # aside, so that `repository` is always complete
+        # into a new folder, so that `repository` is always complete
         with tempfile.TemporaryDirectory(dir=repository.parent) as folder:
             new = Path(folder) / "new"
             run_git(None, "init", "--quiet", "--bare", "--template=", "--", str(new))
@@ -130,8 +137,8 @@ def fetch_commit(url: str, revision: str, repository: Path, *, with_history: boo
 
 
 def fetch_newest(url: str, revision: str, repository: Path) -> tuple[str, str]:
-    """As `fetch_commit` with the history. Where that fails and an earlier commit of this revision lies there:
-    that one, and a sentence that tells how old it is and why it is taken.
+    """Like `fetch_commit` with the history. If the fetch fails, the last commit fetched for this revision is returned
+    with a sentence that says how old it is and why it is used.
     """
     try:
         return fetch_commit(url, revision, repository, with_history=True), ""
@@ -151,7 +158,7 @@ def fetch_newest(url: str, revision: str, repository: Path) -> tuple[str, str]:
 
 @contextmanager
 def _locked(repository: Path) -> Iterator[None]:
-    """One process at a time changes a repository. Locks of git that a killed one left in it are removed."""
+    """Lets one process at a time change a repository. Removes git's lock files that a killed process left in it."""
     repository.parent.mkdir(parents=True, exist_ok=True)
     with repository.with_name(f"{repository.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -188,7 +195,7 @@ def list_tree(
         path = os.fsdecode(name)
         if not _stays_inside(path):
             raise ProblemError(f"{repository}: commit {commit} holds the invalid path {path!r}")
-        # no number for a submodule, nor for an object that is not there
+        # git gives no size for a submodule or a missing object
         yield TreeEntry(path, kind, key, int(size) if size.isdigit() else 0, mode == _LINK)
 
 
@@ -199,10 +206,10 @@ def read_tree(
     *,
     max_file_bytes: int = MAX_OUTPUT_BYTES,
 ) -> dict[str, bytes]:
-    """Files of a commit by path as they are stored, `max_bytes` in all. Larger ones than `max_file_bytes`
-    are passed over.
+    """Files of a commit by path as they are stored, at most `max_bytes` in total, without files of more than
+    `max_file_bytes`.
 
-    A link to a file of the same commit is that file; other links and submodules are left out.
+    A link to a file of the same commit has the content of that file. Other links and submodules are left out.
     ProblemError for paths that leave the folder. Attributes are ignored: `git archive` and a
     checkout would run the filters that they and the repository's configuration name.
     """
@@ -221,7 +228,7 @@ def read_tree(
     if sum(map(len, files.values())) > max_bytes:
         raise ProblemError(
             f"{repository}: with links followed, commit {commit} holds more than {max_bytes} bytes, "
-            "which is the most"
+            "wanted at most that many"
         )
     return files
 
@@ -229,13 +236,13 @@ def read_tree(
 def read_blobs(
     repository: Path, keys: Iterable[str], max_bytes: int = MAX_OUTPUT_BYTES
 ) -> dict[str, bytes]:
-    """Content of objects by their names, as stored: `cat-file --batch` heeds no attribute."""
+    """Content of objects by their names, as stored: `cat-file --batch` ignores attributes."""
     names = list(dict.fromkeys(keys))
     asked = "".join(f"{name}\n" for name in names).encode()
     output = run_git(repository, "cat-file", "--batch", max_bytes=max_bytes, input_bytes=asked)
     blobs: dict[str, bytes] = {}
     at = 0
-    for name in names:  # answered in order: NAME KIND SIZE, a line's end, the content, a line's end
+    for name in names:  # answers come in order: NAME KIND SIZE, newline, content, newline
         start = output.index(b"\n", at) + 1
         head = output[at:start].split()
         if len(head) != 3 or head[1] != b"blob":
@@ -246,12 +253,12 @@ def read_blobs(
 
 
 def _stays_inside(path: str) -> bool:
-    """Whether a path leads below the folder that it is written in, and not into git's own."""
+    """Whether a path stays below its folder and outside of `.git`."""
     return not any(part.lower() in ("", ".", "..", ".git") for part in path.split("/"))
 
 
 def _follow(path: str, links: Mapping[str, str]) -> str:
-    """The path with links followed. One that leaves the tree names no file of it."""
+    """The path with links followed. If a link leaves the tree, the result names no file of the tree."""
     for _ in range(_MAX_LINKS):
         if path not in links:
             break

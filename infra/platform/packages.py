@@ -1,14 +1,15 @@
-"""Packages of the indexes that pip is configured with: questions to pip, and files fetched without it.
+"""Packages of the indexes that pip is configured with: queries by pip, and files fetched without pip.
 
-`pip download` runs code of a source archive to get its metadata, even where no checksum was given to
-compare. Here files are only copied. Of pip's configuration `index-url`,
-`extra-index-url`, `find-links`, `no-index`, `trusted-host`, `cert`, `proxy` and `timeout` count.
+`pip download` runs code of a source archive to get its metadata, even without a checksum to compare. Here files are
+only copied. The options `index-url`, `extra-index-url`, `find-links`, `no-index`, `trusted-host`, `cert`, `proxy` and
+`timeout` of pip's configuration apply.
 """
 
 import functools
 import json
 import logging
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from ostinato.infra.platform.source_archives import SUFFIXES
 from ostinato.infra.platform.syntax import evaluate_literal
 
 _SECONDS = 300  # for one package
+_INSTALL_SECONDS = 1800  # for many
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
 _ON = ("1", "true", "yes", "on")
@@ -51,13 +53,13 @@ def newest_version(name: str) -> str:
     said = _pip("index", "versions", name)
     found = re.match(r"\S+ \(([^)]+)\)", said)
     if found is None:
-        raise ConfigError(f"package {name!r}: pip tells no version: {said[:200]!r}")
+        raise ConfigError(f"package {name!r}: pip names no version: {said[:200]!r}")
     return found[1]
 
 
 def pin(requirements: Sequence[str]) -> tuple[str, ...]:
-    """The requirements and all they depend on as name==version, from wheels alone: nothing is built.
-    ConfigError with pip's message when there is no such set.
+    """The requirements and all their dependencies as name==version, from wheels only, so that nothing is built.
+    ConfigError with pip's message when no such set exists.
     """
     if not requirements:
         return ()
@@ -69,20 +71,45 @@ def pin(requirements: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(f"{item['name'].lower()}=={item['version']}" for item in found))
 
 
+def install_packages(
+    requirements: Sequence[str], folder: Path, *, with_dependencies: bool = True
+) -> None:
+    """Installs Python packages into a folder, from wheels only, so that none of their code runs. ConfigError with
+    pip's message on failure.
+    """
+    options = () if with_dependencies else ("--no-deps",)
+    target = ("--only-binary", ":all:", "--target", str(folder))
+    options = ("--quiet", "--disable-pip-version-check", *options)
+    command = [sys.executable, "-P", "-m", "pip", "install", *options, *target, *requirements]
+    _run_to_end(command, "pip install", _INSTALL_SECONDS)
+
+
+def install_npm_packages(packages: Sequence[str], folder: Path) -> None:
+    """Installs npm packages into a folder's node_modules without running their scripts. ConfigError with npm's
+    message on failure.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConfigError(f"npm is not on PATH, wanted it there to install {', '.join(packages)}")
+    quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
+    command = [npm, "install", "--prefix", str(folder), "--ignore-scripts", *quiet, *packages]
+    _run_to_end(command, "npm install", _INSTALL_SECONDS)
+
+
 def read_pip_settings() -> dict[str, str]:
-    """pip's options by name, out of its files and the environment as they count for `pip download`."""
+    """pip's options by name from its files and the environment, as they apply to `pip download`."""
     found = {"default-timeout": "15"}
-    told = [
+    matches = [
         re.match(r"([^=]+)\.([\w-]+)=(.*)", line) for line in _pip("config", "list").splitlines()
     ]
-    for section in ("global", "download", ":env:"):  # later ones override earlier ones
-        found |= {m[2]: str(evaluate_literal(m[3])) for m in told if m and m[1] == section}
+    for section in ("global", "download", ":env:"):  # later sections override earlier ones
+        found |= {m[2]: str(evaluate_literal(m[3])) for m in matches if m and m[1] == section}
     return found
 
 
 @functools.cache
 def default_index() -> str:
-    """The index that pip takes where its settings name none: distributions of Python and mirrors change it."""
+    """The index that pip uses when its settings name none. Distributions of Python and mirrors change it."""
     return _run("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)").strip()
 
 
@@ -91,18 +118,23 @@ def _pip(*arguments: str) -> str:
 
 
 def _run(*arguments: str) -> str:
-    command, asked = [sys.executable, "-P", *arguments], " ".join(arguments[2:3]) or "default index"
+    asked = " ".join(arguments[2:3]) or "default index"
+    return _run_to_end([sys.executable, "-P", *arguments], f"pip {asked}", _SECONDS)
+
+
+def _run_to_end(command: Sequence[str], title: str, seconds: int) -> str:
+    """Output of a program. ConfigError with the end of its message when it fails. `title`: its name in errors."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"pip {asked} did not end in {_SECONDS} s") from error
+        raise ConfigError(f"{title} did not end in {seconds} s") from error
     if done.returncode != 0:
-        raise ConfigError(f"pip {asked}: {(done.stderr or done.stdout).strip()[-600:]}")
+        raise ConfigError(f"{title}: {(done.stderr or done.stdout).strip()[-600:]}")
     return done.stdout
 
 
 class _Client(PyPIClient):
-    """HTTP client that asks again where network or server fail for a moment."""
+    """HTTP client that repeats requests after transient failures of the network or server."""
 
     @retry(
         retry=retry_if_exception_type(httpx2.TransportError)
@@ -112,16 +144,16 @@ class _Client(PyPIClient):
         retry_error_callback=lambda state: state.outcome and state.outcome.result(),
     )
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """The answer to a request. httpx2.TransportError when there is none after six tries."""
+        """The response to a request. httpx2.TransportError when there is none after six tries."""
         return super().send(request, **options)
 
 
 def fetch_file(
     name: str, version: str, sha256: str, folder: Path, *, is_wheel: bool = False
 ) -> Path:
-    """Path of a source archive, or of the wheel that fits this interpreter best: downloaded to `folder`,
-    or where a local index has it. ConfigError when there is none, or its checksum is not `sha256` (empty:
-    the one that the index tells).
+    """Path of a source archive, or of the wheel that fits this interpreter best. The file is downloaded to `folder`,
+    or stays where a local index has it. ConfigError when there is none, or when its checksum is not `sha256` (empty:
+    the checksum that the index states).
     """
     settings = read_pip_settings()
     places = list(_find_places(settings))
@@ -177,10 +209,9 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
 def _find_links(
     client: Any, place: Source, name: str, version: str, *, is_wheel: bool
 ) -> Iterator[Link]:
-    """Files that a place has, the best first. A network page's links to local files are ignored."""
-    python = TargetPython(
-        py_ver=sys.version_info[:3]
-    )  # by itself it takes 3.11 where this is 3.11.9
+    """Files of a version at an index or folder, best first. Links of a network page to local files are ignored."""
+    # the default drops the micro version: 3.11 for 3.11.9
+    python = TargetPython(py_ver=sys.version_info[:3])
     finder = PackageFinder(client, target_python=python, ignore_compatibility=not is_wheel)
     finder.sources = [place]
     is_local = not place["url"].startswith(("http://", "https://"))
@@ -193,9 +224,9 @@ def _find_links(
 
 
 def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: list[str]) -> Any:
-    """A client as pip's settings want it. ConfigError when they cannot be used.
+    """An HTTP client configured by pip's settings. ConfigError when they cannot be used.
 
-    Typed as any: unearth declares less than its own client takes.
+    Typed as Any: unearth's annotations are narrower than what its client accepts.
     """
 
     def note(answer: httpx2.Response) -> None:
@@ -211,7 +242,7 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
             proxy=settings.get("proxy") or None,
             timeout=min(float(timeout), _SECONDS),
             follow_redirects=True,
-            # an archive that travels compressed once more would have another checksum
+            # an archive that the server compresses again would have another checksum
             headers={"Accept-Encoding": "identity"},
             auth=MultiDomainBasicAuth(
                 prompting=False,
@@ -219,7 +250,7 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
             ),
             event_hooks={"response": [note]},
         )
-    except (OSError, ValueError) as error:  # an address of a proxy may hold a password
+    except (OSError, ValueError) as error:  # the URL of a proxy may hold a password
         raise ConfigError(
             f"pip's settings are cert={certificates!r}, timeout={timeout!r} and a proxy, wanted a file of "
             f"certificates, seconds and the URL of a proxy: {type(error).__name__}"
@@ -227,7 +258,7 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
 
 
 def _shown(place: Source) -> str:
-    """Address of an index or folder without name and password."""
+    """URL of an index or folder without user name and password."""
     return Link(place["url"]).redacted
 
 
@@ -239,8 +270,8 @@ def _rank(file_name: str) -> int:
     return next((n for n, suffix in enumerate(SUFFIXES) if file_name.endswith(suffix)), 0)
 
 
-def _is_version(told: str, version: str) -> bool:
+def _is_version(found: str, version: str) -> bool:
     try:
-        return Version(told) == Version(version)
+        return Version(found) == Version(version)
     except InvalidVersion:
-        return told == version
+        return found == version

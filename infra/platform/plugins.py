@@ -8,6 +8,13 @@ from typing import Any
 
 from ostinato.infra.platform.errors import ConfigError
 
+VERIFIERS = "verifiers:"  # prefix of the names of environments of the package verifiers
+
+
+def verifiers_module(name: str) -> str:
+    """The module from which verifiers loads the environment of this name."""
+    return name.removeprefix(VERIFIERS).rpartition("/")[2].replace("-", "_")
+
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
@@ -19,6 +26,8 @@ class PluginGroup:
     group: str  # of entry points, such as ostinato.tools
     noun: str
     built_in: Mapping[str, str]  # name -> module:object
+    families: frozenset[str] = frozenset()
+    """names of functions: FAMILY:NAME is the object that the function FAMILY returns for NAME"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -26,10 +35,11 @@ class PluginGroup:
         return tuple(self._entries())
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
-        """ValueError for a name that nothing provides. For validators of settings."""
+        """Raises ValueError for a name that nothing provides, for validators of settings."""
         known = self.names
         for name in names:
-            if name not in known:
+            family, is_inner, _ = name.partition(":")
+            if name not in known and not (is_inner and family in self.families):
                 raise ValueError(
                     f"{self.noun} is {name!r}, wanted one of {', '.join(known) or 'none installed'};"
                     f" packages add more through the entry point group {self.group!r}"
@@ -41,9 +51,11 @@ class PluginGroup:
             self.refuse_unknown([name])
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        entry = self._entries()[name]
+        entries = self._entries()
+        family, _, inner = name.partition(":")
+        entry = entries[name] if name in entries else entries[family]
         try:
-            return entry.load()
+            return entry.load() if name in entries else entry.load()(inner)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"{self.noun} {name!r} is {entry.value!r} in group {self.group!r}, "
@@ -63,7 +75,7 @@ class PluginGroup:
 
 @cache
 def installed_entries(group: str) -> dict[str, EntryPoint]:
-    """Entry points of installed packages by name, sorted. Two of one name are an error."""
+    """Entry points of installed packages by name, sorted. ConfigError for two with the same name."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         other = found.setdefault(entry.name, entry)

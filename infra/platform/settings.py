@@ -1,7 +1,7 @@
-"""Where this installation runs: directories, URLs, ports and limits of this machine.
+"""Settings of this installation: directories, URLs, ports and limits of this machine.
 
-Whatever changes results belongs to the recipe, never here: settings are places and limits, and are no
-part of an artifact's identity.
+Settings are locations and limits and are not part of an artifact's identity. Everything that changes results
+belongs to the recipe.
 """
 
 import os
@@ -29,16 +29,16 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(
-        default=Path(".ostinato"), description="folder of everything that this machine keeps"
+        default=Path(".ostinato"), description="folder of all data that this machine keeps"
     )
     object_store_url: str = Field(default_factory=lambda data: f"file://{data['home']}/objects")
-    """place of artifacts and weights: file:///absolute/path or s3://bucket/prefix"""
+    """location of artifacts and weights: file:///absolute/path or s3://bucket/prefix"""
     ledger_url: SecretStr = Field(
         default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db")
     )
-    """place of the ledger: sqlite:///path or postgresql://user:password@host/database; never shown"""
+    """URL of the ledger: sqlite:///path or postgresql://user:password@host/database; never shown"""
     cache_directory: Path = Field(default_factory=lambda data: data["home"] / "cache")
-    """downloads that can be had again: source archives, fetched artifacts"""
+    """downloads that can be repeated: source archives, fetched artifacts"""
     s3_endpoint_url: str | None = None
     """S3 protocol server other than AWS; None: the AWS default"""
     s3_region: str | None = Field(
@@ -54,8 +54,8 @@ class Settings(BaseSettings):
     cpu_limit: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
     """processor cores the project may keep busy on this machine"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """device that models are trained on. auto: GPUs for models from 50 M parameters on, where every rank
-    has one, else the CPU; cuda: GPUs; cpu: stages do not see the GPUs of this machine"""
+    """device for training. auto: GPUs for models of at least 50 M parameters if every rank has one, else the
+    CPU; cuda: GPUs; cpu: the GPUs of this machine are hidden from stages"""
     object_store_memory_bytes: int = Field(default=256 * 2**20, ge=80 * 2**20)
     """bytes of Ray's shared memory on this machine"""
     ray_address: str | None = None
@@ -65,14 +65,14 @@ class Settings(BaseSettings):
     stall_limit_seconds: float = Field(default=3_600.0, gt=0)
     """seconds without progress after which a stage is ended and resumed"""
     upload_hours: float = Field(default=24.0, gt=0)
-    """hours without use after which a repository that a tenant sent to the gateway is removed"""
+    """hours without use after which a repository that a tenant uploaded to the gateway is removed"""
     upload_bytes_per_tenant: int = Field(default=256 * 2**20, ge=0)
-    """disk that the uploaded repositories of one tenant may take; 0: none are taken"""
+    """disk space for the uploaded repositories of one tenant; 0: uploads are refused"""
     trackers: Annotated[tuple[str, ...], NoDecode] = ()
-    """names of the trackers that step metrics are also sent to, separated by commas: tensorboard, wandb,
-    mlflow, trackio, or one of an installed package"""
+    """comma-separated names of the trackers that also receive step metrics: tensorboard, wandb, mlflow,
+    trackio, or one of an installed package"""
     minimum_free_disk_bytes: int = Field(
-        default=4 * 2**30, ge=0, description="free disk below which `ostinato doctor` warns"
+        default=4 * 2**30, ge=0, description="free disk space below which `ostinato doctor` warns"
     )
 
     @field_validator("home", "cache_directory")
@@ -97,17 +97,17 @@ class Settings(BaseSettings):
 
 
 class Launch(BaseSettings):
-    """Place of this process among those that torchrun started, read from torchrun's own variables."""
+    """Rank of this process among those that torchrun started, read from torchrun's environment variables."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
     rank: int
     world_size: int
-    local_world_size: int = Field(description="processes of this machine")
-    master_addr: str = Field(description="host of the store that torchrun's processes meet in")
+    local_world_size: int = Field(description="processes on this machine")
+    master_addr: str = Field(description="host of torchrun's rendezvous store")
     master_port: int
     torchelastic_restart_count: int
-    """number of times torchrun started all of them again"""
+    """number of times torchrun restarted all processes"""
 
 
 def load_launch() -> Launch | None:
@@ -116,7 +116,7 @@ def load_launch() -> Launch | None:
 
 
 def named_secret(variable: str) -> str:
-    """Value of an environment variable that a person named. ConfigError when it is not set."""
+    """Value of an environment variable that the user named. ConfigError when it is not set."""
     value = os.environ.get(variable, "")
     if not value:
         raise ConfigError(f"environment variable {variable} is not set, wanted a key in it")
@@ -124,14 +124,13 @@ def named_secret(variable: str) -> str:
 
 
 def check_home(home: Path) -> None:
-    """ConfigError when the home is not a folder, or cannot be made or written to."""
+    """Raises ConfigError when the home is not a folder, or cannot be created or written."""
     place = next(path for path in (home, *home.parents) if path.exists() or path.is_symlink())
-    why = "is no folder"
+    why = "is not a folder"
     if place.is_dir():
         try:
-            with TemporaryFile(
-                dir=place
-            ):  # permissions alone tell root nothing of a read-only place
+            # permission bits do not show root that a file system is read-only
+            with TemporaryFile(dir=place):
                 return
         except OSError as error:
             why = f"cannot be written ({error.strerror})"

@@ -1,7 +1,7 @@
 """Source archives of packages, fetched once and kept.
 
-The cache has one file per package and version beside its SHA-256. An archive that is not cached comes
-from the index that pip is configured with. Nothing of an archive is run.
+The cache has one file per package and version, and its SHA-256. An archive that is not cached comes
+from the index that pip is configured with. No code of an archive is run.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from ostinato.infra.platform.unpacking import read_members
 _logger = logging.getLogger(__name__)
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
 _MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
-_MAX_UNPACKED_BYTES = 512 << 20  # of all files, each of which is held while it is looked at
+_MAX_UNPACKED_BYTES = 512 << 20  # of all files together; one file at a time is in memory
 
 
 class SourceArchive(Record):
@@ -34,20 +34,20 @@ class SourceArchive(Record):
     name: str = Field(description="name on the package index")
     version: str = Field(description="exact version")
     sha256: str = ""
-    """checksum of the archive; empty: that of the first download is noted and must stay the same"""
+    """checksum of the archive; empty: the checksum of the first download is stored and must stay the same"""
 
 
 def fetch_archive(source: SourceArchive, cache: Path) -> Path:
     """The cached source archive, downloaded on the first call.
 
-    The download is kept when its checksum is the pinned one, or the index's where none is pinned.
-    ConfigError says how to supply it by hand.
+    Its checksum must be the pinned one, or the index's if none is pinned. The ConfigError says how to supply the
+    archive by hand.
     """
     return _fetch(source, cache / f"{source.name}-{source.version}")
 
 
 def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceArchive:
-    """Files that no index has, kept in the cache as an archive whose version is their checksum."""
+    """Stores files that no index has in the cache, as an archive with their checksum as its version."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in sorted(files):
@@ -65,7 +65,7 @@ def store_archive(name: str, files: Mapping[str, bytes], cache: Path) -> SourceA
 
 
 def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
-    """The cached wheel of `name==version`, of this checksum where one is given. As `fetch_archive`."""
+    """The cached wheel of `name==version`, fetched and checked as by `fetch_archive`."""
     name, _, version = requirement.partition("==")
     if not name or not version:
         raise ConfigError(f"dependency {requirement!r}, wanted name==version")
@@ -74,7 +74,7 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
 
 
 def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
-    """Python files and data of a wheel by path. `is_whole`: with compiled modules, metadata and tests."""
+    """Python files and data of a wheel by path. `is_whole`: with compiled modules and metadata."""
     left_out = (".pyd", ".pyi", ".c", ".h") if is_whole else (".so", ".pyd", ".pyi", ".c", ".h")
     return {
         path: content
@@ -87,9 +87,9 @@ def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
 
 
 def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
-    """Regular files of an archive by path below its top folder, or below a folder in that.
+    """Regular files of an archive by path below its top folder, or below the folder `below` in it.
 
-    Links are left out, paths that leave the folder are refused.
+    Links are left out. A path that leaves the folder raises ConfigError.
     """
     prefix = f"{below}/" if below else ""
     files: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ def _fetch(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> Pa
         _download(source, folder, is_wheel=is_wheel)
         known = _find_file(folder, suffixes)
     if known is None:
-        raise ConfigError(_explain(source, folder, "it was not kept"))
+        raise ConfigError(_explain(source, folder, "the download was not stored"))
     found = hashlib.sha256(known.read_bytes()).hexdigest()
     wanted = source.sha256 or _read_checksum(folder, found)
     if found != wanted:
@@ -135,7 +135,7 @@ def _find_file(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
 
 
 def _read_checksum(folder: Path, found: str) -> str:
-    """The checksum noted when the file came. Noted now when it is new."""
+    """The checksum stored when the file was new. If there is none, `found` is stored."""
     note = folder / "sha256"
     if not note.exists() or not note.read_text().strip():
         _write_whole(note, found.encode())
@@ -143,15 +143,15 @@ def _read_checksum(folder: Path, found: str) -> str:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Writes beside the final place and renames: nobody sees half of it, also of two that write at once."""
+    """Writes a temporary file and renames it, so that no reader sees a partial file, even with two writers."""
     partial = path.with_name(f"{os.getpid()}-{threading.get_ident()}.partial")
     partial.write_bytes(content)
     partial.replace(path)
 
 
 def _download(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> None:
-    """Downloads, copies next to the final place and renames: a killed download leaves no half archive."""
-    # its HTTP client takes a quarter of a second to import, and every recipe names archives
+    """Downloads, copies next to the final path and renames, so that a kill leaves no partial archive."""
+    # the HTTP client takes a quarter of a second to import, and every recipe imports this module
     from ostinato.infra.platform.packages import fetch_file  # noqa: PLC0415
 
     kind = "wheel" if is_wheel else "source archive"

@@ -1,7 +1,7 @@
-"""Untrusted archives, unpacked within a size limit.
+"""Unpacks untrusted archives within a size limit.
 
-A few kilobytes can unpack to gigabytes. All that is read or written is counted, a tar stream's bytes
-between its files too, and ArchiveTooLarge names the limit. Declared sizes are not trusted but enforced.
+A few kilobytes can unpack to gigabytes. All bytes that are read or written are counted, including those between the
+files of a tar stream, and ArchiveTooLarge names the limit. Declared sizes are enforced, not trusted.
 """
 
 import bz2
@@ -21,12 +21,12 @@ from typing import IO, NamedTuple
 from ostinato.infra.platform.errors import ConfigError
 
 _BY_MAGIC = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
-# of tarfile and zipfile on damaged input; RuntimeError: encrypted, or an unknown method
+# errors of tarfile and zipfile for damaged input; RuntimeError: encrypted, or an unknown method
 _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, lzma.LZMAError, zlib.error, struct.error,
     ValueError, RuntimeError, OverflowError, IndexError,
 )  # fmt: skip
-# kind of a zip's entry by its mode, as a tar archive's; others are devices, pipes and the like
+# file type in the mode of a zip entry -> type of a tar entry; other types are devices, pipes and the like
 _TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
@@ -34,7 +34,7 @@ _TYPES = {
     stat.S_IFLNK: tarfile.SYMTYPE,
 }
 _PIECE_BYTES = 64 << 10
-_DIRECTORY_BYTES = 512  # of a zip's directory per entry that it may have
+_DIRECTORY_BYTES = 512  # limit of a zip's directory, per permitted entry
 
 
 class ArchiveTooLarge(ConfigError):
@@ -142,7 +142,7 @@ def _zip_members(
         _check_zip(opened, label, max_bytes)
         for entry in opened.infolist():
             info = tarfile.TarInfo(entry.filename)
-            info.mode = entry.external_attr >> 16  # 0 where the writer knows no modes
+            info.mode = entry.external_attr >> 16  # 0 when the writer stored no mode
             info.type = (
                 tarfile.DIRTYPE if entry.is_dir() else _TYPES.get(stat.S_IFMT(info.mode), b"")
             )
@@ -159,7 +159,7 @@ def _pieces(content: IO[bytes] | None, label: str) -> Iterator[bytes]:
 def _count_tar(opened: tarfile.TarFile, label: str, max_bytes: int) -> Iterator[tarfile.TarInfo]:
     total = 0
     for member in opened:
-        total += member.size  # of a sparse file: with its holes
+        total += member.size  # includes the holes of a sparse file
         if total > max_bytes:
             raise _too_large(label, max_bytes)
         yield member
@@ -186,5 +186,5 @@ def _readable(label: str) -> Iterator[None]:
         yield
     except _BROKEN as error:
         raise ConfigError(
-            f"archive {label} cannot be read: {error}; delete it, or get a whole one"
+            f"archive {label} cannot be read: {error}; delete it or replace it by an intact one"
         ) from error

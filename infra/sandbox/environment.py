@@ -1,10 +1,11 @@
-"""Environment of the attempts on one repository: boxes to work in, and a test server."""
+"""Environment for attempts on one repository: boxes to work in and a test server."""
 
 import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxNotFound
 from ostinato.infra.sandbox.backends import open_backend
@@ -28,8 +29,8 @@ _WAIT_SECONDS = 120.0
 class RepositoryEnvironment:
     """Sandboxes and the test server of one repository. Belongs to one event loop.
 
-    Every lease is a new box, so nothing of an attempt is left for the next. Those that begin with the
-    same files (attempts of a group) are forks of one snapshot.
+    Every lease is a new box, so one attempt leaves nothing for the next. Boxes that begin with the same
+    files (attempts of a group) are forks of one snapshot.
     """
 
     def __init__(
@@ -40,17 +41,20 @@ class RepositoryEnvironment:
         *,
         limits: SandboxLimits | None = None,
         test_limits: SandboxLimits | None = None,
+        mounts: Mapping[str, Path] | None = None,
         owns_backend: bool = False,
     ) -> None:
         """At most `boxes` are leased at a time. Nothing starts before it is needed.
 
-        `owns_backend`: `close` ends the backend too. Else several repositories may share it.
+        `mounts`: further host folders and sockets that boxes see. `owns_backend`: `close` also closes the
+        backend; otherwise several repositories may share it.
         """
         self.repository = repository
         self.test_server = TestServer(repository, test_limits)
         self._backend = backend
         self._owns_backend = owns_backend
         self._limits = limits or SandboxLimits()
+        self._mounts = mounts or {}
         self._num_boxes = boxes
         self._slots = asyncio.Semaphore(boxes)
         self._leased: set[str] = set()
@@ -61,7 +65,7 @@ class RepositoryEnvironment:
     def create(
         cls, repository: PreparedRepository, boxes: int, kind: SandboxKind = SandboxKind.NAMESPACE
     ) -> "RepositoryEnvironment":
-        """An environment with a backend of its own."""
+        """An environment that owns its backend."""
         return cls(repository, open_backend(kind), boxes, owns_backend=True)
 
     async def lease(
@@ -69,17 +73,17 @@ class RepositoryEnvironment:
         files: Mapping[str, bytes | None] | None = None,
         wait_seconds: float = _WAIT_SECONDS,
     ) -> Sandbox:
-        """A new box with `files` laid over the pristine repository (None: removed).
+        """A new box with `files` written over the pristine repository (None: removed).
 
-        CapacityExhausted when none came free within `wait_seconds`.
+        Raises CapacityExhausted when no box became free within `wait_seconds`.
         """
         try:
             async with asyncio.timeout(wait_seconds):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise CapacityExhausted(
-                f"repository {self.repository.name}: none of {self._num_boxes} boxes came free "
-                f"in {wait_seconds} s"
+                f"repository {self.repository.name}: none of {self._num_boxes} boxes became free "
+                f"within {wait_seconds} s"
             ) from error
         try:
             sandbox = await self._start(files or {})
@@ -90,24 +94,24 @@ class RepositoryEnvironment:
         return sandbox
 
     async def release(self, sandbox: Sandbox) -> None:
-        """End a leased box. Its end raises nothing: who used it has no part in that."""
+        """Ends a leased box. A failure to end it is logged, not raised, because the caller cannot act on it."""
         if sandbox.sandbox_id not in self._leased:
             raise SandboxNotFound(
                 f"repository {self.repository.name}: box {sandbox.sandbox_id} is not leased, "
-                "or was given back before"
+                "or was released before"
             )
         self._leased.discard(sandbox.sandbox_id)
         self._slots.release()
         try:
             await sandbox.close()
         except Exception:
-            logger.exception("box %s has not ended as it should", sandbox.sandbox_id)
+            logger.exception("box %s did not close cleanly", sandbox.sandbox_id)
 
     @asynccontextmanager
     async def leased(
         self, files: Mapping[str, bytes | None] | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A new box for the length of a block."""
+        """A new box for the duration of a `with` block."""
         sandbox = await self.lease(files)
         try:
             yield sandbox
@@ -115,7 +119,7 @@ class RepositoryEnvironment:
             await self.release(sandbox)
 
     async def close(self) -> None:
-        """End the test server, and all boxes where the backend is this environment's own."""
+        """Ends the test server, and the backend with all its boxes if this environment owns it."""
         for start in self._starts.values():
             start.cancel()
         await self.test_server.close()
@@ -126,12 +130,13 @@ class RepositoryEnvironment:
         key = fingerprint_files(files)
         self._starting[key] += 1
         try:
-            if key not in self._starts:
+            start = self._starts.get(key)
+            if start is None or start.cancelled():
                 self._starts[key] = asyncio.create_task(self._prepare(files))
             self._starts.move_to_end(key)
             snapshot = await asyncio.shield(self._starts[key])
             (sandbox,) = await self._backend.fork(snapshot)
-        except Exception:  # OSError and the like too: the next lease tries again
+        except Exception:  # also untyped errors such as OSError: the next lease tries again
             self._starts.pop(key, None)
             raise
         finally:
@@ -140,25 +145,29 @@ class RepositoryEnvironment:
         return sandbox
 
     async def _prepare(self, files: Mapping[str, bytes | None]) -> Snapshot:
-        """The state of a box with these files, its processes included where the backend keeps them."""
+        """A snapshot of a box with these files, including its processes if the backend keeps memory."""
         has_memory = self._backend.keeps_memory
-        sandbox = await self._backend.create(
-            SandboxSpec(repository=self.repository.directory, files=files, limits=self._limits)
+        spec = SandboxSpec(
+            repository=self.repository.directory,
+            files=files,
+            mounts=self._mounts,
+            limits=self._limits,
         )
+        sandbox = await self._backend.create(spec)
         try:
             return await sandbox.snapshot(SnapshotKind.MEMORY if has_memory else SnapshotKind.FILES)
         finally:
             await sandbox.close()
 
     async def _drop_old_starts(self) -> None:
-        # a start that all its leases gave up may still run
+        # a start whose leases were all cancelled may still run
         unused = [
             key for key, start in self._starts.items() if start.done() and not self._starting[key]
         ]
         for key in unused[: max(0, len(self._starts) - _KEPT_STARTS)]:
             start = self._starts.pop(key)
             del self._starting[key]
-            if start.exception() is None:
+            if not start.cancelled() and start.exception() is None:
                 await self._backend.remove_snapshot(start.result())
 
 
@@ -168,7 +177,7 @@ async def open_box(
     files: Mapping[str, bytes | None] | None = None,
     limits: SandboxLimits | None = None,
 ) -> AsyncIterator[Sandbox]:
-    """One namespace box with `files` laid over a repository, for the length of a block."""
+    """A namespace box with `files` written over a repository, for the duration of a `with` block."""
     backend = open_backend()
     try:
         yield await backend.create(

@@ -1,8 +1,8 @@
-"""Test runs in boxes that hold no other state of the repository than the run's own.
+"""Test runs in boxes that hold no state of the repository other than the run's own.
 
-`FreshRuns`: a box has imported pytest and nothing of the repository. Each run brings all Python files that it may see
-and imports them in a process of its own (inside/fresh_server.py), so that no process which runs a change ever held what
-the change replaces.
+The server of a box has imported pytest and nothing of the repository. Each run is sent all Python files that it may see
+and imports them in a new process (inside/fresh_server.py), so that no process that runs a change ever held the code
+which the change replaces.
 """
 
 import asyncio
@@ -21,13 +21,14 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.snapshots.store import is_hidden
 
 QUEUE_SECONDS = 600.0
-_MARK_OF_A_TEST = b"def test"
+_TEST_MARKER = b"def test"
 
 
-class Learnt:
-    """Work of one run on the pristine files that no later one does again: names of modules of the standard library, which
-    a box imports before it forks; compiled code of files, for runs that have the same text; and where in its
-    file's code a test is: qualified name, first line.
+class CollectionCache:
+    """Results of collecting the pristine tests that later runs reuse.
+
+    `modules`: names of standard library modules, which a box imports before it forks. `codes`: compiled code of files,
+    for runs with the same text. `test_places`: qualified name and first line of each test in the code of its file.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class Learnt:
 
 
 class FreshRuns:
-    """Boxes for test runs of one repository. A box has one run at a time. A lost box is replaced. Belongs to one
-    event loop.
+    """Boxes for test runs of one repository. A box has one run at a time, and a lost box is replaced. Belongs to
+    one event loop.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class FreshRuns:
         hides_tests: bool,
         hash_seed: int = 0,
     ) -> None:
-        """`hides_tests`: whether files that hold tests, or look like them, are blank on the disk of the box."""
+        """`hides_tests`: whether files that hold tests or look like tests are empty on the disk of the box."""
         self.repository = repository
-        self.learnt = Learnt()
+        self.collected = CollectionCache()
         self._limits = limits
         self._hides_tests = hides_tests
         self._hash_seed = hash_seed
@@ -66,7 +67,7 @@ class FreshRuns:
         self._open: list[BoxChannel] = []
 
     async def close(self) -> None:
-        """End the boxes."""
+        """Ends the boxes."""
         self._idle.clear()
         while self._open:
             await self._open.pop().close()
@@ -78,18 +79,18 @@ class FreshRuns:
         time_limit_seconds: float,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The reply to a run of tests on `files` alone, tried again once in a new box. SandboxLost when that is lost
-        too.
+        """The reply to a run of tests on `files` alone. A run whose box was lost is repeated once in a new box, and
+        raises SandboxLost when that box is lost too.
         """
         sources = {path: text for path, text in files.items() if path.endswith(".py")}
-        pristine, codes = self.repository.files, self.learnt.codes
+        pristine, codes = self.repository.files, self.collected.codes
         compiled = [path for path in sources if path in codes and sources[path] == pristine[path]]
-        places = self.learnt.test_places
+        places = self.collected.test_places
         blobs = (*sources.values(), *(codes[path] for path in compiled))
         async with self._turns:
             for attempt in (1, 2):
                 channel = self._idle.pop() if self._idle else await self._start_box()
-                is_spent = True  # a run that is given up goes on in its box
+                is_spent = True  # a cancelled request leaves its run going in the box
                 try:
                     reply, _ = await channel.request(
                         "run",
@@ -99,7 +100,7 @@ class FreshRuns:
                         tests=list(test_ids),
                         paths=list(sources),
                         compiled=compiled,
-                        modules=list(self.learnt.modules),
+                        modules=list(self.collected.modules),
                         test_places={test: places[test] for test in test_ids if test in places},
                         **fields,
                     )
@@ -119,14 +120,15 @@ class FreshRuns:
         paths = self.repository.files if self._hides_tests else ()
         tests = [path for path in paths if self._holds_tests(path)]
         mounts = blank_mounts(self.repository, tests)
-        # proofs look at a second order of sets; the box's own seed is 0
+        # Proofs repeat runs with a second seed, to find results that depend on the order of sets.
         variables = {"PYTHONHASHSEED": str(self._hash_seed)}
         box = BoxProcess(self._limits, mounts, server="fresh_server", environment=variables)
         channel, limits = BoxChannel(box), self._limits.model_dump()
         has_conftest = any(PurePath(path).name == "conftest.py" for path in self.repository.files)
-        given = {"limits": limits, "has_conftest": has_conftest}
         try:
-            await channel.request("open", self._limits.start_seconds, **given)
+            await channel.request(
+                "open", self._limits.start_seconds, limits=limits, has_conftest=has_conftest
+            )
         except BaseException:
             await channel.close()
             raise
@@ -134,18 +136,18 @@ class FreshRuns:
         return channel
 
     async def _discard(self, channel: BoxChannel) -> None:
-        with contextlib.suppress(ValueError):  # `close` has it already
+        with contextlib.suppress(ValueError):  # `close` took it first
             self._open.remove(channel)
         await channel.close()
 
     def _holds_tests(self, path: str) -> bool:
         is_code = self.repository.is_test(path) and path.endswith(".py")
-        is_marked = _MARK_OF_A_TEST in self.repository.files[path]
+        is_marked = _TEST_MARKER in self.repository.files[path]
         return is_code and (is_marked or bool(self.repository.collection_rules))
 
 
 def blank_mounts(repository: PreparedRepository, others: Collection[str] = ()) -> tuple[str, ...]:
-    """The repository, read-only, with product code and `others` blanked out."""
+    """Bubblewrap arguments for the repository, read-only, with product code and `others` as empty files."""
     blank = [path for path in repository.files if repository.is_editable(path) or path in others]
     folder = copy_repository(repository.directory.resolve(), is_hidden)
     return mask_paths(folder, blank, REPOSITORY_PATH)

@@ -1,6 +1,6 @@
-"""Calls of functions with given arguments in a box; results are data.
+"""Calls of functions with given arguments in a box, with results returned as data.
 
-Code under test never sees a wanted result: the comparison is the caller's.
+The caller compares the results, so code under test never sees an expected result.
 """
 
 import json
@@ -17,15 +17,17 @@ CALL_ROOT = "/repo"
 _INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = (
     "call_program.py",
+    "cpu_waits.py",
     "sources.py",
     "trials/drawn_calls.py",
+    "trials/repeated_calls.py",
     "trials/trial_observer.py",
     "trials/watched_calls.py",
     "trials/perturbation.py",
     "value_forms.py",
 )
 _PLACE = "/tmp/call_program"
-# the repository may have a package of this project's name: forget what was imported from here
+# The repository may itself hold a package called ostinato, so the imported modules of this one are dropped.
 _START = f"""import sys
 sys.path.insert(0, "{_PLACE}")
 from ostinato.infra.sandbox.inside.call_program import main
@@ -40,7 +42,7 @@ _START_SECONDS = 20.0
 
 
 class CallRequest(NamedTuple):
-    """A top-level function of a file, and its arguments in the program's JSON form."""
+    """A top-level function of a file, and its arguments in the JSON form of inside/value_forms.py."""
 
     path: str
     symbol: str
@@ -50,7 +52,7 @@ class CallRequest(NamedTuple):
 async def make_calls(
     sandbox: Sandbox, calls: Sequence[CallRequest], call_seconds: float
 ) -> list[str | None]:
-    """One result per call, in their order. None where a call ended the process.
+    """One result per call, in the order of the calls. None: the call ended the process.
 
     `call_seconds`: processor time that one call may use.
     """
@@ -67,7 +69,7 @@ async def make_calls(
         results += [json.dumps(line, sort_keys=True) for line in lines[: len(waiting)]]
         if len(results) < len(entries):
             results.append(None)
-            if not lines:  # the program itself cannot start or import: nothing else will answer
+            if not lines:  # the program failed to start or import, as it would for all other calls
                 results += [None] * (len(entries) - len(results))
     return results
 
@@ -81,7 +83,7 @@ async def run_call_program(
     hash_seed: int = 0,
     shift_seconds: int = 0,
 ) -> tuple[list[dict[str, Any]], ExecResult]:
-    """Answer of the program to one request, and how it ended. Its clock lies `shift_seconds` ahead."""
+    """The program's answer to one request, and its exit. Its clock is `shift_seconds` ahead."""
     await sandbox.write(f"{_PLACE}/ostinato/__init__.py", b"")
     for name in _PROGRAM:
         place = f"{_PLACE}/ostinato/infra/sandbox/inside/{name}"
@@ -97,7 +99,7 @@ async def run_call_program(
     answer = await sandbox.read(_ANSWER)
     lines = [json.loads(line) for line in answer.splitlines() if line.endswith(b"}")]
     if not all(isinstance(line, dict) for line in lines):
-        raise ValueError("a line of the answer is no object")
+        raise ValueError("a line of the program's answer is not a JSON object")
     return lines, done
 
 
@@ -110,7 +112,7 @@ def format_call(symbol: str, arguments: str) -> str:
 
 
 def format_result(result: str) -> str:
-    """Result of a call as Python text. Empty when it has none."""
+    """Result of a call as Python text. Empty when it returned no result."""
     ((kind, content),) = json.loads(result).items()
     if kind == "returns":
         return _format(content)

@@ -1,8 +1,8 @@
-"""Copies, in memory, of all that boxes see of the host's files.
+"""Copies, in memory, of the host's files that boxes see.
 
-Whoever reads a file on a disk leaves it in the kernel's cache, and whoever reads it next feels that: a box could tell it
-to one made after it. The files of a memory filesystem are always there, so nothing is left to tell. Where there is
-none with room the copies lie in the temporary folder, and the host's own programs stay where they are.
+Reading a file from disk leaves it in the kernel's page cache, and the next reader can measure that: one box could signal
+to a later one. Files of a memory filesystem are always in memory, so they carry no such signal. Without a memory
+filesystem with enough free space, prepared folders are on disk, and programs and repositories are not copied.
 """
 
 import contextlib
@@ -18,73 +18,74 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxError
 
-_FORMAT = "4"  # part of every key: raise it when what is prepared changes
+_FORMAT = "4"  # part of every key; raise it when the content of prepared folders changes
 _MEMORY = Path("/dev/shm")
-_ROOM_BYTES = 2 << 30  # that must be free there
-_MOST_BYTES = 1 << 30  # of one folder; a larger one stays where it is
-_LARGEST_BYTES = 8 << 20  # of a program or library of the host; boxes are without larger ones
+_MIN_FREE_BYTES = 2 << 30  # free space that the memory filesystem must have
+_MAX_FOLDER_BYTES = 1 << 30  # a larger folder is not copied
+_MAX_PROGRAM_BYTES = 8 << 20  # larger programs and libraries of the host are left out of boxes
 _NOT_COPIED = (".a", ".la", ".o")  # for linkers
-_held: dict[Path, int] = {}  # descriptors whose locks tell other processes that a copy is in use
+_locks: dict[Path, int] = {}  # descriptors with a shared lock on each copy that this process uses
 
 
 def cache_root() -> Path:
-    """This user's folder for prepared parts on disk: made when needed, closed to others."""
+    """This user's folder for prepared files on disk, created when needed and closed to other users."""
     return _own_folder(Path(tempfile.gettempdir()))
 
 
 @functools.cache
 def memory_root() -> Path | None:
-    """This user's folder in memory, like `cache_root`. None: there is no memory filesystem with room."""
+    """Like `cache_root`, in memory. None: no writable memory filesystem with enough free space."""
     with contextlib.suppress(OSError):
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
         space = os.statvfs(_MEMORY)
-        has_room = space.f_bavail * space.f_frsize >= _ROOM_BYTES
-        if [str(_MEMORY), "tmpfs"] in mounts and has_room and os.access(_MEMORY, os.W_OK):
+        has_space = space.f_bavail * space.f_frsize >= _MIN_FREE_BYTES
+        if [str(_MEMORY), "tmpfs"] in mounts and has_space and os.access(_MEMORY, os.W_OK):
             return _own_folder(_MEMORY)
     return None
 
 
 def key_of(*parts: str) -> str:
-    """A short hash of all that a prepared folder is made of."""
+    """A short hash of the inputs of a prepared folder."""
     return hashlib.sha256(json.dumps([_FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
 def prepare(name: str, key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder of a key, kept while this process lives. `fill(path)` makes it when it is not there. Folders of the
-    same name that no process keeps are removed.
+    """The folder of a key, locked while this process lives. `fill(path)` fills a missing one, after folders of the
+    same name that no process uses are removed.
     """
     root = memory_root() or cache_root()
     target = root / f"{name}-{key}"
-    while target not in _held or not target.is_dir():
+    while target not in _locks or not target.is_dir():
         if not target.is_dir():
             _make(target, fill)
-        with contextlib.suppress(FileNotFoundError):  # removed by another process: again
-            _held[target] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(_held[target], fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):  # another process removed it: try again
+            _locks[target] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(_locks[target], fcntl.LOCK_SH)
     return target
 
 
 def copy_programs(folder: Path) -> Path:
-    """A folder of the host's programs or libraries in memory, or itself where it cannot be there."""
-    return _copy("host", folder, _LARGEST_BYTES, lambda name: name.endswith(_NOT_COPIED))
+    """A copy in memory of a folder of the host's programs or libraries, or the folder itself if it does not fit."""
+    return _copy("host", folder, _MAX_PROGRAM_BYTES, lambda name: name.endswith(_NOT_COPIED))
 
 
 def copy_repository(folder: Path, is_left_out: Callable[[str], bool]) -> Path:
-    """A repository in memory without the names left out, or itself where it cannot be there."""
-    return _copy("repository", folder, _MOST_BYTES, is_left_out)
+    """A copy in memory of a repository without the names left out, or the folder itself if it does not fit."""
+    return _copy("repository", folder, _MAX_FOLDER_BYTES, is_left_out)
 
 
-def _copy(name: str, folder: Path, most_bytes: int, is_left_out: Callable[[str], bool]) -> Path:
+def _copy(name: str, folder: Path, max_bytes: int, is_left_out: Callable[[str], bool]) -> Path:
+    """`max_bytes`: size of the largest file that is copied."""
     if memory_root() is None:
         return folder
     found = sorted(_files(folder, is_left_out))
-    if sum(size for _, size, _ in found if size <= most_bytes) > _MOST_BYTES:
+    if sum(size for _, size, _ in found if size <= max_bytes) > _MAX_FOLDER_BYTES:
         return folder
 
     def fill(target: Path) -> None:
         def copy(source: str, place: str) -> None:
             with contextlib.suppress(PermissionError):
-                if Path(source).stat().st_size <= most_bytes:
+                if Path(source).stat().st_size <= max_bytes:
                     shutil.copy2(source, place)
 
         left_out = lambda _, names: [name for name in names if is_left_out(name)]  # noqa: E731
@@ -97,7 +98,7 @@ def _copy(name: str, folder: Path, most_bytes: int, is_left_out: Callable[[str],
 
 
 def _files(folder: Path, is_left_out: Callable[[str], bool]) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of change of every file."""
+    """Path, size and modification time of every file."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not is_left_out(name)]
         for name in names:

@@ -1,9 +1,9 @@
-"""A second opinion on a test run: plain pytest, one process per file, in a box of its own.
+"""An independent check of a test run: plain pytest, one process per test file, in a box of its own.
 
-It shares neither process, nor import, nor result channel with the warm test server, so a trick on
-one does not work on the other. Every process also runs canaries made for it alone: tests with random
-names that pass or fail at random. A run that forges outcomes guesses them all with a chance of 1 in
-65,536. Slow (an interpreter per test file): for passes that matter, not for feedback.
+It shares no process, import or result channel with the test server, so an attack on one does not work
+on the other. Every process also runs canaries made for it alone: tests with random names, each made to pass
+or fail at random. A run that forges outcomes guesses all of them right with probability 1 in 65,536. It
+is slow (an interpreter start per test file), so it confirms passes that matter and gives no feedback.
 """
 
 import json
@@ -22,6 +22,8 @@ from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, TestOutcome,
 from ostinato.infra.sandbox.repository import PreparedRepository
 
 _CANARIES = 16
+# a fixture failed, or the time limit was reached
+_UNMEASURED = frozenset((TestOutcome.ERROR, TestOutcome.TIMEOUT))
 _FOLDER = "/tmp/second"
 _CLOCK = f"{_FOLDER}/later_clock.so"
 _SETTINGS = b"[pytest]\nmarkers =\n"
@@ -30,7 +32,7 @@ _OPTIONS = (
     "--import-mode=prepend -W ignore --tb=no -q"
 )
 _REPORTER = Path(__file__).with_name("plain_reporter.py")
-_START_SLACK = 6  # an interpreter starts in each process, and waiting for a CPU counts here
+_START_SLACK = 6  # each process starts an interpreter, and waiting for a CPU counts too
 
 
 async def run_plainly(
@@ -41,12 +43,13 @@ async def run_plainly(
     *,
     later: bool = False,
 ) -> TestReport:
-    """Run tests on the pristine repository with the editable ones of `files` laid over it.
+    """Runs tests on the pristine repository with the editable ones of `files` written over it. If a canary had an
+    error or a timeout, every pass of its process becomes a TIMEOUT, because the run measured nothing.
 
-    `later`: the clock of the tests is 404 days ahead, in the time zone that is furthest east.
+    `later`: the clock of the tests is 404 days ahead, in the easternmost time zone.
     """
     started = time.perf_counter()
-    chance = random.SystemRandom()
+    rng = random.SystemRandom()
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
     limits = SandboxLimits(memory_bytes=2 << 30)
@@ -57,14 +60,14 @@ async def run_plainly(
             await sandbox.write(f"{_FOLDER}/pytest.ini", _SETTINGS)
             if later:
                 await sandbox.write(_CLOCK, build_later_clock().read_bytes())
-            wanted = _draw_canaries(chance)
-            canaries, reporter = (f"{kind}_{chance.getrandbits(48):x}" for kind in ("test", "run"))
+            wanted = _draw_canaries(rng)
+            canaries, reporter = (f"{kind}_{rng.getrandbits(48):x}" for kind in ("test", "run"))
             place = f"{_FOLDER}/{canaries}.py"
-            await sandbox.write(place, _canary_text(wanted, chance))
-            mine = [test for test in test_ids if test.partition("::")[0] == path]
+            await sandbox.write(place, _canary_text(wanted, rng))
+            own_tests = [test for test in test_ids if test.partition("::")[0] == path]
             request = {
-                "key": f"{chance.getrandbits(128):x}",
-                "tests": mine,
+                "key": f"{rng.getrandbits(128):x}",
+                "tests": own_tests,
                 "canaries": f"{canaries}.py",
                 "answer": f"{_FOLDER}/{reporter}.answer",
             }
@@ -78,9 +81,15 @@ async def run_plainly(
             done = await sandbox.exec(command, _START_SLACK * time_limit_seconds)
             seen, forged = await _read_outcomes(sandbox, request)
             violations += [f"{forged} results without the key"] if forged else []
-            violations += [] if done.timed_out else _check_canaries(wanted, seen)
             missing = TestOutcome.TIMEOUT if done.timed_out else TestOutcome.MISSING
-            outcomes |= {test: seen.get(test, missing) for test in mine}
+            reported = {test: seen.get(test, missing) for test in own_tests}
+            ran = _canary_outcomes(wanted, seen, missing)
+            wrong = sum(outcome not in {right, *_UNMEASURED} for right, outcome in ran)
+            violations += [f"{wrong} of {len(wanted)} blind canaries wrong"] if wrong else []
+            if any(outcome in _UNMEASURED for _, outcome in ran):  # no pass is confirmed
+                passed = [test for test in own_tests if reported[test] is TestOutcome.PASSED]
+                reported |= dict.fromkeys(passed, TestOutcome.TIMEOUT)
+            outcomes |= reported
     return TestReport(
         outcomes=outcomes,
         tampering=", ".join(violations[:20]),
@@ -89,17 +98,17 @@ async def run_plainly(
     )
 
 
-def _draw_canaries(chance: random.Random) -> dict[str, bool]:
-    """Random test names -> whether the test is made to pass."""
-    return {f"test_{chance.getrandbits(64):x}": chance.random() < 0.5 for _ in range(_CANARIES)}
+def _draw_canaries(rng: random.Random) -> dict[str, bool]:
+    """Random test names, each with whether the test is made to pass."""
+    return {f"test_{rng.getrandbits(64):x}": rng.random() < 0.5 for _ in range(_CANARIES)}
 
 
-def _canary_text(canaries: Mapping[str, bool], chance: random.Random) -> bytes:
-    """Sums of random numbers, right or wrong."""
+def _canary_text(canaries: Mapping[str, bool], rng: random.Random) -> bytes:
+    """Source of the canaries: each asserts a sum of random numbers that is right or wrong."""
     lines: list[str] = []
     for name, passes in canaries.items():
-        first, second = chance.randrange(10**6), chance.randrange(10**6)
-        total = first + second + (0 if passes else chance.randrange(1, 10**6))
+        first, second = rng.randrange(10**6), rng.randrange(10**6)
+        total = first + second + (0 if passes else rng.randrange(1, 10**6))
         lines += [f"def {name}():", f"    assert sum([{first}, {second}]) == {total}", ""]
     return "\n".join(lines).encode()
 
@@ -107,7 +116,7 @@ def _canary_text(canaries: Mapping[str, bool], chance: random.Random) -> bytes:
 async def _read_outcomes(
     sandbox: Sandbox, request: Mapping[str, object]
 ) -> tuple[dict[str, TestOutcome], int]:
-    """Outcome by test id, the worst where there are several, and how many results have not the key."""
+    """Outcome by test id (the first that is not a pass, if any), and the number of results without the key."""
     try:
         answer = await sandbox.read(str(request["answer"]))
     except SandboxNotFound:
@@ -127,11 +136,10 @@ async def _read_outcomes(
     return seen, forged
 
 
-def _check_canaries(wanted: Mapping[str, bool], seen: Mapping[str, TestOutcome]) -> list[str]:
+def _canary_outcomes(
+    wanted: Mapping[str, bool], seen: Mapping[str, TestOutcome], missing: TestOutcome
+) -> list[tuple[TestOutcome, TestOutcome]]:
+    """The right and the actual outcome of each canary."""
     by_name = {test.rpartition("::")[2]: outcome for test, outcome in seen.items()}
-    wrong = [
-        name
-        for name, passes in wanted.items()
-        if by_name.get(name) is not (TestOutcome.PASSED if passes else TestOutcome.FAILED)
-    ]
-    return [f"{len(wrong)} of {len(wanted)} blind canaries wrong"] if wrong else []
+    right = {True: TestOutcome.PASSED, False: TestOutcome.FAILED}
+    return [(right[passes], by_name.get(name, missing)) for name, passes in wanted.items()]

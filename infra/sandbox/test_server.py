@@ -1,8 +1,8 @@
 """Runs a repository's own tests on changed files in tens of milliseconds.
 
-`TestServer`: boxes in which each run is a process that imports the changed repository afresh; and the cache of reports
-by content. Only product code counts: changes of tests, of runner configuration and of anything but Python files are
-left out. It gives outcomes, not rewards.
+Each run of a `TestServer` is a new process in a box that imports the changed repository. Reports are cached by content.
+Only changes of product code count: changes of tests, of runner configuration and of files other than Python are
+ignored. The server returns outcomes, not rewards.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.sandbox.fresh_runs import FreshRuns, Learnt
+from ostinato.infra.sandbox.fresh_runs import CollectionCache, FreshRuns
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.protocol import (
     Frame,
@@ -33,38 +33,38 @@ class TestProbe(Record):
 
     outcome: TestOutcome
     seconds: float
-    idle_seconds: float  # of these, how long it slept or waited for others
-    # of Python and built-in functions, the runner's own included; 0 when not profiled
+    idle_seconds: float  # part of `seconds` in which it slept or waited for other processes
+    # calls of Python and built-in functions, including the runner's own; 0 when not profiled
     num_calls: int
-    # (path, first line, qualified name) of functions of the repository
+    # path, first line and qualified name of the repository's functions that it called
     called: frozenset[tuple[str, int, str]]
 
 
-_LONGER = 3.0  # than the CPU time that one test has at first
+_RETRY_CPU_FACTOR = 3.0  # CPU time per test in the second run, relative to the first
 
 
 class VerdictCache:
-    """Least recently used reports by repository, changed files and tests. In memory."""
+    """In-memory LRU cache of reports by repository, changed files and tests."""
 
     def __init__(self, capacity: int = 20_000) -> None:
         self._capacity = capacity
         self._reports: OrderedDict[ReportKey, TestReport] = OrderedDict()
 
     def get(self, key: ReportKey) -> TestReport | None:
-        """A report made before for the same content."""
+        """The cached report of a key. None: there is none."""
         if key in self._reports:
             self._reports.move_to_end(key)
         return self._reports.get(key)
 
     def put(self, key: ReportKey, report: TestReport) -> None:
-        """Keep a report. The least recently used one goes when there are too many."""
+        """Stores a report. Over the capacity, the least recently used one is dropped."""
         self._reports[key] = report
         if len(self._reports) > self._capacity:
             self._reports.popitem(last=False)
 
 
 class TestServer:
-    """Verdict boxes of one repository. Belongs to one event loop."""
+    """Test runs of one repository in boxes. Belongs to one event loop."""
 
     __test__ = False
 
@@ -83,19 +83,19 @@ class TestServer:
         self.cache = cache or VerdictCache()
         self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
 
-        def boxes(*, hides_tests: bool) -> FreshRuns:
-            given = {"hides_tests": hides_tests, "hash_seed": hash_seed}
-            return FreshRuns(repository, self._limits, parallel_runs, **given)
+        def make_runs(*, hides_tests: bool) -> FreshRuns:
+            options = {"hides_tests": hides_tests, "hash_seed": hash_seed}
+            return FreshRuns(repository, self._limits, parallel_runs, **options)
 
-        # its runs bring all tests anyway, and a test may read a file that looks like one
-        self._fresh = boxes(hides_tests=False)
-        # boxes of their own: their disk holds no test that an agent must not see
-        self._visible = boxes(hides_tests=True)
+        # These runs are sent all tests anyway, and a test may read a file that looks like a test.
+        self._fresh = make_runs(hides_tests=False)
+        # The disk of these boxes holds no test that an agent must not see.
+        self._visible = make_runs(hides_tests=True)
         self._running: dict[ReportKey, asyncio.Task[TestReport]] = {}
         self._collecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Collects the tests of the pristine repository. The first run does it where nobody did."""
+        """Collects the tests of the pristine repository, once. The first run calls it if nobody has."""
         if self._collecting is None or self._has_failed(self._collecting):
             self._collecting = asyncio.create_task(self._collect())
         await asyncio.shield(self._collecting)
@@ -107,16 +107,16 @@ class TestServer:
     async def _collect(self) -> None:
         files, paths = self.repository.files, list(self.repository.test_paths)
         reply = await self._fresh.run(files, (), self._limits.start_seconds, collect=paths)
-        said = reply["collected"] or {"tests": [], "errors": [f"the run ended: {reply['route']}"]}
-        if not said["tests"]:
+        answer = reply["collected"] or {"tests": [], "errors": [f"the run ended: {reply['route']}"]}
+        if not answer["tests"]:
             raise ProblemError(
                 f"repository {self.repository.name}: pytest collected no test below "
-                f"{self.repository.test_paths}; {said['errors'][:2]}"
+                f"{self.repository.test_paths}; {answer['errors'][:2]}"
             )
-        self.tests, self.collection_errors = tuple(said["tests"]), tuple(said["errors"])
-        codes = {path: bytes.fromhex(code) for path, code in said["codes"].items()}
-        learnt = Learnt(said["modules"], codes, said["test_places"])
-        self._fresh.learnt = self._visible.learnt = learnt
+        self.tests, self.collection_errors = tuple(answer["tests"]), tuple(answer["errors"])
+        codes = {path: bytes.fromhex(code) for path, code in answer["codes"].items()}
+        collected = CollectionCache(answer["modules"], codes, answer["test_places"])
+        self._fresh.collected = self._visible.collected = collected
 
     async def run(
         self,
@@ -124,10 +124,10 @@ class TestServer:
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
     ) -> TestReport:
-        """Run tests on the pristine repository with `files` laid over it (None: removed).
+        """Runs tests on the pristine repository with `files` written over it (None: removed).
 
-        `time_limit_seconds` is wall time of the run; CPU time is limited per test, and a run with a test beyond it
-        is done again with three times as much. SandboxLost only when the box died twice.
+        `time_limit_seconds` is wall time of the whole run. CPU time is limited per test; a run with a test over that
+        limit is repeated with three times as much. Raises SandboxLost only when the box died twice.
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
@@ -140,14 +140,13 @@ class TestServer:
     async def _share(
         self, key: ReportKey, ask: Callable[[], Awaitable[dict[str, Any]]]
     ) -> TestReport:
-        """The report under a key, asked for once."""
+        """The report of a key, from the cache, from a run in progress or from a new run."""
         cached = self.cache.get(key)
         if cached is not None:
             return cached
         running = self._running.get(key)
         if running is None:
-            # A task of its own: attempts that make the same edit share it, and one that is cancelled
-            # does not take it from the others.
+            # Attempts with the same edit share one task, so a cancelled attempt must not cancel it.
             running = asyncio.create_task(self._ask(key, ask))
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key))
@@ -169,23 +168,24 @@ class TestServer:
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
     ) -> TestReport:
-        """As `run`, in a box that holds only product code with `files` laid over it, and `others`: tests
-        and other files as an agent sees them. What the run prints is no secret.
+        """Like `run`, in a box that holds only the product code with `files` over it and `others`: the tests
+        and further files that an agent sees. The output of the run may therefore be shown to the agent.
         """
         is_editable = self.repository.is_editable
-        kept = {path: text for path, text in self.repository.files.items() if is_editable(path)}
-        kept |= {path: text for path, text in others.items() if not is_editable(path)}
+        visible = {path: text for path, text in self.repository.files.items() if is_editable(path)}
+        visible |= {path: text for path, text in others.items() if not is_editable(path)}
         changed = self.repository.keep_editable(files)
-        seen = _lay_over(kept, changed)
-        if seen == _lay_over(self.repository.files, changed):  # nothing is hidden from this agent
+        seen = _apply_changes(visible, changed)
+        if seen == _apply_changes(self.repository.files, changed):  # the agent sees every file
             return await self.run(changed, test_ids, time_limit_seconds)
         key = ("visible", fingerprint_files(seen), tuple(test_ids))
 
         async def look() -> dict[str, Any]:
             await self.start()
             reply = await self._visible.run(seen, test_ids, time_limit_seconds)
-            # a test inherited from a hidden one is hidden with it
-            found = {test: said for test, said in reply["outcomes"].items() if said != "missing"}
+            # A test inherited from a hidden class is missing here, and is left out of the report.
+            outcomes = reply["outcomes"].items()
+            found = {test: outcome for test, outcome in outcomes if outcome != "missing"}
             return {**reply, "outcomes": found} if reply["finished"] and found else reply
 
         return await self._share(key, look)
@@ -196,7 +196,7 @@ class TestServer:
         test_ids: Sequence[str],
         time_limit_seconds: float = 10.0,
     ) -> TestReport:
-        """As `run` without the cache."""
+        """Like `run`, without the cache."""
         changed = self.repository.keep_editable(files)
         return _read_report(await self._judge(changed, test_ids, time_limit_seconds))
 
@@ -207,13 +207,13 @@ class TestServer:
         time_limit_seconds: float,
         **mode: bool,
     ) -> dict[str, Any]:
-        """Reply to a run on `changed` over the pristine repository."""
+        """The reply to a run on the pristine repository with `changed` over it."""
         await self.start()
-        whole = _lay_over(self.repository.files, changed)
+        whole = _apply_changes(self.repository.files, changed)
         reply = await self._fresh.run(whole, test_ids, time_limit_seconds, **mode)
         if reply["finished"] and "timeout" in reply["outcomes"].values():
-            # cores that share their units count up to twice the CPU time on a busy machine
-            seconds = _LONGER * self._limits.test_cpu_seconds
+            # On a busy machine, hyperthreads that share a core count up to twice the CPU time.
+            seconds = _RETRY_CPU_FACTOR * self._limits.test_cpu_seconds
             reply = await self._fresh.run(
                 whole, test_ids, time_limit_seconds, test_cpu_seconds=seconds, **mode
             )
@@ -240,21 +240,23 @@ class TestServer:
         }
 
     async def close(self) -> None:
-        """End the boxes."""
+        """Ends the boxes."""
         if self._collecting is not None:
             self._collecting.cancel()
         await self._fresh.close()
         await self._visible.close()
 
 
-def _lay_over(files: Mapping[str, bytes], changed: Mapping[str, bytes | None]) -> dict[str, bytes]:
+def _apply_changes(
+    files: Mapping[str, bytes], changed: Mapping[str, bytes | None]
+) -> dict[str, bytes]:
     merged = {**files, **changed}
     return {path: content for path, content in merged.items() if content is not None}
 
 
-def as_text(said: str) -> str:
+def as_text(text: str) -> str:
     """Text from code under test, with lone surrogates escaped."""
-    return said.encode(errors="backslashreplace").decode()
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _read_report(reply: dict[str, Any]) -> TestReport:
@@ -262,8 +264,8 @@ def _read_report(reply: dict[str, Any]) -> TestReport:
         failure = reply["failure"]
         if failure is not None:
             frames = [Frame(path=path, line_number=line) for path, line in failure["frames"]]
-            said = {name: as_text(failure[name]) for name in ("error_type", "message")}
-            failure = TestFailure(**{**failure, **said, "frames": tuple(frames)})
+            texts = {name: as_text(failure[name]) for name in ("error_type", "message")}
+            failure = TestFailure(**{**failure, **texts, "frames": tuple(frames)})
         return TestReport(
             outcomes=reply["outcomes"],
             first_failure=failure,
@@ -273,4 +275,6 @@ def _read_report(reply: dict[str, Any]) -> TestReport:
             cpu_seconds=reply["cpu_seconds"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SandboxError(f"a test run answered with no report: {error!r:.200}") from error
+        raise SandboxError(
+            f"the reply to a test run is not a valid report: {error!r:.200}"
+        ) from error

@@ -1,6 +1,6 @@
-"""Regular expressions over the files of a box, by the ripgrep that every box has.
+"""Regular expression search over the files of a box, with the ripgrep that every box has.
 
-All regular files are searched but those below caches and .git and those that contain NUL bytes; links
+It searches all regular files except those below caches and .git and those that contain NUL bytes. Links
 are not followed.
 """
 
@@ -14,17 +14,17 @@ _PROBED_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TextSearch:
-    """One text search."""
+    """Parameters of one text search."""
 
     pattern: str
     path: str = "."
-    glob: str = ""  # only files that match, as in .gitignore with {a,b}; empty: all
+    glob: str = ""  # .gitignore pattern, also with {a,b}, of files to search; empty: all
     ignores_case: bool = False
     counts_only: bool = False
 
 
 class TextMatch(NamedTuple):
-    """One matching line, or how many lines of a file match (then without text)."""
+    """One matching line, or a file with the number of its matching lines and no text."""
 
     path: str
     number: int
@@ -34,8 +34,8 @@ class TextMatch(NamedTuple):
 def search_command(search: TextSearch) -> str:
     """A shell command for the search. Exit code 0: found, 1: nothing, 2: error.
 
-    A NUL byte follows each path in the output. ripgrep searches a file that is named to it even when
-    that is binary, so the command looks for NUL bytes first.
+    A NUL byte follows each path in the output. ripgrep searches a file named on its command line even if
+    it is binary, so the command looks for NUL bytes first.
     """
     path = shlex.quote(search.path or ".")
     flags = "--no-config --no-ignore --hidden --encoding none --color never --no-heading"
@@ -54,14 +54,14 @@ def search_command(search: TextSearch) -> str:
 
 
 def read_matches(output: bytes) -> tuple[list[TextMatch], str]:
-    """Matches, and what else was said (errors, notes on files that are not text)."""
+    """Matches, and the other lines of the output (errors and notes on binary files)."""
     found: list[TextMatch] = []
-    said: list[str] = []
+    other: list[str] = []
     for line in output.decode(errors="replace").split("\n"):
         path, zero, rest = line.partition("\0")
         number, _, text = rest.partition(":")
         if zero and number.isdecimal():
             found.append(TextMatch(path.removeprefix("./"), int(number), text))
         elif line.strip():
-            said.append(line)
-    return found, "\n".join(said)
+            other.append(line)
+    return found, "\n".join(other)

@@ -1,7 +1,7 @@
 """Model families by name, and a model as the directory that transformers, vLLM and SGLang load.
 
 A package adds a family through the entry point group `ostinato.families`, which names a `Family`
-(models/families/family.py). Draft layers stay out of a directory: their form is ours.
+(models/families/family.py). Draft layers are not written, since only our own code knows their form.
 """
 
 import json
@@ -25,6 +25,7 @@ FAMILIES = PluginGroup(
     {
         "llama": "ostinato.models.families.dense:LLAMA",
         "mistral": "ostinato.models.families.dense:MISTRAL",
+        "phi3": "ostinato.models.families.dense:PHI3",
         "qwen2": "ostinato.models.families.dense:QWEN2",
         "qwen3": "ostinato.models.families.dense:QWEN3",
         "qwen3_moe": "ostinato.models.families.experts:QWEN3_MOE",
@@ -36,7 +37,7 @@ FAMILIES = PluginGroup(
 
 
 def family_of_spec(spec: ModelSpec) -> Family:
-    """The first family that can state a shape. ConfigError when none can."""
+    """The first family that can describe a shape. ConfigError when none can."""
     for name in FAMILIES.names:
         family: Family = FAMILIES.load(name)
         if family.config_of(spec) is not None:
@@ -58,7 +59,7 @@ def write_model_directory(
     """Writes weights and `config.json`, one tensor in memory at a time, and returns the family.
 
     `fetch` reads a canonical tensor. `extra_fields`: further fields of `config.json`; the family's own
-    win. With `stored_dtypes`, by canonical name, each tensor keeps its own and `dtype` is only declared.
+    win. `stored_dtypes`: dtypes by canonical name that tensors keep; `dtype` is then only declared.
     """
     family = family_of_spec(spec)
     directory.mkdir(parents=True, exist_ok=True)
@@ -80,5 +81,5 @@ def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def fetch_from(weights: Mapping[str, Tensor]) -> Fetch:
-    """Reads tensors that are in memory."""
+    """A `Fetch` that reads tensors in memory."""
     return weights.__getitem__

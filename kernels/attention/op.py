@@ -1,12 +1,12 @@
 """Causal grouped-query attention for training on a CPU.
 
-It holds no parameters and masks no padding.
+It masks no padding.
 
 At nano (head width 32, 256 tokens) torch's fused kernel takes 36 ms for forward and backward of one
-layer, most of it in many tiny products, and this one 16 ms. Queries that share a key head are one
-matrix; a block of queries meets only the keys up to its end; probabilities are kept for the
+layer, most of it in many tiny products, and this one 16 ms. Queries that share a key head form one
+matrix, and a block of queries reads only the keys up to its end. Probabilities are kept for the
 backward, so memory grows with the square of the row's length. Long rows, narrow dtypes and all rows
-on CUDA go to torch's kernel, which keeps none.
+on CUDA use torch's kernel, which keeps none.
 
 Shapes: C batch x key/value heads, R query heads per key/value head, T tokens, H width of a query or
 key head, V of a value head, Q queries of a block, S keys so far.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 QUERY_BLOCK_TOKENS = 128
-HEADS_A_PASS = 16
+HEADS_PER_PASS = 16
 LONGEST_KEPT_TOKENS = 1024  # 4 MB of probabilities per head
 
 
@@ -79,22 +79,22 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _blocks(heads: int, num_queries: int) -> list[tuple[slice, int, int]]:
-    """Pieces (heads, first query, query after the last) whose scores fit the cache."""
+    """Blocks (heads, first query, query after the last). The scores of a block fit the cache."""
     return [
-        (slice(first, first + HEADS_A_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_queries))
-        for first in range(0, heads, HEADS_A_PASS)
+        (slice(first, first + HEADS_PER_PASS), start, min(start + QUERY_BLOCK_TOKENS, num_queries))
+        for first in range(0, heads, HEADS_PER_PASS)
         for start in range(0, num_queries, QUERY_BLOCK_TOKENS)
     ]
 
 
 def causal_attention(query_CRTH: Tensor, key_CTH: Tensor, value_CTV: Tensor) -> Tensor:
-    """Attends each token to itself and those before it. Scores are scaled by H**-0.5. There may be
-    fewer queries than keys: they are then those of the last tokens.
+    """Attends each token to itself and all tokens before it. Scores are scaled by H**-0.5. If there
+    are fewer queries than keys, they belong to the last tokens.
     """
     num_queries, num_tokens = query_CRTH.shape[2], key_CTH.shape[1]
-    is_narrow = query_CRTH.dtype.itemsize < 4  # backward below adds in the operands' dtype
+    is_narrow = query_CRTH.dtype.itemsize < 4  # our backward sums in the operands' dtype
     if query_CRTH.is_cuda or is_narrow or num_tokens > LONGEST_KEPT_TOKENS:
-        # torch's kernel without the score matrix wants one width
+        # torch's kernel without the score matrix needs equal widths
         missing = query_CRTH.shape[-1] - value_CTV.shape[-1]
         shape = (-1, query_CRTH.shape[1], -1, -1)
         keys_CRTH, values_CRTH = (

@@ -1,13 +1,12 @@
 """One matrix product per expert, over rows laid out by expert.
 
-The contracts `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for
-plain and quantized operands, and their CPU paths. Rows behind the last expert's are not
-written.
+`grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for plain and
+quantized operands, and their CPU paths. Rows after the last expert's are not written.
 
-Quantized operands of 32-blocks are first turned into bf16, which is exact, and multiplied there:
-Hopper has no tensor-core path for them. 128-blocks go to the kernel that scales partial sums. A
-quantized product's operands must carry their scales along the contracted dimension; weight
-gradients contract rows, so `grouped_wgrad` takes the transposed copies in 128-blocks.
+Quantized operands in 32-blocks are converted to bf16, which is exact, before the product: Hopper
+has no tensor-core path for them. 128-blocks use the kernel that scales partial sums. The scales of
+quantized operands must run along the contracted dimension; weight gradients contract rows, so in
+128-blocks `grouped_wgrad` takes transposed copies.
 
 Shapes: P rows, E experts, N and K the width of a row after and before a weight.
 """
@@ -21,7 +20,7 @@ from ostinato.kernels.mxfp8.op import dequantize, dequantize_op, transpose
 from ostinato.kernels.operation import Operation
 
 WIDE_GROUP = 128
-# torch's grouped product wants rows that start at multiples of it
+# torch's grouped product needs rows that start at multiples of it
 ALIGNED_BYTES = 16
 
 
@@ -114,7 +113,7 @@ def grouped_wgrad(grads: Operand, rows: Operand, ends_E: Tensor) -> Tensor:
     """
     if isinstance(grads, MxTensor) and isinstance(rows, MxTensor):
         if grads.block != rows.block:
-            raise ValueError(f"blocks are {grads.block} and {rows.block}, wanted the same twice")
+            raise ValueError(f"blocks are {grads.block} and {rows.block}, wanted equal blocks")
         if grads.block == (1, WIDE_GROUP):
             return grouped_wgrad_mx128_op(
                 grads.values, grads.scales, rows.values, rows.scales, ends_E

@@ -1,9 +1,9 @@
 """Grouped products of plain operands in Triton: fprop, dgrad and wgrad.
 
-The kernels behind `grouped_mm_op` and `grouped_wgrad_op` and their registration for CUDA. Sums are
-fp32, results have the operands' dtype. fprop and dgrad are one kernel: bf16 tensor cores read
-either orientation of the weights. Operands of any dtype but bf16 are refused: tensor cores would
-round fp32 to 11 bits. MXFP8 in 32-blocks comes here after `dequantize`.
+CUDA paths of `grouped_mm_op` and `grouped_wgrad_op`. Sums are fp32, results have the operands'
+dtype. fprop and dgrad are one kernel: bf16 tensor cores read either orientation of the weights.
+Operands must be bf16: tensor cores would round fp32 to 11 bits. MXFP8 in 32-blocks is dequantized
+first.
 
 Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
 with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168).
@@ -55,7 +55,7 @@ def product_kernel(
     """out[p, n] = sum over c of rows[p, c] * weights[e, n, c]; TRANSPOSED: weights[e, c, n]."""
     tiles_n = tl.cdiv(width_n, BLOCK_N)
     total = count_tiles(ends_ptr, num_experts, tiles_n, BLOCK_M, EXPERTS)
-    # flattened: the next tile's first loads run beside this one's store
+    # flattened, so that the next tile's first loads overlap this tile's store
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=True):
         expert, row, end, tile_n = locate_tile(
             ends_ptr, tile, num_experts, tiles_n, BLOCK_M, EXPERTS
@@ -101,7 +101,7 @@ def gradient_kernel(
             a, b = grads_desc.load([row, n]), rows_desc.load([row, k])
             sums = tl.dot(a.T, b, sums)
         if whole < end:
-            # the last rows of the block are the next expert's: zeros in both, as NaN times 0 is NaN
+            # the block's last rows are the next expert's: zero in both, since NaN times 0 is NaN
             is_row = (tl.arange(0, BLOCK_P) < end - whole)[:, None]
             a = tl.where(is_row, grads_desc.load([whole, n]), 0.0)
             b = tl.where(is_row, rows_desc.load([whole, k]), 0.0)
@@ -113,8 +113,8 @@ def gradient_kernel(
 def _check_dtypes(left: Tensor, right: Tensor) -> None:
     if left.dtype != torch.bfloat16 or right.dtype != torch.bfloat16:
         raise ValueError(
-            f"operands are {left.dtype} and {right.dtype}, wanted torch.bfloat16 twice: "
-            "in fp32 the experts' products are kernels/moe/op.py"
+            f"operands are {left.dtype} and {right.dtype}, wanted torch.bfloat16 for both: "
+            "kernels/moe/op.py computes the experts' products in fp32"
         )
 
 

@@ -1,11 +1,11 @@
 """Points from which an interrupted training run continues, in Megatron's format `torch_dist`.
 
-Each rank writes the parts that it holds, while the next steps run, and reads back those that its
-layout wants: no rank holds a whole tensor. A point is a directory that gets its name when all parts
-are written. The directory must be one that all ranks see.
+Each rank writes its own parts while the next steps run, and reads back the parts that its layout
+needs, so no rank holds a whole tensor. A point is a directory that gets its final name once all
+parts are written. All ranks must see the directory.
 
-    resume-NAME/   __RANK_0.distcp, .metadata   parts, and where each lies
-                   common.pt                    what all ranks share
+    resume-NAME/   __RANK_0.distcp, .metadata   parts, and their locations
+                   common.pt                    state that all ranks share
                    metadata.json                the format, for Megatron
 """
 
@@ -43,7 +43,7 @@ FAILED_RUN_SECONDS = 30.0
 
 
 class ResumePoints:
-    """The newest point of a run, and the one that is being written. All ranks call it together."""
+    """Newest resume point of a run and the one being written. All ranks call it together."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,8 +56,8 @@ class ResumePoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Waits for the point that is being written. After a failure at most `FAILED_RUN_SECONDS`,
-        since other ranks may never finish theirs.
+        """Waits for the point that is being written. After a failure it waits at most
+        `FAILED_RUN_SECONDS`, since other ranks may never finish their parts.
         """
         if kind is None:
             self.finish()
@@ -65,10 +65,10 @@ class ResumePoints:
             self._writer.join(FAILED_RUN_SECONDS)
 
     def save(self, name: str, parts: Iterable[ShardedTensor], common: dict[str, Any]) -> None:
-        """Copies the parts to the CPU and begins to write them once the last point is written."""
+        """Waits for the last point, copies the parts to the CPU and begins to write them."""
         self.finish()
         mine: list[Any] = list(parts)  # Megatron's types name neither lists nor whole parts
-        if not self._is_checked:  # that the ranks' parts make each tensor exactly once
+        if not self._is_checked:  # the parts of all ranks must cover each tensor exactly once
             validate_sharding_integrity(determine_global_metadata({"parts": mine})[1])
             self._is_checked = True
         staged = {
@@ -81,7 +81,7 @@ class ResumePoints:
         self._writer.start()
 
     def finish(self) -> None:
-        """Waits for the point that is being written. Raises what kept it from being written."""
+        """Waits for the point that is being written. Raises its error if writing failed."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -113,12 +113,12 @@ class ResumePoints:
 
 
 def writing_group() -> Any:
-    """Process group of threads that write. None: there is one rank."""
+    """Process group of the writing threads. None for a single rank."""
     return None if dist.get_world_size() == 1 else dist.new_group(backend="gloo")
 
 
 def main_parts(parts: Iterable[Any]) -> dict[str, list[Any]]:
-    """Of the parts those that this rank writes, by name."""
+    """Parts that this rank writes, by name."""
     found: dict[str, list[Any]] = {}
     for part in parts:
         if is_main_replica(part.replica_id):
@@ -130,11 +130,13 @@ def main_parts(parts: Iterable[Any]) -> dict[str, list[Any]]:
 def write_parts(
     final: Path, parts: dict[str, list[Any]], common: dict[str, Any], group: Any
 ) -> None:
-    """Writes each rank's parts, and once what they share, into a folder that appears whole. All ranks call it together."""
+    """Writes each rank's parts, and the shared state once, into a folder that appears when
+    complete. All ranks call it together.
+    """
     temporary = final.with_name(f".{final.name}")
     is_first = dist.get_rank() == 0
     try:
-        with naming_full_disk(final):  # before what was written is gone
+        with naming_full_disk(final):  # measures free space before the partial folder is deleted
             _prepare(temporary, common if is_first else None, group)
             _write_shards(temporary, parts, group)
             if is_first:
@@ -156,11 +158,11 @@ def _write_shards(folder: Path, parts: dict[str, list[Any]], group: Any) -> None
         )
     except CheckpointException as error:  # torch derives it from BaseException
         causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
-        raise RuntimeError(f"parts were not written, by rank: {causes}") from None
+        raise RuntimeError(f"parts were not written, causes by rank: {causes}") from None
 
 
 def _prepare(folder: Path, common: dict[str, Any] | None, group: Any) -> None:
-    """Rank 0 makes the folder. The others, whose writers would make it too, wait for that."""
+    """Makes the folder on rank 0. The other ranks wait, since their writers would make it too."""
     is_ready = torch.ones(1)
     failure: Exception | None = None
     if common is not None:
@@ -169,25 +171,25 @@ def _prepare(folder: Path, common: dict[str, Any] | None, group: Any) -> None:
             make_parents(folder)
             folder.mkdir()
             torch.save(common, folder / COMMON_STATE_FNAME)
-        except Exception as error:  # noqa: BLE001  # raised below, when the others know
+        except Exception as error:  # noqa: BLE001  # raised below, once the other ranks know
             failure, is_ready = error, torch.zeros(1)
     if group is not None:
         dist.broadcast(is_ready, src=0, group=group)
     if failure is not None:
         raise failure
     if not is_ready:
-        raise RuntimeError(f"rank 0 could not make {folder}; its log says why")
+        raise RuntimeError(f"rank 0 could not make {folder}; see its log for the cause")
 
 
 @torch.no_grad()
 def load_parts(point: Path, parts: Iterable[ShardedTensor]) -> None:
-    """Fills the parts' tensors. All ranks call it together."""
+    """Fills the parts' tensors from a point. All ranks call it together."""
     wanted: dict[str, Any] = {str(number): part for number, part in enumerate(parts)}
     targets = {number: part.data.detach() for number, part in wanted.items()}
     try:
         loaded: Any = dist_checkpointing.load(wanted, str(point))
     except CheckpointException as error:  # torch derives it from BaseException
         causes = {rank: str(cause[0]) for rank, cause in error.failures.items()}
-        raise ValueError(f"{point} holds other parts, by rank: {causes}") from None
+        raise ValueError(f"{point} lacks the wanted parts, causes by rank: {causes}") from None
     for number, target in targets.items():
         target.copy_(loaded[number])

@@ -1,7 +1,7 @@
 """Safetensors files read and written one tensor at a time.
 
-A file is an 8-byte length, a JSON header and the tensors' bytes in the order of the header, so a
-writer that knows all shapes needs no tensor in memory but the one it writes.
+A file is an 8-byte length, a JSON header and the tensors' bytes in the order of the header. A
+writer that knows all shapes therefore holds only one tensor in memory.
 """
 
 import json
@@ -27,7 +27,7 @@ class TensorHeader(NamedTuple):
 
 
 class TensorFiles:
-    """Tensors of one or several safetensors files by name, read when they are asked for."""
+    """Tensors of one or several safetensors files by name, read on demand."""
 
     def __init__(self, headers: Mapping[str, TensorHeader]) -> None:
         self.headers = dict(headers)
@@ -37,8 +37,8 @@ class TensorFiles:
     def of(
         cls, paths: Iterable[Path], further: Mapping[str, torch.dtype] | None = None
     ) -> "TensorFiles":
-        """Every tensor of the files. ValueError names a file that cannot be read or repeats a tensor.
-        `further`: dtypes to read that we do not write, by their names in such files.
+        """All tensors of the files. Raises ValueError for a file that cannot be read or repeats a
+        tensor. `further`: dtypes that are read but never written, by their safetensors names.
         """
         headers: dict[str, TensorHeader] = {}
         dtypes = {**_DTYPES, **(further or {})}
@@ -55,8 +55,8 @@ class TensorFiles:
                             )
                         if name in headers:
                             raise ValueError(
-                                f"{path}: tensor {name} stands in {headers[name].path} too, wanted "
-                                "it in one file; remove what is not part of the model"
+                                f"{path}: tensor {name} is in {headers[name].path} too, wanted "
+                                "it in one file; remove files that are not part of the model"
                             )
                         headers[name] = TensorHeader(tuple(part.get_shape()), dtype, path)
             except (SafetensorError, OSError) as error:
@@ -66,7 +66,7 @@ class TensorFiles:
         return cls(headers)
 
     def fetch(self, name: str) -> Tensor:
-        """One tensor. KeyError when there is none of that name."""
+        """Reads one tensor. Raises KeyError for an unknown name."""
         path = self.headers[name].path
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
@@ -78,7 +78,7 @@ def write_tensors(
     layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     tensors: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Writes tensors in the order of `layout`, which says shape and dtype of each."""
+    """Writes tensors in the order of `layout`, which holds the shape and dtype of each."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (shape, dtype) in layout.items():
@@ -96,7 +96,7 @@ def write_tensors(
         for (wanted, (shape, dtype)), (name, tensor) in zip(layout.items(), tensors, strict=True):
             if name != wanted or tuple(tensor.shape) != shape:
                 raise ValueError(
-                    f"tensor {name} {tuple(tensor.shape)} comes where {wanted} {shape} is wanted"
+                    f"tensor is {name} {tuple(tensor.shape)}, wanted {wanted} {shape} here"
                 )
             flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
             flat.view(torch.uint8).numpy().tofile(stream)

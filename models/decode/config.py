@@ -1,4 +1,4 @@
-"""Settings of a decode engine: how tokens are computed (from the recipe), and what one engine holds.
+"""Settings of a decode engine: how it computes tokens (from the recipe), and its capacity.
 
 Imports without torch, so that flows can read recipes.
 """
@@ -15,7 +15,7 @@ class CachePolicy(StrEnum):
     """Effect of a weight swap on keys and values made by older weights."""
 
     KEEP = "keep"  # stay in use: training, where each token carries its version
-    EXACT = "exact"  # never used: idle sessions are dropped, running requests are computed again
+    EXACT = "exact"  # never used: idle sessions are dropped, running requests recomputed
 
 
 class Precision(StrEnum):
@@ -33,25 +33,26 @@ class DecodingConfig(Record):
     start; vllm: vLLM (extra `vllm`), without drafts; or a name of the entry point group
     ostinato.engines; native is read as local"""
     precision: Precision = Precision.FP32
-    """number format of stored matrices; bf16 takes half the memory. Our engine computes and caches in fp32 either
-    way, vLLM in what this says"""
+    """number format of stored matrices; bf16 takes half the memory. Our engine always computes and
+    caches in fp32, vLLM in this format"""
     gpus_per_replica: NonNegativeInt = 0
-    """GPUs that are reserved for each engine of rollouts, over which vLLM splits the model; 0:
-    none"""
+    """GPUs reserved for each rollout engine; vLLM splits the model over them; 0: none"""
     draft_layers: NonNegativeInt = 0
     """draft (multi-token prediction) layers of speculative decoding, at most those of the model;
-    used where measured to pay, and no sample changes; 0: none"""
+    used only when measured to be faster; samples do not change; 0: none"""
     lookup_tokens: NonNegativeInt = 0
-    """draft tokens per step, at most, copied from what followed the same tokens before, in the
-    context or in earlier answers; where it pays, and no sample changes; 0: none"""
+    """maximum draft tokens per step copied from text that followed the same tokens before, in the
+    context or in earlier answers; used only when measured to be faster; samples do not change; 0:
+    none"""
     lookup_entries: NonNegativeInt = 65_536
-    """places of earlier answers remembered for that, a power of two (64 bytes each); 0: none. The
-    gateway always takes 0: an answer's speed must not tell a user what others were told"""
+    """entries of earlier answers that the lookup remembers, a power of two (64 bytes each); 0:
+    none. The gateway always uses 0, since the speed of an answer would reveal answers to other
+    users"""
 
     @field_validator("engine", mode="before")
     @classmethod
     def _read_native(cls, engine: object) -> object:
-        """Our engine's other name. One spelling is kept, so that both make the same fingerprint."""
+        """Reads `native` as `local`, so that both spellings have the same fingerprint."""
         return "local" if engine == "native" else engine
 
     @model_validator(mode="after")
@@ -62,7 +63,7 @@ class DecodingConfig(Record):
             )
         if self.engine == "local" and self.gpus_per_replica:
             raise ValueError(
-                f"gpus_per_replica is {self.gpus_per_replica} with engine 'local', wanted 0: it computes on processors"
+                f"gpus_per_replica is {self.gpus_per_replica} with engine 'local', wanted 0: it computes on CPUs"
             )
         return self
 
@@ -70,9 +71,9 @@ class DecodingConfig(Record):
 class EngineConfig(DecodingConfig):
     """Settings of one engine."""
 
-    slots: int = 64  # sessions whose KV cache fits; also the largest decode batch
+    slots: int = 64  # sessions with a KV cache; also the largest decode batch
     max_context_tokens: int = 0  # 0: the model's max_sequence_tokens
-    prefill_tokens_per_step: int = 384  # fed beside each decode step: decoding never starves
+    prefill_tokens_per_step: int = 384  # a bound, so that prompts never starve decoding
     cache_policy: CachePolicy = CachePolicy.KEEP
     share_prefixes: bool = True  # copy the KV cache of a session that starts with the same tokens
     speculation_max_batch: int = 8  # decoding slots above which drafting is not tried
@@ -80,5 +81,5 @@ class EngineConfig(DecodingConfig):
 
 
 def configure_engine(decoding: DecodingConfig, **fields: object) -> EngineConfig:
-    """An engine's settings from a recipe's. `fields`: further ones of EngineConfig, or overrides."""
+    """Settings of an engine from a recipe's. `fields` adds or overrides fields of EngineConfig."""
     return EngineConfig.model_validate(decoding.model_dump() | fields)

@@ -1,9 +1,8 @@
-"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out. It runs
-in the caller's thread and never blocks.
+"""The decode engine: requests in, sampled tokens with log-probs, versions and routes out.
 
-`DecodeEngine`: admission to slots, continuous batching with chunked prefill, reuse of a session's
-cache over turns, in-flight weight swaps, finishing. The caller drives it with `step()`; threads,
-Ray and asyncio are above (infra/serving/engine).
+It admits requests to slots, batches them continuously with chunked prefill, reuses a session's
+cache over turns and swaps weights in flight. It runs in the caller's thread, which drives it with
+`step()`, and never blocks; threads, Ray and asyncio are above (infra/serving/engine).
 
 Shapes: S slots, B decoding slots, R sampled rows, m rows per decoding slot, N rows, C positions, L
 layers, K experts per token.
@@ -55,14 +54,14 @@ class DecodeEngine:
         self.statistics = EngineStatistics()
         self.max_context_tokens = config.max_context_tokens or spec.max_sequence_tokens
         depth = min(config.draft_layers, spec.mtp_depth)
-        drafts = depth + config.lookup_tokens  # copies may stand behind those of draft layers
+        drafts = depth + config.lookup_tokens  # lookup drafts may follow those of draft layers
         positions = whole_vectors(self.max_context_tokens + drafts)
         self._clock = clock
         self._slots = SlotTable(config.slots, positions, spec.vocab_size)
         self._queue = RequestQueue()
         self._running: dict[int, RunningRequest] = {}
-        self._telling = 0  # running requests that want likeliest tokens reported
-        self._settled_slots_B: np.ndarray | None = None  # those that decode while all do
+        self._logprob_requests = 0  # running requests with top_logprobs
+        self._decoding_slots_B: np.ndarray | None = None  # kept while all running requests decode
         self._drafts_with_layers = depth > 0
         self._cache = SlotCache(spec, config.slots, positions)
         rows = config.slots * (drafts + 1) + config.prefill_tokens_per_step
@@ -70,7 +69,6 @@ class DecodeEngine:
         self._passes = DecodePasses(self._slots, self._cache, native, config.cache_policy)
         self._weights = weights
         self._speculator = Speculator(native, depth, config) if drafts else None
-        self._is_speculating = True
 
     @property
     def version(self) -> int:
@@ -83,7 +81,7 @@ class DecodeEngine:
         return bool(self._running or self._queue)
 
     def load(self) -> dict[str, float]:
-        """Requests held, and the tokens still to feed or sample for them at most."""
+        """Numbers of requests, and the most tokens that are still to be fed or sampled for them."""
         slots, running = self._slots, self._slots.running()
         tokens = int((slots.limit_S[running] - slots.cached_S[running]).sum()) + self._queue.tokens
         return {
@@ -93,11 +91,11 @@ class DecodeEngine:
         }
 
     def draft_acceptance(self) -> list[float]:
-        """Share of draft tokens accepted, per depth. Empty when the engine never drafts."""
+        """Share of draft tokens accepted per depth. Empty when the engine never drafts."""
         return [] if self._speculator is None else self._speculator.policy.acceptance()
 
     def submit(self, request: GenerateRequest) -> None:
-        """Takes a request. ValueError names what is wrong with it."""
+        """Queues a request. Raises ValueError for a bad field."""
         check_request(request, self.spec.vocab_size)
         self._queue.push(request)
 
@@ -112,7 +110,7 @@ class DecodeEngine:
         return ()
 
     def cancel(self, request_id: str) -> Generation | None:
-        """Ends a request now and returns what it has. None when it is not held."""
+        """Ends a request now and returns its tokens so far. None for an unknown request."""
         waiting = self._queue.remove(request_id)
         if waiting is not None:
             return _empty_generation(self.spec, waiting, StopReason.CANCELLED)
@@ -122,22 +120,18 @@ class DecodeEngine:
         return None
 
     def end_session(self, session_id: str) -> None:
-        """Lets the cache of a finished conversation go."""
+        """Frees the cache of a finished conversation."""
         self._slots.forget_session(session_id)
 
     def swap_weights(self, weights: DecodeWeights) -> None:
-        """The next token is made by these weights. Running requests go on."""
+        """Makes these weights compute the next token. Running requests go on."""
         self._weights = weights
         if self.config.cache_policy is CachePolicy.EXACT:
             self._slots.drop_idle()
             running = self._slots.running()
             self._slots.cached_S[running] = 0
-            self._settled_slots_B = None
+            self._decoding_slots_B = None
             self._slots.oldest_version_S[running] = weights.version
-
-    def switch_speculation(self, *, on: bool) -> None:
-        """Off: drafts nothing and learns nothing from answers until switched on again."""
-        self._is_speculating = on
 
     def step(self) -> list[Generation]:
         """Admits what fits, runs one forward pass, returns the requests that ended."""
@@ -154,8 +148,8 @@ class DecodeEngine:
             width = 1 if drafted is None else drafted.width
             sampled = self._passes.decode(self._weights, decode_slots_B, width)
         taken = self._take(sampled, drafted)
-        if self._telling:
-            _note_likeliest(self._slots, self._running, sampled, taken)
+        if self._logprob_requests:
+            _record_likeliest(self._slots, self._running, sampled, taken)
         statistics = self.statistics
         for span in spans:
             self._slots.cached_S[span.slot] = span.end
@@ -193,7 +187,7 @@ class DecodeEngine:
                 share_prefixes=self.config.share_prefixes,
             )
             if place is None:
-                continue  # another slot is about to have this prefix
+                continue  # wait: another slot will soon hold this prefix
             self._queue.discard(request)
             self._start(*place, prompt_T, request)
         return finished
@@ -205,15 +199,15 @@ class DecodeEngine:
         self._slots.take(slot, request.session_id)
         self._slots.start(slot, request, prompt_T, reused, self.max_context_tokens)
         self._running[slot] = RunningRequest(request, self._clock(), len(prompt_T))
-        self._telling += request.top_logprobs > 0
-        self._settled_slots_B = None
+        self._logprob_requests += request.top_logprobs > 0
+        self._decoding_slots_B = None
 
     # --- one pass
 
     def _select_rows(self) -> tuple[np.ndarray, list[PrefillSpan]]:
         """Slots that decode, and prompt spans within the step's budget, oldest request first."""
-        if self._settled_slots_B is not None:
-            return self._settled_slots_B, []
+        if self._decoding_slots_B is not None:
+            return self._decoding_slots_B, []
         slots = self._slots
         running = slots.running()
         is_fed = slots.context_S[running] - slots.cached_S[running] == 1
@@ -221,7 +215,7 @@ class DecodeEngine:
             is_fed &= slots.context_S[running] > slots.prompt_S[running]
         decode_slots_B, waiting = running[is_fed], running[~is_fed].tolist()
         if not waiting:
-            self._settled_slots_B = decode_slots_B
+            self._decoding_slots_B = decode_slots_B
             return decode_slots_B, []
         waiting.sort(key=lambda slot: self._running[slot].started_at)
         spans, fed, budget = [], 0, self.config.prefill_tokens_per_step
@@ -234,8 +228,8 @@ class DecodeEngine:
         return decode_slots_B, spans
 
     def _draft(self, decode_slots_B: np.ndarray) -> Drafted | None:
-        """Writes draft tokens behind the contexts. None for a plain step not to be measured."""
-        if self._speculator is None or not self._is_speculating:
+        """Writes draft tokens after the contexts. None for a plain step that need not be measured."""
+        if self._speculator is None:
             return None
         drafted = self._speculator.propose(self._weights, self._slots, decode_slots_B)
         if drafted is not None:
@@ -243,7 +237,7 @@ class DecodeEngine:
         return drafted
 
     def _take(self, sampled: Sampled, drafted: Drafted | None) -> AcceptedSamples:
-        """Adds to each slot the drafts that equal what was sampled, and the sample after them."""
+        """Adds to each slot the drafts that equal the samples, and the sample after them."""
         slots_B = sampled.slots
         width = 1 if drafted is None else drafted.width
         taken = self._slots.take_samples(
@@ -276,9 +270,9 @@ class DecodeEngine:
 
     def _finish(self, slot: int, reason: StopReason) -> Generation:
         slots, running = self._slots, self._running.pop(slot)
-        self._telling -= running.request.top_logprobs > 0
-        self._settled_slots_B = None
-        if self._speculator is not None and self._is_speculating:
+        self._logprob_requests -= running.request.top_logprobs > 0
+        self._decoding_slots_B = None
+        if self._speculator is not None:
             context_T = slots.tokens_SC[slot, : slots.context_S[slot]]
             self._speculator.learn(context_T, running.prompt_tokens)
         generation = _take_generation(slots, self._cache, slot, running, reason)
@@ -295,19 +289,19 @@ def _find_place(
     *,
     share_prefixes: bool,
 ) -> tuple[int, int] | None:
-    """(slot, prompt tokens already cached there). None to wait for a prefix under way."""
+    """(slot, prompt tokens cached there). None: wait for a prefix that another slot is feeding."""
     slot = slots.session_slot(session_id)
     reused = slots.shared_prefix(slot, prompt_T) if slot is not None else 0
     if reused == 0:
-        donor = usable = 0
+        source = usable = 0
         if share_prefixes:
-            donor, usable, promised = slots.find_prefix_slot(prompt_T, version)
+            source, usable, promised = slots.find_prefix_slot(prompt_T, version)
             if promised - usable >= _WORTH_WAITING_TOKENS:
                 return None
         slot = slot if slot is not None else slots.vacant_slot()
         assert slot is not None, "a slot is vacant while fewer requests run than there are slots"
-        if usable > 0 and donor != slot:
-            cache.copy_prefix(donor, slot, usable)
+        if usable > 0 and source != slot:
+            cache.copy_prefix(source, slot, usable)
         reused = usable
         slots.oldest_version_S[slot] = version
         slots.reported_S[slot] = 0
@@ -316,7 +310,7 @@ def _find_place(
 
 
 def _stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopReason:
-    """The reason behind an end that the slot table reports."""
+    """Stop reason of a request from the state that the slot table reports."""
     if end == compiled_slots.STOP_TOKEN:
         return StopReason.STOP_TOKEN
     if end == compiled_slots.STOP_SEQUENCE:
@@ -325,10 +319,10 @@ def _stop_reason(end: int, made_tokens: int, request: GenerateRequest) -> StopRe
     return StopReason.CONTEXT if is_full else StopReason.LENGTH
 
 
-def _note_likeliest(
+def _record_likeliest(
     slots: SlotTable, running: dict[int, RunningRequest], sampled: Sampled, taken: AcceptedSamples
 ) -> None:
-    """Notes the likeliest tokens beside those that a pass sampled, for the requests that want them."""
+    """Records the likeliest tokens at each sampled position, for requests with `top_logprobs`."""
     width = len(sampled.tokens_R) // max(1, len(sampled.slots))
     for index, slot in enumerate(sampled.slots.tolist()):
         wanted, gained = running[slot].request.top_logprobs, int(taken.gained_B[index])
@@ -349,7 +343,7 @@ def _note_likeliest(
 def _take_generation(
     slots: SlotTable, cache: SlotCache, slot: int, running: RunningRequest, reason: StopReason
 ) -> Generation:
-    """The answer in a slot. Routes are those not yet reported for the session."""
+    """The answer in a slot. It holds the routes that were not yet reported for the session."""
     request, prompt, end = running.request, running.prompt_tokens, int(slots.context_S[slot])
     offset, routed = int(slots.reported_S[slot]), int(slots.routed_S[slot])
     routes = cache.copy_routes(slot, offset, routed)

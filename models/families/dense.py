@@ -1,4 +1,4 @@
-"""Families without experts: llama (SmolLM2 and Llama 3 are of it), mistral, qwen2, qwen3."""
+"""Families without experts: llama (with SmolLM2 and Llama 3), mistral, phi3, qwen2, qwen3."""
 
 from typing import Any
 
@@ -9,9 +9,14 @@ from ostinato.models.spec import ModelSpec
 
 
 def _read(
-    fields: ConfigFields, *, qk_norm: bool, qkv_bias: bool, head_dim: int | None = None
+    fields: ConfigFields,
+    *,
+    qk_norm: bool,
+    qkv_bias: bool,
+    head_dim: int | None = None,
+    norm_epsilon: float = 1e-6,
 ) -> ModelSpec:
-    shared = read_shared(fields, head_dim=head_dim)
+    shared = read_shared(fields, head_dim=head_dim, norm_epsilon=norm_epsilon)
     return ModelSpec(
         **shared,
         num_dense_layers=shared["num_layers"],
@@ -39,12 +44,47 @@ def _write_llama(spec: ModelSpec) -> dict[str, Any] | None:
 
 
 def _read_mistral(fields: ConfigFields) -> ModelSpec:
-    """llama's network, which `family_of_spec` writes it as. A file that names no window means one of 4096."""
-    if not fields.is_null("sliding_window"):
-        window = fields.take("sliding_window", 4096)
-        raise ValueError(f"config.json: sliding_window = {window}, wanted null: full attention")
-    fields.count("num_key_value_heads")  # where it is absent transformers takes 8, not all heads
-    return _read(fields, qk_norm=False, qkv_bias=False)
+    """Reads llama's network; `family_of_spec` writes it as llama. A file without a window means 4096."""
+    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    fields.count("num_key_value_heads")  # required: without it transformers uses 8, not all heads
+    return _within_window(_read(fields, qk_norm=False, qkv_bias=False), window)
+
+
+def _read_phi3(fields: ConfigFields) -> ModelSpec:
+    """Reads llama's network from files with fused matrices."""
+    fields.expect("attention_bias", False, False)
+    fields.take("auto_map", None)  # code that transformers has
+    fields.take("original_max_position_embeddings", None)  # for longrope, which `rope` refuses
+    for name in ("embd_pdrop", "resid_pdrop"):
+        fields.expect(name, 0, 0)
+    has_window = fields.take("sliding_window", None) is not None
+    window = fields.count("sliding_window") if has_window else None
+    return _within_window(_read(fields, qk_norm=False, qkv_bias=False, norm_epsilon=1e-5), window)
+
+
+def _within_window(spec: ModelSpec, window_tokens: int | None) -> ModelSpec:
+    """The shape with sequences cut to the sliding window, within which attention is full."""
+    longest = min(spec.max_sequence_tokens, window_tokens or spec.max_sequence_tokens)
+    return spec.model_copy(update={"max_sequence_tokens": longest})
+
+
+def _fused_phi3(spec: ModelSpec) -> dict[str, tuple[str, slice]]:
+    queries = spec.num_attention_heads * spec.head_dim
+    keys = queries + spec.num_query_groups * spec.head_dim
+    values = 2 * keys - queries
+    inner = spec.dense_hidden_size
+    rows = {
+        "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, queries)),
+        "self_attn.k_proj": ("self_attn.qkv_proj", slice(queries, keys)),
+        "self_attn.v_proj": ("self_attn.qkv_proj", slice(keys, values)),
+        "mlp.gate_proj": ("mlp.gate_up_proj", slice(0, inner)),
+        "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, 2 * inner)),
+    }
+    return {
+        f"model.layers.{layer}.{name}.weight": (f"model.layers.{layer}.{fused}.weight", part)
+        for layer in range(spec.num_layers)
+        for name, (fused, part) in rows.items()
+    }
 
 
 def _read_qwen2(fields: ConfigFields) -> ModelSpec:
@@ -72,13 +112,14 @@ def _write_qwen3(spec: ModelSpec) -> dict[str, Any] | None:
 
 def _expect_full_attention(fields: ConfigFields) -> None:
     fields.expect("use_sliding_window", False, False)
-    fields.take("sliding_window", None)  # means nothing without the switch
+    fields.take("sliding_window", None)  # has no effect without use_sliding_window
     kinds = fields.take("layer_types", [])
     if any(kind != "full_attention" for kind in kinds):
-        raise ValueError(f"config.json: layer_types = {kinds!r}, wanted full_attention alone")
+        raise ValueError(f"config.json: layer_types = {kinds!r}, wanted only full_attention")
 
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama)
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, lambda spec: None)
+PHI3 = Family("phi3", "Phi3ForCausalLM", _read_phi3, lambda spec: None, fused=_fused_phi3)
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2)
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3)

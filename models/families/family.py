@@ -1,7 +1,7 @@
-"""An architecture as others publish it, mapped to and from `ModelSpec` and canonical weights.
+"""Mapping of a published architecture to and from `ModelSpec` and canonical weights.
 
-Configurations are plain dictionaries (`config.json`), weights come and go one tensor at a time. It
-opens no file.
+Configurations are plain dictionaries (`config.json`). Weights pass one tensor at a time. This
+module opens no file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,13 +32,15 @@ class Family:
     read_config: Callable[[ConfigFields], ModelSpec]
     # The fields of config.json. None: the family cannot state this shape.
     write_config: Callable[[ModelSpec], dict[str, Any] | None]
-    # An equal shape in the family's own terms: what it adds is written as zeros, an output matrix
-    # as a copy of the embedding.
+    # An equivalent shape that the family can state: added weights are written as zeros, an added
+    # output matrix as a copy of the embedding.
     widen: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
     has_latent_attention: bool = False
+    # Matrices that the files hold as rows of another matrix: name -> that matrix's name, and rows.
+    fused: Callable[[ModelSpec], dict[str, tuple[str, slice]]] = lambda spec: {}
 
     def spec_of(self, config: Mapping[str, Any]) -> ModelSpec:
-        """The shape. ValueError names a field that is missing, unknown or not supported."""
+        """The shape. Raises ValueError for a missing, unknown or unsupported field."""
         fields = ConfigFields(config, self.model_type)
         spec = self.read_config(fields)
         fields.refuse_unread()
@@ -58,7 +60,7 @@ class Family:
         return _published_shapes(self.widen(without_drafts(spec)))
 
     def origins(self, spec: ModelSpec) -> dict[str, str]:
-        """The canonical weight that each of the weights of `write_weights` is taken from."""
+        """The canonical source of each weight of `write_weights`."""
         known, wide = weight_shapes(spec), self.widen(without_drafts(spec))
         return {
             published: EMBEDDING if name == HEAD and HEAD not in known else name
@@ -67,19 +69,34 @@ class Family:
         }
 
     def source_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that `read_weights` asks for."""
-        return _published_shapes(spec)
+        """Names and shapes of the weights that `read_weights` fetches."""
+        shapes, fused = _published_shapes(spec), self.fused(spec)
+        for name, (source, rows) in fused.items():
+            num_columns = shapes.pop(name)[1]
+            shapes[source] = (max(rows.stop, shapes.get(source, (0,))[0]), num_columns)
+        return shapes
+
+    def sources_of(self, spec: ModelSpec, name: str) -> list[str]:
+        """Names of the files' tensors from which a canonical one is read."""
+        fused = self.fused(spec)
+        return [fused.get(part, (part,))[0] for part, _ in parts_of(spec, name)]
 
     def read_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
-        """Canonical names and tensors, each made when it is asked for. `fetch` reads a published one."""
+        """Yields canonical names and tensors. `fetch` reads a published tensor."""
+        fused = self.fused(spec)
+
+        def read(name: str) -> Tensor:
+            source, rows = fused.get(name, (name, slice(None)))
+            return fetch(source)[rows]
+
         for name, shape in weight_shapes(spec).items():
             parts = parts_of(spec, name)
             if len(parts) == 1:
-                yield name, fetch(parts[0][0])
+                yield name, read(parts[0][0])
                 continue
             whole: Tensor | None = None
             for published, place in parts:
-                part = fetch(published)
+                part = read(published)
                 if whole is None:
                     whole = torch.empty(shape, dtype=part.dtype)
                 whole = whole.to(torch.promote_types(whole.dtype, part.dtype))
@@ -88,7 +105,7 @@ class Family:
             yield name, whole
 
     def write_weights(self, spec: ModelSpec, fetch: Fetch) -> Iterator[tuple[str, Tensor]]:
-        """Published names and tensors. `fetch` reads a canonical one."""
+        """Yields published names and tensors. `fetch` reads a canonical tensor."""
         known, wide = weight_shapes(spec), self.widen(without_drafts(spec))
         for name, shape in weight_shapes(wide).items():
             source = EMBEDDING if name == HEAD and HEAD not in known else name
@@ -106,14 +123,14 @@ def _published_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def without_drafts(spec: ModelSpec) -> ModelSpec:
-    """The trunk alone: the form of draft layers is ours."""
+    """The trunk's shape. No published family has draft layers of our form."""
     return spec.model_copy(update={"mtp_depth": 0, "mtp_hidden_size": 0})
 
 
 def parts_of(spec: ModelSpec, name: str) -> list[tuple[str, Place]]:
     """Published tensors that one canonical tensor consists of, each with its place in it.
 
-    Gate and up matrices of an MLP are published apart, and so is each expert.
+    Gate and up matrices of an MLP are published separately, and so is each expert.
     """
     for ending in DENSE_PARTS:
         if name.endswith(ending):

@@ -1,7 +1,7 @@
-"""Conversations of a published model: its own tokenizer and its own chat template.
+"""Conversations in the tokenizer and chat template of a published model.
 
-Tokens sampled are the tokens trained here too: a further message adds the template's difference
-behind the model's own tokens. A template that rewrites what came before is refused.
+The tokens sampled are the tokens trained: a further message appends the template's additional text
+after the model's own tokens. A template that rewrites history is refused.
 """
 
 import json
@@ -37,11 +37,11 @@ from ostinato.models.rendering.template_environment import render_template
 
 PUBLISHED = "published"
 TEMPLATE_FILE = "chat_template.jinja"
-# Begins a template that was not the model's own.
+# Prefix of a template that is not the model's own.
 CHOSEN = "{#- Ostinato gave this model the chat template"
 # Tokens that templates may name.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-# Stand in for contents when the template is asked for its form.
+# Placeholders of contents when a template's form is probed.
 ANSWER = "\u2402answer\u2403"
 _SPACE, _BYTE_PIECE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece
 THOUGHT = "\u2402thought\u2403"
@@ -69,8 +69,8 @@ class TemplateRenderer(Renderer):
         self.vocab_size = tokenizer.get_vocab_size()
         names = {name: token_text(settings.get(name)) for name in _NAMED_TOKENS}
         self._names = {name: text for name, text in names.items() if text}
-        self.is_chosen = template.startswith(CHOSEN)  # by us: the model has yet to learn it
-        self._template = template
+        self.is_chosen = template.startswith(CHOSEN)  # not the model's own: it has yet to learn it
+        self.template = template
         self.end_id = self._check_form()
         eos_id = tokenizer.token_to_id(names["eos_token"]) if names["eos_token"] else None
         self.end_of_text_id = self.end_id if eos_id is None else eos_id
@@ -81,7 +81,7 @@ class TemplateRenderer(Renderer):
 
     @classmethod
     def load(cls, path: Path) -> "TemplateRenderer":
-        """Reads an imported checkpoint. ValueError when it came without a template."""
+        """Reads an imported checkpoint. Raises ValueError if it has no template."""
         folder = path / PUBLISHED
         files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
         settings = tokenizer_settings(files)
@@ -102,11 +102,11 @@ class TemplateRenderer(Renderer):
         return path
 
     def encode_content(self, text: str, tags: Tags = "none") -> list[int]:
-        """Tokens of `text`, no control token among them. `tags` are nano's: here they are plain text."""
+        """Tokens of `text` without control tokens. nano's tags are plain text here, whatever `tags` is."""
         return self._texts.encode_content(text)
 
     def encode_answer(self, text: str) -> list[int]:
-        """Tokens of an answer as the model would sample it: tags that are tokens, no special ones."""
+        """Tokens of an answer as the model would sample it: tags as their tokens, no special tokens."""
         return [*self._texts.encode_answer(text), self.end_id]
 
     def is_control(self, token_id: int) -> bool:
@@ -116,21 +116,21 @@ class TemplateRenderer(Renderer):
     def start(
         self, user: str, system: str | None = None, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Opens a conversation: system message if any, user's message, the answer's header. `tools` are
-        stated by the template, where it states any.
+        """Tokens that open a conversation: system message if any, user's message, the answer's
+        header, and `tools` if the template states tools.
         """
         messages = [] if system is None else [{"role": "system", "content": system}]
         return self._encode([*messages, {"role": "user", "content": user}], after="", tools=tools)
 
     def append_user(self, text: str) -> list[int]:
-        """A further user message and the header of the answer to it."""
+        """Tokens of a further user message and the header of the answer to it."""
         return self._append([{"role": "user", "content": text}])
 
     def append_results(
         self, results: Sequence[str], note: str | None = None, calls: Sequence[NamedCall] = ()
     ) -> list[int]:
-        """The tool results of a turn in call order, a note of the harness if any, and the next header.
-        `calls`: those answered, where the model wrote them in its template's form.
+        """Tokens of a turn's tool results in call order, a note of the harness if any, and the next
+        header. `calls`: the answered calls, if the model wrote them in its template's form.
         """
         form = self._call_results if calls else None
         if form is not None:
@@ -148,7 +148,7 @@ class TemplateRenderer(Renderer):
     def _encode(
         self, messages: list[Message], after: str, tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Tokens of the template's text behind `after`."""
+        """Tokens of the template's text after the first occurrence of `after`."""
         marked, marked_tools, mark = self.mark_contents(messages, tools)
         text = self.show(marked, marked_tools, opens_answer=True)
         return self._texts.encode_form(text[text.index(after) + len(after) :], mark)
@@ -156,9 +156,9 @@ class TemplateRenderer(Renderer):
     def mark_contents(
         self, messages: list[Message], tools: Sequence[dict[str, Any]]
     ) -> tuple[list[Message], list[dict[str, Any]], str | None]:
-        """Messages and tools with a mark before each control text of theirs, so that in what the template
-        makes of them its own control texts are those without. ValueError where it does not keep such
-        a text whole. The mark is None where there is none to set.
+        """Messages and tools with a mark before each control text, and the mark. In the rendered
+        text, control texts without a mark are then the template's own. Raises ValueError if the
+        template does not keep a marked text whole. The mark is None if it is not needed.
         """
         shown = self.show(messages, tools, opens_answer=True)
         mark = choose_mark(shown)
@@ -180,14 +180,14 @@ class TemplateRenderer(Renderer):
         *,
         opens_answer: bool,
     ) -> str:
-        """The template's text. ValueError for messages that it refuses."""
+        """The template's text. Raises ValueError for messages that it refuses."""
         try:
             return self._render(messages, opens_answer=opens_answer, tools=tools)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
     def encode_shown(self, text: str, mark: str | None, *, is_first: bool) -> list[int]:
-        """Tokens of a part of the template's text, where `mark` stands before contents' control texts."""
+        """Tokens of a part of the template's text, with `mark` before control texts of contents."""
         encode = self._texts.encode_form if is_first else self._texts.encode_later
         return encode(text, mark)
 
@@ -203,12 +203,12 @@ class TemplateRenderer(Renderer):
 
     @cached_property
     def shows_functions(self) -> bool:
-        """Whether the template states tools and writes calls, in whatever form."""
+        """Whether the template states tools and writes calls, in any form."""
         return self.states_functions and TOOL_NAME in self._show_call()
 
     @property
     def shows_results(self) -> bool:
-        """Whether the template takes messages of tools."""
+        """Whether the template accepts messages with the role `tool`."""
         return self._result_role == "tool"
 
     @cached_property
@@ -236,11 +236,12 @@ class TemplateRenderer(Renderer):
     ) -> str:
         values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         opens = {"add_generation_prompt": opens_answer}
-        return render_template(self._template, self._names, values | opens)
+        return render_template(self.template, self._names, values | opens)
 
     def _check_form(self) -> int:
-        """The token that ends an answer. ValueError when the template rewrites history. What it writes
-        around the last answer of all, as Qwen3's does, is no matter: here a message follows each.
+        """The token that ends an answer. Raises ValueError if the template rewrites history. Text
+        that it writes only around the very last answer, as Qwen3's does, is allowed: here a message
+        follows each answer.
         """
         try:
             opened = self._render(_opening()[:1], opens_answer=True)
@@ -250,7 +251,7 @@ class TemplateRenderer(Renderer):
             raise ValueError(f"the chat template refuses a plain conversation: {error}") from None
         if not closed.startswith(opened) or ANSWER not in closed:
             raise ValueError(
-                "the chat template writes an answer elsewhere than behind its header: "
+                "the chat template does not write an answer directly after its header: "
                 f"{closed!r} does not begin with {opened!r} and hold the answer"
             )
         ending = self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :])
@@ -270,24 +271,24 @@ class TemplateRenderer(Renderer):
 
     @cached_property
     def drops_thoughts(self) -> bool:
-        """Whether the template takes `<think>` blocks out of answers before the last question."""
+        """Whether the template removes `<think>` blocks from answers before the last question."""
         question, answer = _opening()
         thought = answer | {"content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
-        told = self.show([question, thought], opens_answer=False)
-        asked = self.show([question, thought, question], opens_answer=True)
-        return THOUGHT in told and THOUGHT not in asked
+        last = self.show([question, thought], opens_answer=False)
+        earlier = self.show([question, thought, question], opens_answer=True)
+        return THOUGHT in last and THOUGHT not in earlier
 
     @cached_property
     def _header_ids(self) -> list[int]:
-        """The answer's header, and before it what the template writes after a message's end token."""
-        told = self._render(_opening()[:1], opens_answer=False)
+        """The template's text after a message's end token, and the answer's header."""
+        asked = self._render(_opening()[:1], opens_answer=False)
         opened = self._render(_opening()[:1], opens_answer=True)
         closed = self._render(_opening(), opens_answer=False)
-        header = opened[len(told) :] if opened.startswith(told) else ""
+        header = opened[len(asked) :] if opened.startswith(asked) else ""
         return self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :] + header)[1:]
 
     def _find_result_role(self) -> str:
-        """`tool` where the template shows such a message, else `user`."""
+        """`tool` if the template renders messages with this role, else `user`."""
         opened = self._try(_opening()[:1], opens_answer=True)
         shown = self._try([*_opening(), {"role": "tool", "content": RESULT}], opens_answer=True)
         return "tool" if shown.startswith(opened + ANSWER) and RESULT in shown else "user"
@@ -298,14 +299,16 @@ class TemplateRenderer(Renderer):
 
 
 def load_renderer(path: Path) -> Renderer:
-    """The renderer of a checkpoint directory: by its published template, else by our own tokens."""
+    """The renderer of a checkpoint: by its published template if it has one, else with our tokens."""
     if path.is_dir() and (path / PUBLISHED).is_dir():
         return TemplateRenderer.load(path)
     return Renderer.load(path)
 
 
 def find_template(files: dict[str, bytes]) -> str | None:
-    """The template: of its own file, else of the tokenizer's configuration."""
+    """The template, from its own file or else the tokenizer's configuration. Raises ValueError for
+    a list without names and templates.
+    """
     if TEMPLATE_FILE in files:
         return files[TEMPLATE_FILE].decode()
     for name in ("chat_template.json", TOKENIZER_SETTINGS):
@@ -313,12 +316,18 @@ def find_template(files: dict[str, bytes]) -> str | None:
         if isinstance(found, str):
             return found
         if isinstance(found, list):  # several by name
-            return next((item["template"] for item in found if item["name"] == "default"), None)
+            try:
+                named = {item["name"]: item["template"] for item in found}
+            except (TypeError, KeyError):
+                raise ValueError(
+                    f"{name} has chat_template = {json.dumps(found)[:80]}, wanted names and templates"
+                ) from None
+            return named.get("default")
     return None
 
 
 def _has_byte_fallback(tokenizer: Tokenizer) -> bool:
-    """Whether tokens are SentencePiece's: pieces with a mark for spaces, and single bytes."""
+    """Whether tokens are of SentencePiece's kind: pieces with a mark for spaces, and single bytes."""
     described = json.loads(tokenizer.to_str())
     steps = (described["decoder"] or {}).get("decoders", [])
     spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}

@@ -1,8 +1,7 @@
-"""Control tokens, which only a conversation's form may hold, and the encoding of contents without
-them.
+"""Control tokens, which only a conversation's form may contain, and encoding without them.
 
-Control tokens are the special ones and, of the others that were added to the vocabulary, those with
-punctuation (`<tool_call>`, `<think>`). Added words and runs of white space are text like any other.
+Control tokens are the special tokens, and added tokens with punctuation (`<tool_call>`, `<think>`).
+Added words and runs of white space count as ordinary text.
 """
 
 import json
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer
 
 from ostinato.models.rendering.encoding import encode_text
 
-MARK = "0mark0"  # survives whatever a template does to contents: JSON, trimming
+MARK = "0mark0"  # survives a template's JSON encoding and trimming of contents
 
 
 class ControlTexts:
@@ -38,7 +37,7 @@ class ControlTexts:
             if not self._controls.isdisjoint(self.encode_content(text)):
                 raise ValueError(
                     f"the tokenizer has no other tokens for the text {text!r} than a control token, "
-                    "wanted some for contents that hold it"
+                    "wanted other tokens for contents with this text"
                 )
 
     def is_control(self, token_id: int) -> bool:
@@ -51,18 +50,18 @@ class ControlTexts:
         return None if found is None else found[0]
 
     def encode_content(self, text: str) -> list[int]:
-        """Tokens of `text`, no control token among them."""
+        """Tokens of `text` without control tokens."""
         return encode_text(self._plain, text)
 
     def encode_answer(self, text: str) -> list[int]:
-        """Tokens of a model's answer, which may be control tokens, but no special ones."""
+        """Tokens of a model's answer, which may contain control tokens but no special tokens."""
         ids: list[int] = []
         for index, piece in enumerate(self._spoken.split(text)):
             ids += [self._ids[piece]] if index % 2 else self.encode_content(piece)
         return ids
 
     def encode_later(self, text: str, mark: str | None) -> list[int]:
-        """Tokens of a part of a template's text that begins amid it, up to its end."""
+        """Tokens of a later part of a template's text, which does not begin at its start."""
         free = f"(?<!{mark})" if mark else ""
         found = re.search(free + self._any.pattern, text)
         begin = len(text) if found is None else found.start()
@@ -70,7 +69,7 @@ class ControlTexts:
         return self.encode_content(head) + self.encode_form(text[begin:], mark)
 
     def encode_form(self, text: str, mark: str | None = None) -> list[int]:
-        """Tokens of a template's text. A text behind `mark` is a content's, and no control token."""
+        """Tokens of a template's text. A control text after `mark` is content, not a control token."""
         if mark is None:
             return encode_text(self._tokenizer, text)
         ids: list[int] = []
@@ -84,8 +83,8 @@ class ControlTexts:
         return ids + self.encode_form(form)
 
     def mark_contents(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-        """A message, or a tool, with the mark before each control text. An answer may hold those that
-        are not special.
+        """A message or tool with the mark before each control text. In an answer only special
+        tokens' texts are marked.
         """
         texts = self._special if message.get("role") == "assistant" else self._any
         begins = re.compile(f"(?={texts.pattern})")
@@ -108,19 +107,19 @@ def _has_punctuation(text: str) -> bool:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """One of the texts, the longest that fits, as a group."""
+    """A group that matches one of the texts, longest first."""
     ordered = sorted((text for text in texts if text), key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, ordered)) or "(?!)") + ")")
 
 
 def _without(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
-    """The same tokenizer that does not know these added tokens, nor puts a space before a text: a content
-    begins amid one. All other tokens keep their ids.
+    """The tokenizer without these added tokens, and without a space before a text, since contents
+    begin within a text. All other tokens keep their ids.
     """
     described = json.loads(tokenizer.to_str())
     kept = [token for token in described["added_tokens"] if token["content"] not in texts]
     described["added_tokens"] = kept
-    # ids of added tokens count on from the vocabulary unless they stand in it
+    # added tokens that are not in the vocabulary would be renumbered from its end
     described["model"]["vocab"] |= {token["content"]: token["id"] for token in kept}
     described |= {
         part: _without_prefix(described[part]) for part in ("normalizer", "pre_tokenizer")
@@ -129,7 +128,7 @@ def _without(tokenizer: Tokenizer, texts: Collection[str]) -> Tokenizer:
 
 
 def _without_prefix(part: Any) -> Any:
-    """A step of a tokenizer that puts no space before a text. None: a step that does nothing else."""
+    """A tokenizer step that puts no space before a text. None if the step does nothing else."""
     if part is None or part["type"] == "Prepend":
         return None
     for name in ("normalizers", "pretokenizers"):

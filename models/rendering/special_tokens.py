@@ -1,4 +1,4 @@
-"""Special tokens of a published model as its small files name them: their texts, and where answers end."""
+"""Special tokens in the small files of a published model: their texts, and which end an answer."""
 
 import json
 from collections.abc import Mapping
@@ -14,13 +14,20 @@ _ENDS = "eos_token_id"
 
 
 def token_text(token: Any) -> str:
-    """Text of a special token, which tokenizer settings write bare or as a record."""
-    return token["content"] if isinstance(token, dict) else token or ""
+    """Text of a special token, which tokenizer settings hold as a string or a record. Raises
+    ValueError for any other form.
+    """
+    text = token.get("content") if isinstance(token, dict) else token or ""
+    if not isinstance(text, str):
+        raise ValueError(
+            f"a special token is {json.dumps(token)[:80]}, wanted a text or a record with its content"
+        )
+    return text
 
 
 def tokenizer_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The tokenizer's settings. As in transformers, special_tokens_map.json counts where they do not list
-    added tokens themselves.
+    """The tokenizer's settings. As in transformers, special_tokens_map.json is used if they do not
+    list added tokens.
     """
     settings = _read(files, TOKENIZER_SETTINGS)
     if "added_tokens_decoder" in settings:
@@ -29,8 +36,8 @@ def tokenizer_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def published_ends(files: Mapping[str, bytes], num_tokens: int) -> set[int]:
-    """Ids that end an answer by generation_config.json and config.json. ValueError for one that is no id
-    of the model's vocabulary, of which `num_tokens` are the tokenizer's.
+    """Ids that end an answer according to generation_config.json and config.json. Raises ValueError
+    for an id outside the model's vocabulary, which has at least the tokenizer's `num_tokens`.
     """
     size = max(_read(files, CONFIG).get("vocab_size") or 0, num_tokens)
     found: set[int] = set()
@@ -40,7 +47,7 @@ def published_ends(files: Mapping[str, bytes], num_tokens: int) -> set[int]:
             if type(token_id) is not int or not 0 <= token_id < size:
                 raise ValueError(
                     f"{name} has {_ENDS} = {json.dumps(value)[:80]}, wanted ids of 0 to {size - 1}: "
-                    f"{json.dumps(token_id)[:40]} is none of the vocabulary"
+                    f"{json.dumps(token_id)[:40]} is not in the vocabulary"
                 )
             found.add(token_id)
     return found
@@ -58,7 +65,7 @@ def with_ends(
 
 
 def end_ids(files: Mapping[str, bytes], config: Mapping[str, Any]) -> list[int]:
-    """Ends of answers as an engine reads them from a model directory: its generation settings come first."""
+    """End ids as an engine reads them from a model directory: generation settings take precedence."""
     return _listed(_read(files, GENERATION).get(_ENDS, config.get(_ENDS)))
 
 

@@ -1,4 +1,4 @@
-"""Whole conversations as a published template writes them, cut where answers begin and end."""
+"""Whole conversations in a published template's form, split where answers begin and end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from ostinato.models.rendering.chat_template import Message, TemplateRenderer
 def render_whole(
     renderer: TemplateRenderer, messages: list[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> list[tuple[list[int], int | None]]:
-    """Tokens of `messages`, of which the last is an answer: each part with the index of the answer that it
-    is, its end included, or None. ValueError when the template shows an answer, or what stands
-    before one, otherwise than when that answer is to be given.
+    """Tokens of `messages`, the last of which is an answer, in parts. Each part comes with the
+    index of its answer, which includes the end token, or None. Raises ValueError if the template
+    renders an answer, or the text before it, differently than when that answer was to be given.
     """
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     marked, marked_tools, mark = renderer.mark_contents(messages, tools)
@@ -21,8 +21,8 @@ def render_whole(
         opened = renderer.show(marked[:index], marked_tools, opens_answer=True)
         if not whole.startswith(opened):
             raise ValueError(
-                f"the chat template rewrites what stands before message {index} once further messages "
-                "follow (thoughts of earlier answers, for one), wanted a history that only grows; leave "
+                f"the chat template rewrites the text before message {index} once further messages "
+                "follow (such as thoughts of earlier answers), wanted a history that only grows; leave "
                 "out what it removes, or import the model with --chat-template chatml or a file"
             )
         begins.append(len(opened))
@@ -41,7 +41,7 @@ def render_whole(
 
 
 def _check_shown(message: Message, shown: str, index: int) -> None:
-    """Refuses an answer of which the template does not show all text, white space aside."""
+    """Refuses an answer if the template does not show all its text, apart from white space."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     words = "".join(shown.split())
     for text in (message.get("reasoning_content", ""), message["content"], *calls):

@@ -9,7 +9,7 @@ class TowerConfig(Record):
     """Size of the encoder, and its regularisation."""
 
     width: int = Field(default=128, ge=8, description="length of a vector")
-    num_words: int = Field(default=12_000, ge=1, description="words that get a vector of their own")
+    num_words: int = Field(default=12_000, ge=1, description="words with their own vector")
     num_buckets: int = Field(default=4_096, ge=1, description="fixed vectors for all other words")
     query_dropout: float = Field(default=0.2, ge=0, lt=1)
     """share of a question's words dropped in training"""

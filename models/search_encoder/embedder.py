@@ -1,10 +1,11 @@
 """The code-search encoder: a weighted bag of word vectors, trained in torch.
 
-Queries and code share word vectors; each side weighs words in its own way and queries pass one more
-linear map. Vectors of buckets are fixed and random: unknown words are told apart, not understood.
+Queries and code share word vectors. Each side has its own word weights, and queries pass one more
+linear map. Bucket vectors are fixed and random: they only distinguish unknown words.
 
-Another tower (a transformer) fits behind the same two calls, `encode_queries` and `encode_code`.
-Serving does not import this file: infra/agent/search/encoder.py reads what `save_embedder` wrote.
+Another tower, such as a transformer, could offer the same two calls, `encode_queries` and
+`encode_code`. Serving does not import this file: infra/agent/search/encoder.py reads
+`save_embedder`'s files.
 
 Shapes: B texts, W words of all texts together, D width, V rows of the table, F fields.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -102,7 +103,7 @@ class Embedder(nn.Module):
         return functional.normalize(sums_BD, dim=1)
 
     def _forget(self, ids_W: Tensor, generator: torch.Generator) -> Tensor:
-        """The same words as if a random part of the vocabulary had never been seen."""
+        """The ids of the words if a random part of the vocabulary were unknown."""
         known = self.vocabulary.num_known
         is_forgotten = torch.rand(known, generator=generator) < self.config.forget_ratio
         rows_V = torch.arange(len(self.vocabulary))
@@ -111,9 +112,8 @@ class Embedder(nn.Module):
 
 
 def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> Tensor:
-    """InfoNCE both ways. Row i of `code_CD` answers query i, rows beyond the queries are negatives.
-
-    Nats per pair, averaged over both directions.
+    """InfoNCE in nats per pair, averaged over both directions. Row i of `code_CD` answers query i;
+    rows beyond the queries are negatives.
     """
     similarities_BC = query_BD @ code_CD.T / temperature
     targets_B = torch.arange(len(query_BD))
@@ -123,7 +123,7 @@ def contrastive_loss(query_BD: Tensor, code_CD: Tensor, temperature: Tensor) -> 
 
 
 def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, object]) -> None:
-    """Writes the two files of an encoder. `metadata` is kept beside the words."""
+    """Writes the two files of an encoder. `metadata` goes into the description."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in embedder.state_dict().items()}
     save_file(tensors, directory / WEIGHTS_FILE)
@@ -134,12 +134,3 @@ def save_embedder(embedder: Embedder, directory: Path, metadata: dict[str, objec
         "metadata": metadata,
     }
     (directory / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
-
-
-def load_embedder(directory: Path) -> Embedder:
-    """The tower that `save_embedder` wrote, ready to train on."""
-    description = json.loads((directory / DESCRIPTION_FILE).read_text())
-    config = TowerConfig.model_validate(description["config"])
-    embedder = Embedder(config, Vocabulary(description["words"], config.num_buckets))
-    embedder.load_state_dict(load_file(directory / WEIGHTS_FILE))
-    return embedder

@@ -1,7 +1,7 @@
 """Token batches of fixed shape, from documents on disk to tensors.
 
-`TokenBatch` and the two kinds of source: rows cut from the concatenation of documents (Megatron
-indexed data), and transcripts padded into few lengths. It mixes nothing: blends are the caller's.
+There are two kinds of source: rows cut from the concatenation of documents (Megatron indexed data),
+and transcripts padded to a few lengths. The caller blends sources.
 
 Shapes: B rows, T tokens. Shapes recur (T is a row length or one of the bucket lengths, B*T the
 microbatch), because each new shape costs a compilation in oneDNN.
@@ -24,17 +24,16 @@ from ostinato.models.device import current_device
 from ostinato.models.network.attention.prefixes import PrefixTree
 from ostinato.models.training.config import TRANSCRIPT_ROW_MULTIPLE
 
-# each is doubled again and again up to the longest row
+# each is doubled repeatedly, up to the longest row
 SHORTEST_BUCKETS = (2 * TRANSCRIPT_ROW_MULTIPLE, 3 * TRANSCRIPT_ROW_MULTIPLE)
 PAD_TOKEN = 0
-ROWS_A_BATCH = 8  # of held-out shards
+ROWS_PER_BATCH = 8  # of held-out shards
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """One microbatch, built in the CPU's memory. Index 0 of a row is never a target. With routes,
-    tokens take their experts where they are plausible; with a tree, common beginnings of rows are
-    computed once.
+    tokens use these experts if they are plausible. With a tree, shared prefixes are computed once.
     """
 
     tokens_BT: Tensor
@@ -46,7 +45,7 @@ class TokenBatch:
 
     @property
     def computed_shape(self) -> tuple[int, int]:
-        """Rows and tokens that all but attention computes."""
+        """Rows and tokens that all operations except attention compute."""
         if self.tree is not None:
             return 1, self.tree.num_nodes
         rows, tokens = self.tokens_BT.shape
@@ -65,11 +64,9 @@ class TokenBatch:
 
 
 class RowSource:
-    """Rows of one length from a shard's documents, shuffled anew in every epoch and laid end to
-    end.
+    """Rows of one length from a shard's documents, shuffled in every epoch and concatenated.
 
-    Documents carry their own end-of-text token. The tail of an epoch that fills no row is left out
-    of it.
+    Documents contain their own end-of-text token. An epoch's incomplete last row is left out.
     """
 
     def __init__(self, path_prefix: Path, row_tokens: int, seed: int) -> None:
@@ -90,7 +87,7 @@ class RowSource:
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _lay_out_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """An epoch's order of the documents, and the token at which each begins in it."""
+        """An epoch's order of the documents, and the offset in tokens at which each begins."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
         return order, np.concatenate(([0], np.cumsum(self.lengths[order])))
 
@@ -111,10 +108,9 @@ class RowSource:
 
 
 class TranscriptSource:
-    """Microbatches of whole transcripts with a loss mask, every transcript once an epoch.
+    """Microbatches of whole transcripts with a loss mask, every transcript once per epoch.
 
-    A microbatch holds at least one, so transcripts longer than it are left out and counted in
-    `num_too_long`.
+    Transcripts longer than a microbatch are left out and counted in `num_too_long`.
     """
 
     def __init__(
@@ -146,12 +142,14 @@ class TranscriptSource:
                 f"{path} holds no transcript of at most {self.bucket_tokens.max()} tokens"
             )
         self.bucket_of = bucket_of
-        # The cut depends only on how many transcripts each bucket has: the same in every epoch.
+        # The cuts depend only on the number of transcripts per bucket, so all epochs share them.
         self.cuts = self._cut(np.sort(bucket_of[self.fitting])[::-1])
         self._epoch_layout = lru_cache(maxsize=2)(self._lay_out_epoch)
 
     def _cut(self, buckets: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Cuts transcripts, longest bucket first, into (first, last, length). Shorter ones fill a bucket up."""
+        """Cuts transcripts, longest bucket first, into microbatches (first, last, length).
+        Transcripts of the next bucket fill a microbatch up.
+        """
         cuts, first = [], 0
         while first < len(buckets):
             length = int(self.bucket_tokens[buckets[first]])
@@ -200,7 +198,7 @@ def transcript_buckets(longest: int) -> list[int]:
 
 
 def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
-    """Makes a batch of full rows. Every token but the first of a row is a target."""
+    """Makes a batch of full rows. Every token except the first of a row is a target."""
     tokens_BT = np.stack(rows)
     loss_mask_BT = np.ones(tokens_BT.shape, dtype=bool)
     loss_mask_BT[:, 0] = False
@@ -214,15 +212,16 @@ def stack_rows(rows: Sequence[NDArray[np.int64]]) -> TokenBatch:
 def held_out_batches(
     corpus_directory: Path, name: str, row_tokens: int, tokens: int
 ) -> Iterator[TokenBatch]:
-    """On this rank's device, its part of the first `tokens` of a held-out shard, in rows of `row_tokens`. Rows
-    without loss give every rank as many batches: experts wait for the tokens of all.
+    """This rank's part of the first `tokens` of a held-out shard, on its device, in rows of
+    `row_tokens`. Rows without loss make the number of batches equal on all ranks, since experts
+    wait for all ranks.
     """
     source = RowSource(corpus_directory / "shards" / f"{name}_heldout", row_tokens, seed=0)
     num_rows = min(source.rows_per_epoch, max(1, tokens // row_tokens))
     ranks = parallel_state.get_data_parallel_world_size()
     mine = range(parallel_state.get_data_parallel_rank(), -(-num_rows // ranks) * ranks, ranks)
-    for first in range(0, len(mine), ROWS_A_BATCH):
-        rows = mine[first : first + ROWS_A_BATCH]
+    for first in range(0, len(mine), ROWS_PER_BATCH):
+        rows = mine[first : first + ROWS_PER_BATCH]
         batch = stack_rows([source.row(row) for row in rows])
         batch.loss_mask_BT.numpy()[np.array(rows) >= num_rows] = False
         yield batch.to(current_device())

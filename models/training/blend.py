@@ -1,6 +1,6 @@
-"""Which rows make which microbatch.
+"""Assignment of rows to microbatches.
 
-Sources are drawn by largest deficit, not by lot: after any prefix of the phase each source is
+Sources are drawn by largest deficit, not at random: after any prefix of the phase each source is
 within one row (transcripts: one microbatch) of its share.
 
 Shapes: N draws, S sources, R rows.
@@ -17,12 +17,12 @@ from ostinato.models.training.config import DEMONSTRATIONS, PhaseConfig
 
 def draw_sources(shares_NS: NDArray[np.float64]) -> NDArray[np.int64]:
     """Returns, for each of N draws, the source that is furthest behind its summed shares."""
-    owed_S = np.zeros(shares_NS.shape[1])
+    deficit_S = np.zeros(shares_NS.shape[1])
     drawn_N = np.empty(len(shares_NS), dtype=np.int64)
     for index, shares_S in enumerate(shares_NS):
-        owed_S += shares_S / shares_S.sum()
-        drawn_N[index] = int(np.argmax(owed_S))
-        owed_S[drawn_N[index]] -= 1
+        deficit_S += shares_S / shares_S.sum()
+        drawn_N[index] = int(np.argmax(deficit_S))
+        deficit_S[drawn_N[index]] -= 1
     return drawn_N
 
 

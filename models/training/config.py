@@ -9,13 +9,13 @@ from ostinato.models.record import Record
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
 DEMONSTRATIONS = "demonstrations"
-# Settings that say where a run is computed and not what: a run goes on when they change.
+# Settings of where a run is computed, not of what: a run resumes after they change.
 PLACEMENT = {"world_size", "layout", "recompute"}
 TRANSCRIPT_ROW_MULTIPLE = 64  # row lengths of transcripts are multiples of it
 
 
 class PhaseConfig(Record):
-    """A stretch of training with one row length and one learning-rate curve."""
+    """Phase of training with one row length and one learning-rate schedule."""
 
     name: str = Field(min_length=1, description="shown in progress and reports")
     blend: dict[str, tuple[float, float]] = Field(min_length=1)
@@ -23,18 +23,18 @@ class PhaseConfig(Record):
     shares are relative. A source is a shard SOURCE_train of the corpus, or 'demonstrations'
     (transcripts, loss on their mask)"""
     tokens: int = Field(gt=0)
-    """places computed, padding included; rounded down to whole steps"""
+    """tokens computed, padding included; rounded down to whole steps"""
     sequence_tokens: int = Field(default=256, ge=8, description="row length of shard sources")
     microbatch_tokens: int = Field(default=3072, gt=0)
-    """places of one forward and backward"""
+    """tokens of one forward and backward pass, padding included"""
     global_batch_tokens: int = Field(default=3072, gt=0)
-    """places of one step, over all ranks"""
+    """tokens of one step over all ranks, padding included"""
     muon_learning_rate: float = Field(default=0.02, gt=0, description="peak learning rate of Muon")
     adam_learning_rate: float = Field(default=4e-3, gt=0, description="peak learning rate of AdamW")
     warmup_steps: int = Field(default=0, ge=0)
     """steps over which the rates rise linearly"""
     decay_ratio: float = Field(default=0.3, ge=0, le=1)
-    """last part in which rates fall to 0"""
+    """last part of the phase, in which the rates fall to 0"""
     rope_scaling_factor: float | None = Field(default=None, ge=1)
     """divisor of positions from this phase on; None: as before"""
 
@@ -89,24 +89,24 @@ class PhaseConfig(Record):
 
 
 class LayoutConfig(Record):
-    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. The remaining ranks are data-parallel."""
 
     tensor: int = Field(default=1, ge=1)
     """ranks that share each matrix, the vocabulary and each row"""
     expert: int = Field(default=1, ge=1, description="ranks that share the experts of a layer")
 
     def over(self, world_size: int) -> ParallelLayout:
-        """The layout of `world_size` ranks. ValueError where they do not divide."""
+        """The layout of `world_size` ranks. Raises ValueError if the degrees do not divide it."""
         return ParallelLayout.over(world_size, **self.model_dump())
 
 
 RECOMPUTE = (
-    "keep each layer's input alone between forward and backward, and run its forward again: less memory for a "
-    "third more arithmetic, the same numbers"
+    "keep only each layer's input between forward and backward, and run its forward again: less memory for a "
+    "third more arithmetic, with the same numbers"
 )
 
 
-# kernels/moe/precision.py, which this does not import: configurations are read without torch
+# As in kernels/moe/precision.py, which is not imported here: configurations are read without torch.
 TrainingPrecision = Literal["fp32", "bf16", "mx32", "mx128"]
 
 
@@ -123,21 +123,22 @@ class LoopConfig(Record):
     """Settings shared by every step and rank."""
 
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
-    """stretches of training, one after another"""
+    """phases of training, one after another"""
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: TrainingPrecision = "fp32"
-    """number format of the experts' products; mx32 and mx128 are MXFP8 in blocks of 32 and 128. In all but fp32 a GPU takes
-    the other products in bf16 (a CPU in fp32); weights, router and optimiser are fp32"""
+    """number format of the experts' products; mx32 and mx128 are MXFP8 in blocks of 32 and 128.
+    Except with fp32, a GPU computes the other products in bf16 (a CPU in fp32); weights, router and
+    optimiser are always fp32"""
     balance_rate: float = Field(default=0.002, ge=0)
     """step of the experts' balancing bias"""
     evaluate_every_steps: int | None = Field(default=None, gt=0)
     """steps between evaluations; None: only before and at the end of each phase"""
     checkpoint_every_seconds: float = Field(default=20.0, ge=0)
-    """time between resume points; 0: after every step. The end of a phase writes one anyway"""
+    """time between resume points; 0: after every step. Each phase also ends with one"""
     world_size: int = Field(default=1, ge=1)
-    """processes; each takes its part of every step"""
+    """processes; each computes its part of every step"""
     seed: int = 0
-    """seed of fresh weights and of the order of the data; unless given, the recipe's"""
+    """seed of fresh weights and of the data order; default: the recipe's seed"""
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:
@@ -154,7 +155,7 @@ class LoopConfig(Record):
 
     @property
     def parallel_layout(self) -> ParallelLayout:
-        """The layout of the ranks: data parallelism alone."""
+        """The layout of the ranks: only data parallelism."""
         return ParallelLayout(data=self.world_size)
 
 
@@ -163,8 +164,8 @@ class PhaseResult(Record):
 
     name: str
     steps: int
-    tokens: int = Field(description="places computed, padding included")
-    target_tokens: int = Field(description="tokens the loss was taken over")
+    tokens: int = Field(description="tokens computed, padding included")
+    target_tokens: int = Field(description="tokens with loss")
     final_loss: float = Field(description="nats per target token, mean over the last tenth")
     seconds: float = Field(
         description="seconds inside steps, without evaluations and resume points"

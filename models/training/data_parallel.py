@@ -1,7 +1,6 @@
 """Ranks of a stage as processes of this machine.
 
-It does not decide when to stop: callers agree on step counts beforehand, since a rank that stops
-alone leaves the others waiting.
+Callers agree on step counts beforehand, since a rank that stops alone leaves the others waiting.
 """
 
 import multiprocessing
@@ -20,7 +19,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 EXIT_WAIT_SECONDS = 60.0
-# for exit codes: another rank's connection breaks before its exit is known
+# wait for exit codes: a rank's connection breaks before its exit code is known
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -34,11 +33,12 @@ def run_ranks(
     layout: ParallelLayout,
     kind: DeviceKind = "cpu",
 ) -> Answer:
-    """Runs `function(request, rank)` in the processes of `layout` with open process groups, each on its
-    device, and returns rank 0's answer once all have ended.
+    """Runs `function(request, rank)` in the processes of `layout` with open process groups, each on
+    its device, and returns rank 0's answer once all have ended.
 
-    Rank 0 is this process. A rank that dies makes the others fail in their next collective, here with
-    LostRank. One that fails or hangs after rank 0's answer is a RuntimeError. Groups this process had open before are closed.
+    Rank 0 is this process; groups that it had open are closed. If a rank dies, the others fail in
+    their next collective, and this process raises LostRank. If a rank fails or hangs after rank 0's
+    answer, it raises RuntimeError.
     """
     store, url = host_meeting("127.0.0.1")
     context = multiprocessing.get_context("spawn")
@@ -57,7 +57,7 @@ def run_ranks(
         if any(code != 0 for code in codes.values()):
             raise RuntimeError(
                 f"rank 0 answered, and {EXIT_WAIT_SECONDS} s later the others had the exit codes {codes} by rank, "
-                "wanted 0 (None: it still runs); the log says why"
+                "wanted 0 (None: still running); see the log for the cause"
             )
         return answer
     except Exception as error:
@@ -73,7 +73,7 @@ def run_ranks(
 
 
 def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
-    """Waits for all together."""
+    """Waits at most `seconds` for all processes together."""
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -1,8 +1,7 @@
-"""The training loop that the stages which train on a corpus share.
+"""The training loop shared by all stages that train on a corpus.
 
-An interrupted run that starts again goes on from its resume point and ends with the same weights.
-All ranks run the same loop over the same step counts; each takes the microbatches of its place in
-data parallelism. A resume point continues in any layout.
+An interrupted run continues from its resume point, in any layout, and ends with the same weights.
+All ranks run the same steps; each takes the microbatches of its data-parallel index.
 """
 
 import time
@@ -38,7 +37,7 @@ OnStep = Callable[..., None]
 
 @dataclass
 class RunState:
-    """Progress of a run. With the tensors beside it, a resume point."""
+    """Progress of a run, which a resume point stores with the tensors."""
 
     phase: int = 0
     step: int = 0
@@ -52,7 +51,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Work:
-    """Model, loss, data and evaluation of a run. Only parameters that require a gradient move."""
+    """Model, loss, data and evaluation of a run. Only parameters that require a gradient change."""
 
     model: TrainerModel
     loss: Loss
@@ -79,12 +78,12 @@ class TrainingRun:
 
     @property
     def steps_done(self) -> int:
-        """Steps of the whole run."""
+        """Steps done in all phases together."""
         earlier = self.config.phases[: self.state.phase]
         return sum(phase.num_steps for phase in earlier) + self.state.step
 
     def run(self) -> RunState:
-        """Runs what is left of all phases."""
+        """Runs the remaining phases."""
         self._restore()
         with self.points:
             if not self.state.evaluations:
@@ -122,7 +121,7 @@ class TrainingRun:
         self._close_phase(phase)
 
     def _take_step(self, phase: PhaseConfig, data: PhaseData) -> dict[str, float]:
-        """Takes one optimiser step and returns what it measured."""
+        """Takes one optimiser step and returns its metrics."""
         scale = phase.learning_rate_scale(self.state.step)
         muon, adam = scale * phase.muon_learning_rate, scale * phase.adam_learning_rate
         set_learning_rates(self.optimizer, muon=muon, adam=adam)
@@ -151,7 +150,7 @@ class TrainingRun:
         if not norm < float("inf"):
             raise ValueError(
                 f"gradient norm is {norm} at step {self.state.step + 1} of phase {phase.name!r}, wanted a finite "
-                "one; the weights were not touched and the last resume point is kept, lower the phase's learning rates"
+                "one; the weights were not changed and the last resume point is kept; lower the phase's learning rates"
             )
         self.optimizer.step()
         self.model.routers.balance(counts_LE, self.config.balance_rate * scale)
@@ -190,7 +189,7 @@ class TrainingRun:
         self.model.train()
 
     def _is_save_due(self) -> bool:
-        """True on all ranks when the interval is over for one: their clocks differ."""
+        """Whether the interval is over on any rank. All ranks agree although their clocks differ."""
         seconds = torch.tensor(time.monotonic() - self.saved_at, device=current_device())
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         return seconds.item() > self.config.checkpoint_every_seconds

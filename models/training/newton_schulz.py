@@ -1,4 +1,4 @@
-"""Newton-Schulz iteration of Muon, shared among the ranks that hold the same matrices.
+"""Newton-Schulz iteration of Muon, divided among the ranks that hold the same matrices.
 
 Shapes: M matrices, R rows, C columns, R <= C.
 """
@@ -30,21 +30,19 @@ def orthogonalise(matrices_MRC: Tensor, dtype: torch.dtype) -> Tensor:
 def orthogonalise_all(
     stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """`orthogonalise_shared` of stacks of any shapes, wide or tall. Stacks of equal shape are
-    joined.
-    """
+    """`orthogonalise_shared` of stacks of any shapes, wide or tall. Stacks of equal shape are joined."""
     by_shape: dict[tuple[int, int], list[int]] = {}
-    lying = [one if one.shape[-2] <= one.shape[-1] else one.mT for one in stacks]
-    for index, one in enumerate(lying):
+    wide = [one if one.shape[-2] <= one.shape[-1] else one.mT for one in stacks]
+    for index, one in enumerate(wide):
         by_shape.setdefault((one.shape[-2], one.shape[-1]), []).append(index)
-    joined = [torch.cat([lying[index] for index in same]) for same in by_shape.values()]
-    turned: dict[int, Tensor] = {}
+    joined = [torch.cat([wide[index] for index in same]) for same in by_shape.values()]
+    results: dict[int, Tensor] = {}
     for same, whole in zip(
         by_shape.values(), orthogonalise_shared(joined, dtype, group), strict=True
     ):
-        turned |= zip(same, whole.split([len(lying[index]) for index in same]), strict=True)
+        results |= zip(same, whole.split([len(wide[index]) for index in same]), strict=True)
     return [
-        turned[index] if one.shape == lying[index].shape else turned[index].mT
+        results[index] if one.shape == wide[index].shape else results[index].mT
         for index, one in enumerate(stacks)
     ]
 
@@ -52,8 +50,8 @@ def orthogonalise_all(
 def orthogonalise_shared(
     stacks: Sequence[Tensor], dtype: torch.dtype, group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """`orthogonalise` of stacks that every rank of a group has: each works on its share and they
-    gather. `group` None: no other rank has them.
+    """`orthogonalise` of stacks that every rank of a group holds. Each rank computes its share, and
+    the results are gathered. `group` None: no other rank holds them.
     """
     if group is None or group.size() == 1:
         return [orthogonalise(stack, dtype) for stack in stacks]
@@ -77,16 +75,16 @@ def orthogonalise_shared(
 
 
 def assign_to_ranks(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[list[int]]:
-    """Matrices of each stack by rank: equal numbers, and the remainder to the ranks with the least
-    work so far.
+    """Number of matrices of each stack by rank: equal numbers, with the remainder on the ranks with
+    the least work so far.
     """
     loads = [0] * ranks
-    dealt: dict[int, list[int]] = {}
+    assigned: dict[int, list[int]] = {}
     costs = [rows**2 * columns for _, rows, columns in shapes]
     for index in sorted(range(len(shapes)), key=lambda one: -costs[one]):
         each, left = divmod(shapes[index][0], ranks)
         idlest = sorted(range(ranks), key=lambda rank: loads[rank])[:left]
         counts = [each + (rank in idlest) for rank in range(ranks)]
         loads = [load + count * costs[index] for load, count in zip(loads, counts, strict=True)]
-        dealt[index] = counts
-    return [dealt[index] for index in range(len(shapes))]
+        assigned[index] = counts
+    return [assigned[index] for index in range(len(shapes))]

@@ -1,15 +1,15 @@
-"""How gradients move weights: Muon for matrices, AdamW for the rest.
+"""Optimiser: Muon for matrices, AdamW for the rest.
 
-It neither clips nor schedules: callers set `lr` in the groups, whose `kind` says which of the two
-rates applies.
+It neither clips nor schedules. Callers set `lr` in the groups; a group's `kind` determines which of
+the two rates applies.
 
-Muon turns the momentum of each matrix into the nearest orthogonal one (five Newton-Schulz steps)
-and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's (Liu et al.
-2025, arXiv 2502.16982). An expert is one matrix, and so is each head's query, key and value; all
-matrices of a shape go through one batched product. A matrix that ranks hold parts of is gathered
-first, which heads never are; ranks that hold the same matrices share the products
-(`newton_schulz.py`). AdamW's state is shared out over data parallelism (`sharded_adamw.py`), Muon's
-momentum is not.
+Muon replaces the momentum of each matrix by the nearest orthogonal matrix (five Newton-Schulz
+steps) and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's (Liu et
+al. 2025, arXiv 2502.16982). An expert is one matrix, and so is each head's query, key and value;
+all matrices of a shape go through one batched product. A matrix that is sharded over ranks is
+gathered first, except for heads, which stay whole. Ranks that hold the same matrices divide the
+products (`newton_schulz.py`). AdamW's state is sharded over data-parallel ranks
+(`sharded_adamw.py`), Muon's momentum is not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,13 +39,13 @@ from ostinato.models.training.sharded_adamw import ShardedAdamW
 UPDATE_SCALE = 0.2
 MUON_MOMENTUM = 0.95
 ADAM_BETAS = (0.9, 0.95)
-# Matrices whose rows are looked up or scored one by one, not multiplied as a map between spaces.
-# Nor are the two thin halves of an adapter.
+# Parameters without Muon: matrices whose rows are looked up or scored one by one rather than used
+# as a linear map, and the two thin halves of an adapter.
 NOT_MAPS = ("word_embeddings", "output_layer", "router", "adapters")
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised. Parameters are matrices or stacks of them."""
+    """Orthogonalised momentum. Parameters are matrices or stacks of them."""
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
@@ -57,19 +57,19 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         for group in self.param_groups:
             by_holders: dict[dist.ProcessGroup | None, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_holders.setdefault(replica_group(parameter), []).append(parameter)
             for holders, parameters in by_holders.items():
-                self._move(group, parameters, holders)
+                self._step_together(group, parameters, holders)
 
-    def _move(
+    def _step_together(
         self, group: dict[str, Any], parameters: list[Tensor], holders: dist.ProcessGroup | None
     ) -> None:
-        """Moves parameters that the same ranks hold."""
+        """Updates parameters that the same ranks hold."""
         updates = [
             gather_whole(self._update(group, parameter), matrix_cuts(parameter))
             for parameter in parameters
@@ -79,9 +79,9 @@ class Muon(torch.optim.Optimizer):
             for parameter, update in zip(parameters, updates, strict=True)
         ]
         dtype = newton_schulz_dtype(current_device())
-        turned = iter(orthogonalise_all([one for each in stacks for one in each], dtype, holders))
+        results = iter(orthogonalise_all([one for each in stacks for one in each], dtype, holders))
         for parameter, update, each in zip(parameters, updates, stacks, strict=True):
-            scaled = [UPDATE_SCALE * max(one.shape[-2:]) ** 0.5 * next(turned) for one in each]
+            scaled = [UPDATE_SCALE * max(one.shape[-2:]) ** 0.5 * next(results) for one in each]
             whole = torch.cat(scaled, dim=1).reshape(update.shape)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.sub_(local_shard(whole, matrix_cuts(parameter)), alpha=group["lr"])
@@ -97,9 +97,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _matrices(update: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Stacks [M, R, C] of the matrices to orthogonalise: with `rows` one stack per projection of a
-    head.
-    """
+    """Stacks [M, R, C] of the matrices to orthogonalise. With `rows`, one stack per projection of a head."""
     columns = update.shape[-1]
     if rows:
         return update.view(-1, sum(rows), columns).split(rows, 1)
@@ -107,16 +105,16 @@ def _matrices(update: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 class ShardState(NamedTuple):
-    """A tensor of an optimiser's state that this rank holds."""
+    """One tensor of the optimiser's state on this rank."""
 
     kind: str
     parameter: Tensor
     tensor: Tensor
-    is_owned: bool  # ranks that hold the same part of the parameter do not have it
+    is_owned: bool  # other ranks with the same part of the parameter lack this tensor
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimisers over disjoint parameters, seen as one."""
+    """Several optimisers over disjoint parameters, used as one."""
 
     def __init__(self, parts: dict[str, Muon | ShardedAdamW]) -> None:
         self.parts = parts
@@ -137,7 +135,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def states(self) -> Iterator[ShardState]:
-        """What this rank holds. A tensor of elements is cut as its parameter is."""
+        """Yields the state on this rank. A tensor of elements is sharded like its parameter."""
         for name, part in self.parts.items():
             for parameter, values in part.state.items():
                 for kind, value in values.items():
@@ -148,7 +146,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def sharded_state(
     model: TrainerModel, optimizer: CombinedOptimizer, weights: Mapping[str, Tensor]
 ) -> list[ShardedTensor]:
-    """This rank's parts of the weights and of the optimiser's state, as Megatron's checkpoints describe them."""
+    """This rank's parts of the weights and of the optimiser's state, for Megatron's checkpoints."""
     names = {id(weight): name for name, weight in model.moving_tensors().items()}
     earlier = _names_of_earlier_stages(list(names.values()))
     parts = []
@@ -173,7 +171,9 @@ def _names_of_earlier_stages(names: list[str]) -> list[list[str]]:
 
 
 def allocate_state(optimizer: CombinedOptimizer, gradients: LayoutGradients) -> None:
-    """Lets the optimiser allocate its state, by a step of no gradient. Weights decay in it: load them afterwards."""
+    """Makes the optimiser allocate its state, by a step with zero gradients. The step decays the
+    weights: load them afterwards.
+    """
     gradients.clear()
     gradients.reduce()
     optimizer.step()
@@ -182,8 +182,8 @@ def allocate_state(optimizer: CombinedOptimizer, gradients: LayoutGradients) -> 
 def build_optimizer(
     model: TrainerModel, config: OptimizerConfig, *, muon: float = 0.02, adam: float = 4e-3
 ) -> CombinedOptimizer:
-    """Builds the optimiser over all parameters of `model` that require a gradient. `muon` and `adam`
-    are the rates until `set_learning_rates`, which both training loops call before every step.
+    """Builds the optimiser over all parameters of `model` that require a gradient. `muon` and
+    `adam` are the rates until `set_learning_rates`, which training loops call before every step.
     """
     maps: list[Tensor] = []
     others: list[Tensor] = []

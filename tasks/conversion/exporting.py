@@ -1,6 +1,5 @@
-"""A checkpoint into the directory that transformers, vLLM and SGLang load.
-
-Weights tensor by tensor, `config.json`, tokenizer, chat template and a model card with lineage and scorecards.
+"""Export of a checkpoint as a directory that transformers, vLLM and SGLang load: weights,
+`config.json`, tokenizer, chat template, and a model card with lineage and scorecards.
 """
 
 import json
@@ -21,7 +20,7 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker
 from ostinato.models.checkpoint.streaming import TensorFiles
-from ostinato.models.families.family import EMBEDDING
+from ostinato.models.families.family import EMBEDDING, Family
 from ostinato.models.rendering.chat_template import TEMPLATE_FILE
 from ostinato.models.rendering.special_tokens import TOKENIZER_SETTINGS
 from ostinato.models.rendering.vocabulary import (
@@ -38,7 +37,8 @@ from ostinato.tasks.conversion.sources import load_extra_module
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CARD = "README.md"
-CODE = "auto_map"  # names Python files beside a published model, of which none is taken in
+_TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+CODE = "auto_map"  # names Python files of a published model, which are not imported
 
 
 def export_model(
@@ -53,7 +53,8 @@ def export_model(
 ) -> dict[str, Any]:
     """Fills `directory`, which must be new or empty, and returns facts. `dtype` None: as stored.
 
-    What has no such form, or with `with_gguf` none as GGUF, is refused before anything is written.
+    A model without a published form, or without a GGUF form if `with_gguf`, is refused before
+    anything is written.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty, wanted a new or empty directory")
@@ -68,7 +69,7 @@ def export_model(
         gguf.check_gguf(family.config_of(spec), checkpoint / TOKENIZER)
     weights = TensorFiles.of([checkpoint / WEIGHTS])
     chosen = DTYPES[dtype] if dtype is not None else weights.headers[EMBEDDING].dtype
-    fields = _published_fields(checkpoint)
+    fields = _published_fields(checkpoint, family)
     kept = {name: header.dtype for name, header in weights.headers.items()} if dtype is None else {}
     write_model_directory(directory, spec, weights.fetch, chosen, fields, kept)
     (directory / TOKENIZER).write_bytes((checkpoint / TOKENIZER).read_bytes())
@@ -98,12 +99,14 @@ def export_adapter(
     lineage: Sequence[str],
     scores: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Fills `directory` with the adapter that a checkpoint was trained as, for the PEFT library."""
+    """Fills `directory` with the trained adapter of a checkpoint, for the PEFT library."""
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty, wanted a new or empty directory")
     kept = checkpoint / ADAPTER
     if not kept.is_dir():
-        raise ConfigError(f"{name} was trained whole, wanted a checkpoint of a run with [lora]")
+        raise ConfigError(
+            f"{name} was trained without adapters, wanted a checkpoint of a run with [lora]"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(kept.iterdir()):
         (directory / path.name).write_bytes(path.read_bytes())
@@ -114,20 +117,26 @@ def export_adapter(
     return facts
 
 
-def _published_fields(checkpoint: Path) -> dict[str, Any]:
-    """Fields of the configuration that the model came with. Those of our own tokens without one."""
+def _published_fields(checkpoint: Path, family: Family) -> dict[str, Any]:
+    """Fields of the model's published configuration, or those of our own tokens without one.
+
+    Only the token fields of another family's configuration are kept, since its other fields would
+    have other meanings.
+    """
     path = checkpoint / PUBLISHED / CONFIG
     if not path.is_file():
         stops = [SPECIAL_IDS[END], SPECIAL_IDS[END_OF_TEXT]]
         return {"bos_token_id": None, "eos_token_id": stops}
     fields = json.loads(path.read_bytes())
-    # the family writes these anew, from the shape as it is now
+    # the family writes these from the current shape
     rope = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    if fields.get("model_type") != family.model_type:
+        fields = {key: fields[key] for key in _TOKEN_FIELDS if key in fields}
     return {key: value for key, value in fields.items() if key not in (*rope, CODE)}
 
 
 def _write_tokenizer_settings(path: Path) -> None:
-    """Those that the model came with, without the code they name; those of our tokens without any."""
+    """Writes settings for our tokens, or removes references to code from the model's own settings."""
     if not path.is_file():
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -150,12 +159,12 @@ def _card(
 ) -> str:
     lines = ["---", "library_name: transformers", "tags: [ostinato]", "---", "", f"# {name}", ""]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in facts.items()]
-    lines += ["", "## Lineage", "", "Made by Ostinato from, nearest first:", ""]
-    lines += [f"- `{parent}`" for parent in lineage] or ["- nothing else that the ledger knows"]
+    lines += ["", "## Lineage", "", "Made by Ostinato from these, nearest first:", ""]
+    lines += [f"- `{parent}`" for parent in lineage] or ["- none in the ledger"]
     lines += ["", "## Scorecards", "", "Problems solved, with 90 % intervals:", ""]
-    lines += [f"- {score}" for score in scores] or ["- the ledger has none of it"]
-    lines += ["", "## What its last stage recorded", ""]
-    lines += [f"- {key}: {value}" for key, value in metadata.items()] or ["- nothing"]
+    lines += [f"- {score}" for score in scores] or ["- none in the ledger"]
+    lines += ["", "## Records of its last stage", ""]
+    lines += [f"- {key}: {value}" for key, value in metadata.items()] or ["- none"]
     return "\n".join(lines) + "\n"
 
 
@@ -163,7 +172,7 @@ BODY = Path(__file__).with_name("own_tokens.jinja")
 
 
 def write_own_template() -> str:
-    """The template, with the tokens and tools of today."""
+    """The chat template of our own form, with the current tokens and tools."""
     words = {
         "system": (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS),
         "user": (*CONTROL_TOKENS, *CALL_TAGS, *LINE_TAGS),

@@ -1,6 +1,6 @@
 """Matrices published as fp8 in blocks that share a scale (DeepSeek-V3, Qwen3-*-FP8), read as bf16.
 
-A matrix `X.weight` of dtype F8_E4M3 has its scales beside it in `X.weight_scale_inv`, one a block.
+A matrix `X.weight` of dtype F8_E4M3 has its scales in `X.weight_scale_inv`, one per block.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
 
 Block = tuple[int, int]
-FP8 = {"F8_E4M3": torch.float8_e4m3fn}  # as safetensors and torch name it
+FP8 = {"F8_E4M3": torch.float8_e4m3fn}  # safetensors' name and torch's
 FIELD, SIZES, SCALE = "quantization_config", "weight_block_size", "_scale_inv"
 # None: the field may be absent
 _SUPPORTED: dict[str, tuple[str | None, ...]] = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3", None),
     "activation_scheme": ("dynamic", None),
-    "scale_fmt": ("float", "ue8m0", None),  # how scales were rounded; their dtype says how stored
+    "scale_fmt": ("float", "ue8m0", None),  # rounding of scales; they are stored in their own dtype
     "expert_dtype": ("fp8", None),
 }
-# Which matrices are quantised is read from their dtypes; `dequantize` asks transformers to do so.
+# Quantised matrices are known by their dtypes; `dequantize` is a request to transformers.
 _UNUSED = {"modules_to_not_convert", "ignored_layers", "modules_to_convert", "dequantize"}
 
 
 def take_block(place: str, config: dict[str, Any]) -> Block | None:
-    """Takes the quantisation out of a configuration, and gives rows and columns of a block, None where
-    nothing is quantised. ConfigError for another kind.
+    """Removes the quantisation from a configuration and returns (rows, columns) of a block, or None
+    if nothing is quantised. Raises ConfigError for another kind of quantisation.
     """
     stated = config.pop(FIELD, None)
     if stated is None:
@@ -55,16 +55,16 @@ def take_block(place: str, config: dict[str, Any]) -> Block | None:
 
 def _refusal(place: str, field: str, value: object, wanted: str) -> ConfigError:
     return ConfigError(
-        f"{place}: {CONFIG}: {field} = {value!r}, wanted {wanted}. Of quantised directories those "
-        f'of "fp8" in "e4m3" with {SIZES} are read; of others take a bf16 copy'
+        f"{place}: {CONFIG}: {field} = {value!r}, wanted {wanted}. Quantised directories are read "
+        f'only for "fp8" in "e4m3" with {SIZES}; otherwise take a bf16 copy'
     )
 
 
 def read_as_bf16(
     tensors: TensorFiles, block: Block | None
 ) -> tuple[dict[str, TensorHeader], Callable[[str], Tensor]]:
-    """Headers without scales, and what fetches a tensor, dequantised when it is asked for.
-    ConfigError where a matrix and its scales do not belong together.
+    """Headers without scales, and a function that fetches a tensor and dequantises it. Raises
+    ConfigError if a matrix and its scales do not match.
     """
     headers = tensors.headers
     stored = set(FP8.values())
@@ -110,7 +110,7 @@ def dequantize_blocks(weight: Tensor, scales: Tensor, block: Block) -> Tensor:
     """Each block times its scale in fp32, rounded once to bf16. The last blocks may be cut."""
     rows, columns = block
     result = torch.empty(weight.shape, dtype=torch.bfloat16)
-    # a stripe of blocks at a time: fp32 of a whole matrix would be four times what is read
+    # by stripes of blocks, since a whole matrix in fp32 takes four times the memory of fp8
     stripes = zip(result.split(rows), weight.split(rows), scales.float(), strict=True)
     for stripe, values, factors in stripes:
         stripe.copy_(values.float() * factors.repeat_interleave(columns)[: weight.shape[1]])

@@ -1,7 +1,7 @@
 """A GGUF file as tensors in fp32, fields of `config.json`, tokenizer and chat template.
 
-Names, row orders and block formats of GGUF are known to transformers and gguf (extra `models`). A tensor is
-read and made fp32 when it is asked for, of stacked experts one.
+transformers and gguf (extra `models`) know the names, row orders and block formats of GGUF. A
+tensor is read and converted to fp32 on demand, stacked experts one by one.
 """
 
 import json
@@ -42,8 +42,7 @@ from ostinato.tasks.conversion.gguf_splits import SPLITS, with_split
 from ostinato.tasks.conversion.sources import PublishedModel
 
 KNOWN = ("llama", "qwen2", "qwen3", "qwen3moe")
-# Fields of the configuration that transformers does not read for all families, each with a pattern of the
-# architecture's name.
+# Fields that transformers does not read for all families, with their GGUF keys.
 WIDTHS = {
     "head_dim": Keys.Attention.KEY_LENGTH,
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
@@ -60,11 +59,11 @@ _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_ex
 
 
 def read_gguf(path: Path, place: str) -> PublishedModel:
-    """Reads the file's header. ConfigError when it is cut, damaged or of an architecture nobody knows."""
+    """Reads the file's header. Raises ConfigError for a cut or damaged file or unknown architecture."""
     with path.open("rb") as stream:
         magic = stream.read(len(MAGIC))
     if magic != MAGIC:
-        raise ConfigError(f"{path} begins with {magic!r}, wanted {MAGIC!r}: it is no GGUF file")
+        raise ConfigError(f"{path} begins with {magic!r}, wanted {MAGIC!r}: it is not a GGUF file")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with boundary(ConfigError, f"GGUF file {path} cannot be read; wanted a whole file"):
         reader = _NamingReader(path)
@@ -103,20 +102,20 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
     note = tensors.tie_copies()
     if note:
         fields["tie_word_embeddings"] = True
-    # without what transformers adds to every configuration
+    # without the private fields that transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
     return PublishedModel(place, plain, tensors.headers, tensors.fetch, files, note)
 
 
 class _NamingReader(GGUFReader):
-    """Reader that names the tensor at which a file was cut, or whose form nobody can read."""
+    """Reader whose errors name the tensor at which a file was cut, or with an unreadable form."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         super().__init__(path)
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-        """As the base does, but never beyond the end of the file."""
+        """Reads like the base class, but refuses to read beyond the end of the file."""
         self._want(offset, int(count) * np.dtype(dtype).itemsize)
         return super()._get(offset, dtype, count, override_order)
 
@@ -129,8 +128,8 @@ class _NamingReader(GGUFReader):
         left = max(len(self.data) - offset, 0)
         if num_bytes > left:
             raise ConfigError(
-                f"GGUF file {self._path} cannot be read; wanted a whole file: at byte {offset} it says that "
-                f"{num_bytes} bytes or more follow, and {left} do"
+                f"GGUF file {self._path} cannot be read; wanted a whole file: at byte {offset} at least "
+                f"{num_bytes} bytes should follow, and {left} do"
             )
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
@@ -162,7 +161,7 @@ class _NamingReader(GGUFReader):
 
 
 def _is_readable(kind: GGMLQuantizationType) -> bool:
-    """Whether gguf makes numbers of blocks of this form."""
+    """Whether gguf can dequantise blocks of this form."""
     try:
         dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
     except NotImplementedError:
@@ -175,7 +174,7 @@ _READABLE = tuple(kind for kind in GGMLQuantizationType if _is_readable(kind))
 
 @dataclass(frozen=True)
 class _Stored:
-    """Place and form of a tensor's blocks in the file."""
+    """Offset and form of a tensor's blocks in the file."""
 
     name: str  # in GGUF
     kind: GGMLQuantizationType
@@ -221,7 +220,7 @@ class _Tensors:
         names = get_gguf_hf_weights_map(model, self._processor)
         self._stored: dict[str, _Stored] = {}
         for tensor in reader.tensors:
-            stem = tensor.name.removesuffix(".weight")  # so the map calls stacked experts
+            stem = tensor.name.removesuffix(".weight")  # the map's names of stacked experts
             name = names.get(tensor.name) or names.get(stem) or tensor.name
             shape = tuple(reversed(tensor.shape.tolist()))
             stored = _Stored(tensor.name, tensor.tensor_type, shape, tensor.data_offset)
@@ -232,9 +231,9 @@ class _Tensors:
         }
 
     def tie_copies(self) -> str:
-        """Makes one tied matrix, of the finer form, of an output matrix that is a copy of the embedding: they
-        differ by no more than rounding, a step of the coarser form in each block. Returns a line that says so.
-        Empty: they differ, or there is no output matrix.
+        """Ties an output matrix that is a copy of the embedding, and keeps the finer form. A copy
+        differs by no more than rounding, which is a step of the coarser form in each block. Returns
+        a line for the user. Empty: they differ, or there is no output matrix.
         """
         embedding, output = self._stored.get(_EMBEDDING), self._stored.get(_OUTPUT)
         if embedding is None or output is None or embedding.shape != output.shape:
@@ -257,7 +256,7 @@ class _Tensors:
         )
 
     def fetch(self, name: str) -> Tensor:
-        """One tensor. KeyError when there is none of that name."""
+        """Reads one tensor. Raises KeyError for an unknown name."""
         stored = self._stored[name]
         with boundary(ConfigError, f"{self._path}: tensor {stored.name} cannot be read"):
             shape = stored.byte_shape
@@ -267,7 +266,7 @@ class _Tensors:
 
 
 def _published(name: str, stored: _Stored) -> Iterator[tuple[str, _Stored]]:
-    """A tensor as safetensors files name it, where each expert of a layer stands alone."""
+    """A tensor under its names in safetensors files, which have one tensor per expert."""
     layer, found, _ = name.partition(".experts.")
     if not found:
         yield name, stored
@@ -283,8 +282,8 @@ def _text(reader: GGUFReader, name: str) -> Any:
 
 
 def _ends(reader: GGUFReader, tokenizer: Tokenizer) -> list[int]:
-    """Ids that end an answer. The format names at most three of them, so that other ends are known by their
-    texts, as llama.cpp knows them.
+    """Ids that end an answer. The format has fields for at most three of them, so other ends are
+    found by their texts, as in llama.cpp.
     """
     named = (_text(reader, key) for key in (Keys.Tokenizer.EOS_ID, *_FURTHER_ENDS))
     by_text = (
@@ -297,14 +296,14 @@ def _ends(reader: GGUFReader, tokenizer: Tokenizer) -> list[int]:
 
 
 def _with_named_split(tokenizer: bytes, named: dict[str, Any], path: Path) -> bytes:
-    """A byte-level tokenizer with the splitting that the file names, which transformers does not read."""
+    """A byte-level tokenizer with the pre-tokenizer that the file names, which transformers ignores."""
     if named[Keys.Tokenizer.MODEL] != "gpt2":
         return tokenizer
     name = named[Keys.Tokenizer.PRE]
     if name not in SPLITS:
         raise ConfigError(
-            f"{path}: {Keys.Tokenizer.PRE} = {name!r}, wanted one of {', '.join(SPLITS)}: how texts "
-            "are split is not guessed"
+            f"{path}: {Keys.Tokenizer.PRE} = {name!r}, wanted one of {', '.join(SPLITS)}: the "
+            "pre-tokenizer is not guessed"
         )
     described = json.dumps(with_split(json.loads(tokenizer), name))
     return Tokenizer.from_str(described).to_str().encode()

@@ -1,7 +1,7 @@
-"""How positions rotate heads, as GGUF files say it.
+"""RoPE scaling in GGUF files.
 
-A scaling of all wavelengths alike is two fields of the header, which transformers does not read. That of
-Llama 3 is a table of one factor per frequency, without the numbers that it was computed from.
+Linear scaling is two fields of the header, which transformers does not read. Llama 3's scaling is a
+table with one factor per frequency, without the parameters from which it was computed.
 """
 
 import math
@@ -19,7 +19,7 @@ from ostinato.models.network.rope import plain_frequencies
 FACTORS = f"{TENSOR_NAMES[MODEL_TENSOR.ROPE_FREQS]}.weight"
 TOLERANCE = 1e-6  # of a factor, relative: fp32 in another order of operations
 _OLD_FACTOR = "{arch}.rope.scale_linear"
-# Tried in this order: what is published, then its likes.
+# Tried in this order: published values first, then similar ones.
 _STRETCHES = (8.0, 32.0, 2.0, 4.0, 16.0, 64.0)
 _PUBLISHED_HIGH = 4.0
 _HIGHS = tuple(quarters / 4 for quarters in range(5, 65))
@@ -28,25 +28,25 @@ _HIGHS = tuple(quarters / 4 for quarters in range(5, 65))
 def read_scaling(
     path: Path, reader: GGUFReader, architecture: str, rope: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`rope_parameters` with the scaling of the header. ConfigError for another than a linear one."""
+    """`rope_parameters` with the header's scaling. Raises ConfigError unless it is linear or none."""
 
     def read(pattern: str, default: Any) -> Any:
         field = reader.get_field(pattern.format(arch=architecture))
         return default if field is None else field.contents()
 
-    # as llama.cpp: without a type it is linear, without a factor none
+    # as in llama.cpp: linear if no type is stated, and no scaling without a factor
     kind = read(Keys.Rope.SCALING_TYPE, "linear")
     factor = read(Keys.Rope.SCALING_FACTOR, read(_OLD_FACTOR, 0.0))
     if kind == "none" or factor in (0, 1):
         return dict(rope)
     if kind != "linear":
         name = Keys.Rope.SCALING_TYPE.format(arch=architecture)
-        raise ConfigError(f"{path}: {name} = {kind!r} by {factor}, wanted none or linear")
+        raise ConfigError(f"{path}: {name} = {kind!r} with factor {factor}, wanted none or linear")
     return {**rope, "rope_type": "linear", "factor": _shortest(factor)}
 
 
 def rotation_factors(rope: Mapping[str, Any], width: int) -> np.ndarray:
-    """By what each frequency of `width` columns is divided, of `rope_parameters` of type llama3."""
+    """Divisors of the frequencies of `width` columns under `rope_parameters` of type llama3."""
     fields = ConfigFields({"rope_parameters": rope}, "llama").rope(max_tokens=0)
     bands = fields["rope_bands"]
     frequencies = plain_frequencies(width, fields["rope_base"])
@@ -59,7 +59,7 @@ def rotation_factors(rope: Mapping[str, Any], width: int) -> np.ndarray:
 def with_factors(
     path: Path, rope: Mapping[str, Any], factors: np.ndarray, width: int
 ) -> dict[str, Any]:
-    """`rope_parameters` that give a table of factors. ConfigError where none do."""
+    """`rope_parameters` that give a table of factors. Raises ConfigError if none do."""
     if factors.shape == (width // 2,) and rope["rope_type"] == "default":
         if (factors == 1).all():
             return dict(rope)
@@ -68,14 +68,14 @@ def with_factors(
                 return found
     raise ConfigError(
         f"{path}: tensor {FACTORS} {factors.shape} has factors {factors.min():g} to {factors.max():g} of a "
-        f"{rope['rope_type']} rotation, wanted {width // 2} that Llama 3's scaling gives to a default one; "
-        "import the directory, whose config.json has its numbers"
+        f"{rope['rope_type']} rotation, wanted {width // 2} factors of Llama 3's scaling on a default one; "
+        "import the directory, whose config.json has its parameters"
     )
 
 
 def _candidates(rope: Mapping[str, Any], factors: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Numbers that may give the factors. These show only original tokens over the low and over the high
-    frequency factor, so the low one is 1.
+    """Yields parameters that may give the factors. The factors determine only the ratios of
+    original tokens to the low and to the high frequency factor, so the low one is set to 1.
     """
     if not 1 <= factors.min() <= factors.max() < math.inf:
         return
@@ -105,8 +105,9 @@ def _candidates(rope: Mapping[str, Any], factors: np.ndarray) -> Iterator[dict[s
 def _fits(
     turns: np.ndarray, kept: np.ndarray, is_blended: np.ndarray, num_kept: int
 ) -> Iterator[tuple[float, float]]:
-    """High frequency factors, each with the original tokens that blended frequencies (kept by a share of
-    one) ask for with it, or those between the last that is kept whole and the first that is not at all.
+    """Yields high frequency factors, each with the original tokens that fit the blended
+    frequencies. Without any, tokens lie between those of the last kept and the first stretched
+    frequency.
     """
     x, y = turns[is_blended], kept[is_blended]
     highs = (_PUBLISHED_HIGH, *_HIGHS)

@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub, fetched once into a cache of the hub's own layout.
+"""Models of the Hugging Face hub, fetched once into a cache with the hub's own layout.
 
-What the hub's library reads of the environment counts: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, proxies.
+The hub's library reads the environment: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, proxies.
 """
 
 import re
@@ -18,7 +18,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG
 from ostinato.tasks.conversion.pinned import HubModel
 
-# other forms of a model stand in folders; Mistral's own form of the weights beside the shards
+# folders hold other forms of a model; `consolidated*` is Mistral's own form of the weights
 _LEFT_OUT = ["*/*", "consolidated*"]
 _WEIGHTS, _PICKLES = ".safetensors", (".bin", ".pt", ".pth")
 _SHARD = re.compile(r".*-\d+-of-(\d+)\.safetensors")
@@ -33,11 +33,11 @@ def fetch_model(
     scratch: Path,
     check: Callable[[str, Path], object],
 ) -> tuple[Path, str]:
-    """The directory with the files of `patterns`, and the model named by its commit. `check` gets that name
-    and config.json before weights are fetched. What the user's own cache of the hub holds is read
-    there; without a network, what a cache holds of the revision is taken.
+    """(directory with the files of `patterns`, NAME@COMMIT). `check` gets that name and config.json
+    before weights are fetched. A copy in the user's own cache of the hub is used; without a
+    network, a cached copy of the revision.
 
-    ConfigError names model and fix, before weights are fetched. Files that came whole are kept.
+    Raises ConfigError with model and fix before weights are fetched. Completed files are kept.
     """
     name, revision = model.repository, model.revision
     with _explaining(model):
@@ -85,7 +85,7 @@ def _explaining(model: HubModel) -> Iterator[None]:
         text = f"is gated: accept its conditions at {url}, then set HF_TOKEN to a token of that account"
     except errors.RepositoryNotFoundError:
         text = (
-            f"is no directory here and no model of {hub}, or private; correct it, or set HF_TOKEN"
+            f"is no directory here and no public model of {hub}; correct the name, or set HF_TOKEN"
         )
     except errors.RevisionNotFoundError:
         text = f"is no branch, tag or commit of the model, see {url}/commits/main"
@@ -98,7 +98,7 @@ def _explaining(model: HubModel) -> Iterator[None]:
     ) as error:
         text = (
             f"is no directory here, and {hub} is not reached ({str(error).splitlines()[0]}); run "
-            "again with a network, files that came whole are kept"
+            "again with a network, completed files are kept"
         )
     if text:
         raise ConfigError(f"{model.repository}@{model.revision} {text}")
@@ -107,8 +107,8 @@ def _explaining(model: HubModel) -> Iterator[None]:
 def _find_copy(
     name: str, revision: str, patterns: Sequence[str], cache: Path | None = None
 ) -> Path | None:
-    """The whole snapshot in a cache, by default the user's own. None: not there, or cut short by an end of its
-    download.
+    """The complete snapshot in a cache, by default the user's own. None: it is missing, or its
+    download was interrupted.
     """
     try:
         found = _snapshot(name, revision, patterns, cache, is_local=True)
@@ -118,7 +118,7 @@ def _find_copy(
 
 
 def is_whole(snapshot: Path) -> bool:
-    """Whether a snapshot holds a model as its own files count it: configuration, tokenizer and every shard."""
+    """Whether a snapshot has configuration, tokenizer and all shards that its file names count."""
     names = {path.name for path in snapshot.iterdir() if path.is_file()}
     shards = [match for match in map(_SHARD.fullmatch, names) if match is not None]
     count = max((int(match[1]) for match in shards), default=0)
@@ -142,8 +142,9 @@ def _snapshot(
 
 
 def _note_commit(snapshot: Path, revision: str) -> None:
-    """Write what a branch or tag named into the cache (https://huggingface.co/docs/hub/local-cache), where it is looked
-    up without a network. The library does so only where it fetches by that name, which may have moved since.
+    """Writes the commit of a branch or tag into the cache
+    (https://huggingface.co/docs/hub/local-cache), where it is looked up without a network. The
+    library does so only when it fetches by that name, which may have moved since.
     """
     if revision != snapshot.name:
         note = snapshot.parents[1] / "refs" / revision
@@ -152,11 +153,13 @@ def _note_commit(snapshot: Path, revision: str) -> None:
 
 
 def _check_files(place: str, wanted: Sequence[str], names: Iterable[str]) -> None:
-    """ConfigError unless weights and config.json are among the wanted of a repository's files."""
+    """Raises ConfigError unless the wanted files include weights, config.json and a tokenizer."""
     if any(name.endswith(_WEIGHTS) for name in wanted):
         for start, missing in {CONFIG: CONFIG, "tokenizer.": "tokenizer.json or .model"}.items():
             if not any(name.startswith(start) for name in wanted):
-                raise ConfigError(f"{place} holds no {missing}, wanted a whole model, no adapter")
+                raise ConfigError(
+                    f"{place} holds no {missing}, wanted a complete model, not an adapter"
+                )
         return
     found = {Path(name).suffix: name for name in names}
     if ".gguf" in found:
@@ -173,7 +176,7 @@ def _check_files(place: str, wanted: Sequence[str], names: Iterable[str]) -> Non
 
 
 def _check_disk(place: str, missing: int, whole: int, cache: Path, scratch: Path) -> None:
-    """The download must fit, and the checkpoint, which is about as large as the whole."""
+    """Raises ConfigError unless the download and the checkpoint, about as large as the model, fit."""
     scratch.mkdir(parents=True, exist_ok=True)
     needed = {cache: missing, scratch: whole}
     if cache.stat().st_dev == scratch.stat().st_dev:

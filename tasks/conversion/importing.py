@@ -1,6 +1,7 @@
-"""A published model into a checkpoint directory: shape, weights, tokenizer, template."""
+"""Import of a published model as a checkpoint: shape, weights, tokenizer, template."""
 
 import json
+from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG, FAMILIES
 from ostinato.models.checkpoint import stream_checkpoint
 from ostinato.models.checkpoint.store import PUBLISHED
-from ostinato.models.families.family import EMBEDDING, HEAD, Family, parts_of
+from ostinato.models.families.family import EMBEDDING, HEAD, Family
 from ostinato.models.rendering.chat_template import find_template
 from ostinato.models.rendering.template_environment import template_environment
 from ostinato.models.spec import ModelSpec
@@ -41,9 +42,9 @@ def import_model(
     chat_template: str | None = None,
     dialect: str | None = None,
 ) -> dict[str, str | int]:
-    """Writes the checkpoint `directory` and returns facts about it. ConfigError names file, tensor or
-    field, value seen and value wanted; then nothing is left behind. `chat_template`: a file or one of
-    our names, in place of the model's own. `dialect`: in place of the one that the template tells.
+    """Writes the checkpoint `directory` and returns facts about it. ConfigError names file, tensor
+    or field, value seen and value wanted, and leaves nothing behind. `chat_template`: a file or one
+    of our names, instead of the model's own. `dialect`: instead of the one found from the template.
     """
     if dialect is not None:
         _check_dialect(dialect)
@@ -56,7 +57,7 @@ def import_model(
             source.files, source.config, tokenizer, chat_template
         )
         dialect = dialect or find_dialect(find_template(side_files) or "") or FULL
-        dtypes = {name: _stored_dtype(source, spec, name) for name in weight_shapes(spec)}
+        dtypes = {name: _stored_dtype(source, family, spec, name) for name in weight_shapes(spec)}
         dtype = str(dtypes[EMBEDDING]).removeprefix("torch.")
         facts: dict[str, str | int] = {
             "stage": "import",
@@ -67,7 +68,7 @@ def import_model(
             "vocabulary": tokenizer.get_vocab_size(),
             "chat_template": template,
             "dialect": dialect,
-            "note": source.note,
+            "note": "\n".join(filter(None, (source.note, _window_note(source.config, spec)))),
         }
         files = {
             f"{PUBLISHED}/{name}": content
@@ -82,10 +83,18 @@ def import_model(
     return facts
 
 
+def _window_note(config: Mapping[str, Any], spec: ModelSpec) -> str:
+    """A note if the model's sequences are limited to its sliding window, else empty."""
+    longest = config.get("max_position_embeddings", 0)
+    if spec.max_sequence_tokens >= longest:
+        return ""
+    return f"at most {spec.max_sequence_tokens} tokens, its sliding window, of {longest} positions"
+
+
 def _check_dialect(dialect: str) -> None:
     if dialect == COMPACT:
         raise ConfigError(
-            f"--dialect is {COMPACT!r}, wanted another: its calls are tokens of our own models"
+            f"--dialect is {COMPACT!r}, wanted another dialect: its calls are tokens of our own models"
         )
     DIALECTS.load(dialect)
 
@@ -101,19 +110,21 @@ def _read_shape(place: str, config: dict[str, Any]) -> tuple[Family, ModelSpec]:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         text = f"{field} = {first['input']!r}: {first['msg']}" if field else first["msg"]
-        raise ConfigError(f"{place}: config.json gives no possible shape: {text}") from None
+        raise ConfigError(f"{place}: config.json describes no valid shape: {text}") from None
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _stored_dtype(source: PublishedModel, spec: ModelSpec, name: str) -> torch.dtype:
+def _stored_dtype(
+    source: PublishedModel, family: Family, spec: ModelSpec, name: str
+) -> torch.dtype:
     """The dtype that holds every published part of a canonical tensor exactly."""
-    parts = (source.headers[published].dtype for published, _ in parts_of(spec, name))
+    parts = (source.headers[published].dtype for published in family.sources_of(spec, name))
     return reduce(torch.promote_types, parts)
 
 
 def _fetch_finite(source: PublishedModel, name: str) -> torch.Tensor:
-    """A published tensor. ConfigError where it holds NaN or infinity, of which no answer comes."""
+    """A published tensor. Raises ConfigError if it holds NaN or infinity, which break every answer."""
     tensor = source.fetch(name)
     bad = tensor.numel() - int(tensor.isfinite().sum())
     if bad:
@@ -125,7 +136,7 @@ def _fetch_finite(source: PublishedModel, name: str) -> torch.Tensor:
 
 
 def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:
-    """All names and shapes, before a byte is copied."""
+    """Checks all names and shapes before anything is copied."""
     wanted = family.source_shapes(spec)
     for name, shape in wanted.items():
         header = source.headers.get(name)
@@ -147,7 +158,7 @@ def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> N
 
 
 def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
-    """Whether a tensor adds nothing to the trunk: a copy, a table, a draft layer behind the last."""
+    """Whether a tensor adds nothing to the trunk: a tied copy, a table, a draft layer after the last."""
     if name == HEAD:
         is_alike = source.headers[HEAD].shape == source.headers[EMBEDDING].shape
         return is_alike and bool((source.fetch(HEAD) == source.fetch(EMBEDDING)).all())
@@ -158,7 +169,7 @@ def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
 
 
 def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
-    """The model's tokenizer. Every id from 0 on must mean a token that the model has a row for."""
+    """The model's tokenizer. Its ids must have no holes, and the model must have a row for each."""
     content = source.files.get(TOKENIZER)
     if content is None:
         raise ConfigError(f"{source.place} holds no {TOKENIZER}, wanted one (a fast tokenizer)")
@@ -182,7 +193,7 @@ def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
 
 
 def _check_template(source: PublishedModel) -> None:
-    """A chat template, where there is one, must parse."""
+    """Checks the small files, and that the chat template, if there is one, parses."""
     for name, content in source.files.items():
         check_side_file(source.place, name, content)
     template = find_template(source.files)

@@ -1,7 +1,8 @@
-"""The chat template of an imported model: its own, one that the person names, or the one chosen for a base model.
+"""Chat template of an imported model: its own, one that the user names, or a default.
 
-Own templates: `chatml` ends messages with `<|im_end|>`, `plain` marks roles with words and ends answers
-with the model's end of text. A template that was chosen says so in its first line and stays with the model.
+Our templates: `chatml` ends messages with `<|im_end|>`; `plain` marks roles with words and ends
+answers with the model's end of text. A chosen template stays with the model and says so in its
+first line.
 """
 
 import json
@@ -46,18 +47,18 @@ FIX = "import it with --chat-template chatml, plain or a file"
 def choose_template(
     files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer, wanted: str | None
 ) -> tuple[dict[str, bytes], str]:
-    """The model's small files with the template that holds, and what is to be said of it. ConfigError for a
-    `wanted` template that holds no conversation.
+    """The model's small files with the chosen template, and a line about it for the user. Raises
+    ConfigError for a `wanted` template that cannot hold a conversation.
     """
     placed = files | {CONFIG: json.dumps(config).encode()}
     try:
         published_ends(placed, tokenizer.get_vocab_size())
+        published = find_template(files)
+        settings = _complete_settings(files, config, tokenizer)
     except ValueError as error:
-        raise ConfigError(f"where answers end is unknown: {error}") from None
-    published = find_template(files)
+        raise ConfigError(f"special tokens or the chat template cannot be read: {error}") from None
     if wanted is None and published is not None:
         return _judge(files, config, tokenizer, published)
-    settings = _complete_settings(files, config, tokenizer)
     name = wanted or _default(settings, tokenizer)
     if name is None:
         return files, f"none, and no eos_token to end an answer with: {FIX}"
@@ -81,16 +82,18 @@ def choose_template(
 def _judge(
     files: dict[str, bytes], config: dict[str, Any], tokenizer: Tokenizer, template: str
 ) -> tuple[dict[str, bytes], str]:
-    """The files, and whether the model's own template holds conversations here."""
+    """The files, and a line about whether the model's own template can be used."""
     placed = files | {CONFIG: json.dumps(config).encode()}
     try:
         renderer = TemplateRenderer(tokenizer, template, tokenizer_settings(files), placed)
     except ValueError as error:
         return files, f"its own, which is refused: {error}; {FIX}"
-    told = "its own"
+    line = "its own"
     if renderer.drops_thoughts:
-        told += "; it takes <think> blocks out of answers before the last question, here they stay"
-    return with_ends(files, config, renderer.stop_token_ids), told
+        line += (
+            "; it removes <think> blocks from answers before the last question, here they are kept"
+        )
+    return with_ends(files, config, renderer.stop_token_ids), line
 
 
 def _default(settings: dict[str, Any], tokenizer: Tokenizer) -> str | None:
@@ -141,7 +144,9 @@ def _complete_settings(
     for name in _SPECIAL:
         ids = generation.get(f"{name}_id") or config.get(f"{name}_id")
         token_id = ids[0] if isinstance(ids, list) and ids else ids
-        by_id = tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
+        by_id = None
+        if isinstance(token_id, int) and 0 <= token_id < tokenizer.get_vocab_size():
+            by_id = tokenizer.id_to_token(token_id)
         found = settings.get(name) or special.get(name) or by_id
         if found and tokenizer.token_to_id(token_text(found)) is not None:
             settings[name] = found

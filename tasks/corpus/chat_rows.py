@@ -1,7 +1,7 @@
-"""Rows of a user's own conversations in OpenAI's format for chats, checked one by one.
+"""Rows of a user's own conversations in OpenAI's chat format, checked one by one.
 
-A file is JSON lines or parquet (with pyarrow installed). A row has `messages` and, where functions were
-declared, `tools`. Fields that are null count as absent.
+A file is JSON lines or parquet (with pyarrow installed). A row has `messages` and, if functions
+were declared, `tools`. Null fields count as absent.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ FOLLOWS = {
     "assistant": ("user", "tool"),
     "tool": ("tool", "assistant"),
 }
-_MOST_SHOWN = 80  # characters of a value in a message
+_MOST_SHOWN = 80  # characters of a value in an error message
 
 
 class _Row(Record):
@@ -73,7 +73,7 @@ class Call(_Row):
 
 
 class Message(_Row):
-    """Words and calls of one side."""
+    """Text and calls of one message."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -82,7 +82,7 @@ class Message(_Row):
     tool_call_id: str | None = None
     name: str | None = None
     weight: Literal[0, 1] = 1
-    """0: an answer that is read and not learned"""
+    """0: the answer is context only and not learned"""
 
     @field_validator("role", mode="before")
     @classmethod
@@ -92,24 +92,26 @@ class Message(_Row):
     @field_validator("content", mode="before")
     @classmethod
     def _joined(cls, value: Any) -> Any:
-        """Texts of a list of parts, as one."""
+        """Joins the texts of a list of parts."""
         if not isinstance(value, list):
             return value
         texts: list[str] = []
         for part in value:
             text = part.get("text") if isinstance(part, dict) else None
             if not isinstance(text, str):
-                raise ValueError(f"a part is {_show(part)}, wanted parts of type text alone")
+                raise ValueError(f"a part is {_show(part)}, wanted only parts of type text")
             texts.append(text)
         return "".join(texts)
 
     @model_validator(mode="after")
     def _says_something(self) -> "Message":
         if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
-            raise ValueError(f"a {self.role} message has calls or thoughts, wanted them in answers")
+            raise ValueError(
+                f"a {self.role} message has calls or thoughts, wanted them only in answers"
+            )
         if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError(
-                f"tool_call_id {self.tool_call_id!r} stands in a {self.role} message, wanted role tool"
+                f"tool_call_id {self.tool_call_id!r} is in a {self.role} message, wanted role tool"
             )
         if "content" not in self.model_fields_set and not self.tool_calls:
             raise ValueError("content is null or absent, wanted a text, or tool_calls in an answer")
@@ -117,7 +119,7 @@ class Message(_Row):
 
 
 class Declared(BaseModel):
-    """The part of a tool that is read here. The template shows all of it."""
+    """The checked part of a declared function. The template shows the whole function."""
 
     name: str = Field(min_length=1)
 
@@ -133,7 +135,7 @@ class ChatConversation(_Row):
     """Messages in order. The last is an answer."""
 
     place: str
-    """file and row, for messages"""
+    """file and row, for error messages"""
     messages: tuple[Message, ...] = Field(min_length=2)
     tools: Annotated[
         tuple[dict[str, Any], ...], _also_written("[]", "a list of tools as JSON")
@@ -155,7 +157,7 @@ class ChatConversation(_Row):
 
     @model_validator(mode="after")
     def _calls_answered(self) -> "ChatConversation":
-        """Each call has its result, and each result its call. Calls written as text have no ids."""
+        """Requires a result for each call and a call for each result. Calls written as text have no ids."""
         open_ids: list[str | None] = []
         for index, message in enumerate(self.messages):
             if message.role == "tool" and (open_ids or message.tool_call_id is not None):
@@ -166,7 +168,7 @@ class ChatConversation(_Row):
                         f"message {index} has tool_call_id {message.tool_call_id!r}, wanted one of {wanted}"
                     )
                 open_ids.remove(answered)
-            elif open_ids:  # also where ids are absent
+            elif open_ids:  # also if ids are absent
                 raise ValueError(
                     f"message {index} is by {message.role!r} and call {open_ids[0]!r} has no result, wanted "
                     "a tool message for each call"
@@ -176,7 +178,7 @@ class ChatConversation(_Row):
             twice = next((call_id for call_id in named if named.count(call_id) > 1), None)
             if twice is not None:
                 raise ValueError(
-                    f"message {index} has two calls with id {twice!r}, wanted ids that differ"
+                    f"message {index} has two calls with id {twice!r}, wanted unique ids"
                 )
         return self
 
@@ -199,7 +201,7 @@ class ChatConversation(_Row):
 
     @property
     def in_call_order(self) -> list[Message]:
-        """The messages, the results of an answer in the order of its calls."""
+        """The messages, with the results of each answer in the order of its calls."""
         ordered: list[Message] = []
         open_places: dict[int, str | None] = {}  # of results, with the ids of their calls
         for message in self.messages:
@@ -217,7 +219,7 @@ class ChatConversation(_Row):
         return ordered[: len(ordered) - len(open_places)]  # the last answer's calls have no results
 
     def as_messages(self) -> list[dict[str, Any]]:
-        """As chat templates take them."""
+        """The messages in the form of chat templates."""
         kept = {"role", "content"}
         return [
             {key: value for key, value in one.items() if value or key in kept}
@@ -229,7 +231,7 @@ class ChatConversation(_Row):
 
 
 def read_conversations(path: Path) -> list[ChatConversation]:
-    """All of a file. ConfigError names row, field, value seen and value wanted."""
+    """All conversations of a file. ConfigError names row, field, value seen and value wanted."""
     found = list(_read(path))
     if not found:
         raise ConfigError(f"{path} holds no conversation, wanted one or more rows with messages")
@@ -241,11 +243,11 @@ def _read(path: Path) -> Iterator[ChatConversation]:
         place = f"{path}, row {number}"
         if not isinstance(row, dict) or "messages" not in row:
             raise ConfigError(f"{place}: no field messages, wanted a list of messages")
-        if path.suffix == ".parquet":  # whose structures hold every field of any row
+        if path.suffix == ".parquet":  # parquet's structures have every field in every row
             row = _without_nulls(row)
         if row.get("functions") is not None:
             raise ConfigError(
-                f"{place}: functions = {_show(row['functions'])}, wanted tools: OpenAI's older form is not read"
+                f"{place}: functions = {_show(row['functions'])}, wanted tools: OpenAI's older form is not supported"
             )
         fields = {"place": place, "messages": row["messages"], "tools": row.get("tools")}
         try:
@@ -261,7 +263,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _describe(error: ValidationError) -> str:
-    """Field, value and what is wanted of the first mistake."""
+    """Field, value seen and value wanted of the first error."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     says = first["msg"].removeprefix("Value error, ")

@@ -12,14 +12,14 @@ from ostinato.tasks.records import Split
 
 
 class NgramOverlap(Record):
-    """N-grams of words that one split's problems share with what one stage trains on."""
+    """N-grams of words that one split's problems share with one stage's training data."""
 
     stage: str
     words: int = Field(description="length of an n-gram in words")
-    problems: int = Field(description="problems with n-grams of their own, in prompt or function")
+    problems: int = Field(description="problems with unique n-grams, in prompt or function")
     problems_with_text: int = Field(description="problems with an n-gram that the stage trains on")
     problems_with_answer: int = Field(
-        description="problems with such an n-gram that holds a word of a right line"
+        description="problems with such an n-gram that contains a word of a right line"
     )
     median_share: float = Field(
         description="share of a problem's n-grams that is trained on (0..1), median over problems"
@@ -27,40 +27,40 @@ class NgramOverlap(Record):
 
 
 class AnswerOverlap(Record):
-    """Problems of one evaluated split whose text stands in training documents."""
+    """Problems of one evaluated split with text in training documents."""
 
     split: Split
     problems: int = Field(
-        description="problems with a right line that is long enough to be told from others"
+        description="problems with a right line that is long enough to be distinctive"
     )
     problems_with_answer: int
-    """problems with all their right lines in some document that is trained on: shards, demonstrations,
-    documents that locate, conversations of the user"""
-    median_documents: float = Field(description="documents that hold them, median over problems")
+    """problems with all their right lines in some training document: shards, demonstrations,
+    locating documents, conversations of the user"""
+    median_documents: float = Field(description="documents with these lines, median over problems")
     ngrams: tuple[NgramOverlap, ...] = ()
     """overlap per stage"""
 
 
-CONVERSATIONS = "conversations"  # held-out shard of a user's own
-SHARDS = ("code", "library", "repair", "repair_general")  # that are trained on
-DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # all others are for evaluation or users
+CONVERSATIONS = "conversations"  # held-out shard of a user's own conversations
+SHARDS = ("code", "library", "repair", "repair_general")  # for training
+DEMONSTRATED = (Split.DEMONSTRATION, Split.TRAIN)  # other splits are for evaluation or users
 
 Locating = Literal["named", "search", "grep"]
 """named: the prompt names the function, nothing is located."""
 
 
 class CodeSource(Record):
-    """One place where general source code comes from."""
+    """One source of general code."""
 
     kind: Literal["standard_library", "package", "directory", "git", "jsonl", "parquet"]
-    """standard_library: of the Python that runs this; package: an installed one; directory: the
-    Python files below path; git: those of one commit; jsonl, parquet: one source file a row"""
+    """standard_library: of the running Python; package: an installed package; directory: the Python
+    files below path; git: those of one commit; jsonl, parquet: one source file per row"""
     name: str = Field(default="", description="import name of an installed package, else a label")
     path: str = ""
-    """path of a directory; of a git repository, or its URL; of a jsonl or parquet file, or a folder of
-    them, here or as s3://bucket/prefix"""
+    """path of a directory; path or URL of a git repository; path of a jsonl or parquet file or of a
+    folder of them, local or as s3://bucket/prefix"""
     revision: str = Field(
-        default="", description="commit of a git source: a commit in full, a tag or a branch"
+        default="", description="revision of a git source: a full commit id, a tag or a branch"
     )
     text_column: str = Field(
         default="text", description="column of a row's text, for jsonl and parquet"
@@ -69,7 +69,7 @@ class CodeSource(Record):
         default="path", description="column of a row's path, for jsonl and parquet"
     )
     licence_column: str = "licence"
-    """column of a row's licence, for jsonl and parquet; where a row has none, licence counts"""
+    """column of a row's licence, for jsonl and parquet; rows without one have `licence`"""
     licence: str = Field(default="", description="licence of all files; packages declare theirs")
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class CodeSource(Record):
             if value != default and self.kind not in ("jsonl", "parquet"):
                 raise ValueError(
                     f"source {self.name!r} of kind {self.kind} has {field} {value!r}, wanted it for "
-                    "jsonl and parquet alone"
+                    "jsonl and parquet only"
                 )
         return self
 
@@ -111,32 +111,32 @@ class TokenBudgets(Record):
     repair: NonNegativeInt = 1_200_000
     """self-made bugs in those functions"""
     repair_general: NonNegativeInt = 600_000
-    """the same in general functions"""
+    """self-made bugs in general functions"""
     located: NonNegativeInt = 0
-    """transcripts that only locate a described general function, as in demonstrations"""
+    """transcripts that only locate a described general function, as demonstrations do"""
 
 
 class DemonstrationConfig(Record):
     """Transcripts of a scripted demonstrator in real sandboxes with real tests."""
 
     count: NonNegativeInt = 700
-    """attempts; problems are used again when fewer"""
+    """attempts; with fewer problems, problems are used again"""
     parallel_share: Share = 0.5
-    """several calls in a turn; the rest one call a turn"""
+    """several calls per turn; the rest one call per turn"""
     wrong_first_share: Share = 0.35
     """a wrong edit, failed tests, then the right edit"""
     give_up_share: Share = 0.15
     """a wrong edit, failed tests, then giving up"""
     start_over_share: Share = 0.0
-    """a wrong edit, failed tests, a new beginning, then the right edit; wants
+    """a wrong edit, failed tests, a new beginning, then the right edit; requires
     harness.max_restarts"""
     splits: tuple[Split, ...] = Field(default=(Split.DEMONSTRATION,), min_length=1)
-    """splits of the problems that are repaired: demonstration, also train, never others"""
+    """splits of the repaired problems: only demonstration and train are allowed"""
     concurrency: PositiveInt = Field(default=8, description="attempts at the same time")
     boxes_per_repository: PositiveInt = 4
-    """sandboxes in use at the same time for one repository, at most"""
+    """maximum of concurrent sandboxes per repository"""
     locating: Locating = "named"
-    """search for a function that the prompt only describes"""
+    """way to find a function that the prompt only describes"""
 
     @model_validator(mode="after")
     def _shares(self) -> "DemonstrationConfig":
@@ -153,32 +153,32 @@ class DemonstrationConfig(Record):
 
 
 class CorpusConfig(Record):
-    """Everything that decides what the corpus holds."""
+    """All settings that determine the content of the corpus."""
 
     sources: tuple[CodeSource, ...] = (CodeSource(kind="standard_library"),)
     """general source code"""
     vocab_size: int = Field(default=1280, ge=400, description="used when no tokenizer is given")
     budgets: TokenBudgets = TokenBudgets()
     repair_parallel_share: Share = 0.5
-    """repair documents with several calls in a turn"""
+    """repair documents with several calls per turn"""
     fill_in_share: Share = 0.75
-    """library documents with a line to fill in; rest clean"""
+    """library documents with a line to fill in; the rest are clean"""
     held_out_share: float = Field(default=0.05, ge=0, lt=1)
     """share of general source files held out, for perplexity"""
     window_tokens: int = Field(default=384, ge=32, description="length of a document of code")
     near_duplicate_ratio: float = Field(default=0.8, gt=0, le=1)
-    """share of common shingles that makes two files one"""
+    """share of common shingles from which two files count as duplicates"""
     demonstrations: DemonstrationConfig = DemonstrationConfig()
     conversations: str = ""
-    """.jsonl or .parquet file of conversations to fine-tune on, beside the demonstrations;
+    """.jsonl or .parquet file of conversations to fine-tune on, in addition to the demonstrations;
     `ostinato run sft --data FILE` sets it"""
     seed: int = 0
-    """seed of the draws of files and functions, of self-made bugs and of demonstrations; unless
-    given, the recipe's"""
+    """seed of the drawn files and functions, self-made bugs and demonstrations; default: the
+    recipe's seed"""
 
 
 class FunctionLimits(Record):
-    """Largest functions that documents are made of. Problems have the same limits."""
+    """Limits of the functions in documents. Problems have the same limits."""
 
     max_lines: int = Field(default=24, ge=2)
     max_characters: int = Field(default=600, ge=20)
@@ -193,25 +193,25 @@ class CorpusRequest(Record):
 
     config: CorpusConfig
     pins: tuple[str, ...] = ()
-    """content that each of the sources holds, as `pin_source` found it; without them it is found now"""
+    """content of each source, as `pin_sources` found it; empty: found when the stage runs"""
     limits: FunctionLimits = FunctionLimits()
     problems_directory: str = Field(description="problems.jsonl and repositories/NAME; empty: none")
     harness: HarnessConfig = HarnessConfig()
-    """the limits that demonstrations run under"""
+    """harness of the demonstrations"""
     search_directory: str | None = None
-    """encoder of code search; None: words alone"""
+    """encoder of code search; None: search by words only"""
     tokenizer_path: str | None = None
     """checkpoint whose tokenizer is used; None trains one on this corpus"""
 
     @model_validator(mode="after")
     def _demonstrable(self) -> "CorpusRequest":
-        shown, harness = self.config.demonstrations, self.harness
-        if shown.start_over_share and not harness.max_restarts:
+        config, harness = self.config.demonstrations, self.harness
+        if config.start_over_share and not harness.max_restarts:
             raise ValueError(
-                f"corpus.demonstrations.start_over_share is {shown.start_over_share} and "
+                f"corpus.demonstrations.start_over_share is {config.start_over_share} and "
                 "harness.max_restarts is 0, wanted at least 1: the attempt would end there"
             )
-        wrong = shown.wrong_first_share + shown.give_up_share + shown.start_over_share
+        wrong = config.wrong_first_share + config.give_up_share + config.start_over_share
         if harness.summarise_at_tokens is not None and harness.dialect == COMPACT and wrong:
             raise ValueError(
                 f"demonstrations with a wrong edit have a share of {wrong} and harness.summarise_at_tokens is "
@@ -238,7 +238,7 @@ class CorpusResult(Record):
     demonstration_tokens: int
     demonstrations_by_plan: dict[str, int]
     sources: tuple[str, ...] = Field(
-        default=(), description="sources with what they held when read"
+        default=(), description="sources, each with its commit or checksum"
     )
     files_read: int
     files_dropped: dict[str, int] = Field(description="reason -> files")

@@ -16,13 +16,13 @@ from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
 from ostinato.tasks.problems.breaking.mutations import Mutation
 
-MAX_DRY_DRAWS = 10_000  # draws in a row that gave no document, after which a kind is used up
+MAX_DRY_DRAWS = 10_000  # draws in a row without a document, after which a kind is used up
 HELD_OUT_REPAIR_RATIO = 0.02
 
 
 @dataclass(slots=True)
 class Shard:
-    """Documents of one kind, to train on and held out."""
+    """Documents of one kind, for training and held out."""
 
     train: list[list[int]] = field(default_factory=list)
     held_out: list[list[int]] = field(default_factory=list)
@@ -38,18 +38,18 @@ def make_code(
 ) -> Shard:
     """Windows of whole lines of general source files. Held out by file."""
     shard = Shard()
-    room = {False: config.budgets.code, True: int(config.budgets.code * config.held_out_share)}
+    left = {False: config.budgets.code, True: int(config.budgets.code * config.held_out_share)}
     for file in _shuffled(files, config.seed, "code"):
         held_out = is_held_out(f"{file.source}/{file.path}", config.held_out_share)
-        if room[held_out] <= 0:
+        if left[held_out] <= 0:
             continue
         for window in _cut_windows(file.text, renderer, config.window_tokens):
             text = renderer.decode(window)
             if guard.forbids_text(text):
                 continue
             (shard.held_out if held_out else shard.train).append([*window, renderer.end_of_text_id])
-            room[held_out] -= len(window) + 1
-            if room[held_out] <= 0:
+            left[held_out] -= len(window) + 1
+            if left[held_out] <= 0:
                 break
     return shard
 
@@ -74,18 +74,18 @@ def make_library(
 ) -> Shard:
     """The problem repositories' functions, clean or with one line to fill in.
 
-    Held out, all clean: `others`, functions of files that hold no problem.
+    Held out are `others`, functions of files without problems, all clean.
     """
     shard = Shard()
-    room = int(config.budgets.library * config.held_out_share)
+    left = int(config.budgets.library * config.held_out_share)
     for function in random.Random(f"{config.seed}/others").sample(others, len(others)):
-        if room <= 0:
+        if left <= 0:
             break
         shard.held_out.append(writer.write_clean(function))
-        room -= len(shard.held_out[-1])
+        left -= len(shard.held_out[-1])
     rng = random.Random(f"{config.seed}/library")
-    room = config.budgets.library if functions else 0
-    while room > 0:
+    left = config.budgets.library if functions else 0
+    while left > 0:
         for function in rng.sample(functions, len(functions)):
             if rng.random() < config.fill_in_share:
                 number = rng.randrange(len(function.lines)) + 1
@@ -93,8 +93,8 @@ def make_library(
             else:
                 document = writer.write_clean(function)
             shard.train.append(document)
-            room -= len(document)
-            if room <= 0:
+            left -= len(document)
+            if left <= 0:
                 break
     return shard
 
@@ -138,7 +138,7 @@ class RepairMaker:
     def _draw_bug(
         self, draw_function: DrawFunction, rng: random.Random, keep: Callable[[Bug], bool]
     ) -> Bug | None:
-        """A mutation that is allowed and wanted. None when there seem to be no more."""
+        """A mutation that is allowed and wanted. None if there seem to be no more."""
         for _ in range(MAX_DRY_DRAWS):
             function = draw_function(rng)
             if function is None:
@@ -158,7 +158,7 @@ def draw_from(functions: Sequence[CodeFunction]) -> DrawFunction:
 
 
 def is_repair_held_out(bug: Bug) -> bool:
-    """A fixed draw of mutations (never of lines) that is kept for measuring."""
+    """Whether a mutation belongs to a fixed sample (of mutations, not of lines) kept for measuring."""
     function, mutation = bug
     name = f"{function.path}/{function.symbol}/{mutation.line_number}/{mutation.broken_text}"
     return is_held_out(name, HELD_OUT_REPAIR_RATIO)
@@ -191,7 +191,7 @@ def make_general_repairs(
 
 
 def _functions_of(files: Sequence[SourceFile], limits: FunctionLimits) -> Iterator[CodeFunction]:
-    """Functions of the files, each text once, then the same again for as long as somebody asks."""
+    """Yields the functions of the files, each text once, then the same functions again without end."""
     functions: dict[tuple[str, ...], CodeFunction] = {}
     for file in files:
         for function in extract_functions(file.text, file.path, limits):

@@ -1,7 +1,7 @@
-"""Documents that only locate: from a description to the call that reads the function.
+"""Documents that only locate a function: from its description to the call that reads it.
 
-The steps are the demonstrator's own; only calls are trained on. Demonstrations know few functions and
-would be learned by heart: here are thousands, each among other neighbours every time.
+The steps are the demonstrator's own; only calls are trained on. Demonstrations have few functions,
+which would be memorised; here are thousands, each time among other files.
 """
 
 import random
@@ -25,13 +25,13 @@ from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.problems.descriptions import describe_functions, write_prompt
 
 POOL_FILES = 40
-# nothing is repaired, so the functions that are searched may be long
+# the functions are only searched, not repaired, so they may be long
 POOL_LIMITS = FunctionLimits(max_lines=60, max_characters=3000)
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedFile:
-    """Functions of one file without docstrings, with the sentences that describe some."""
+    """Functions of one file without docstrings, and sentences that describe some of them."""
 
     source: str
     path: str
@@ -49,7 +49,7 @@ class FilePool:
 
 @dataclass(frozen=True, slots=True)
 class Locator:
-    """Locates as the demonstrator does, and writes it down."""
+    """Writer of documents in which the demonstrator locates a function."""
 
     config: CorpusConfig
     harness: HarnessConfig
@@ -59,7 +59,7 @@ class Locator:
     def write(
         self, file: DescribedFile, symbol: str, pool: FilePool, rng: random.Random
     ) -> Document | None:
-        """The document of one function. None when the demonstrator does not find it."""
+        """The document of one function. None if the demonstrator does not find it."""
         sentence = file.sentences[symbol]
         texts = {item.path: item.text for item in pool.files}
         calls = locate(self.config.demonstrations.locating, sentence, file.path, symbol)
@@ -90,12 +90,12 @@ class Locator:
 
 
 def grep_files(files: Mapping[str, str], pattern: str) -> str:
-    """Answer of the grep tool on these files."""
+    """Result of the grep tool on these files."""
     wanted, anywhere = re.compile(pattern), re.compile(pattern, re.MULTILINE)
     lines = [
         f"{path}:{number}:{line}"
         for path in sorted(files)
-        if anywhere.search(files[path])  # at the speed of C; most files hold nothing
+        if anywhere.search(files[path])  # one fast search, since most files have no match
         for number, line in enumerate(files[path].split("\n"), start=1)
         if wanted.search(line)
     ]
@@ -113,17 +113,17 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     ]
     rng = random.Random(f"{config.seed}/located")
     documents: list[Document] = []
-    room = config.budgets.located
+    left = config.budgets.located
     for number in count():
         num_before = len(documents)
         for pool in draw_pools(described, number, rng):
             for file, symbol in _shuffled(pool, rng):
-                if room <= 0:
+                if left <= 0:
                     return documents
                 document = locator.write(file, symbol, pool, rng)
                 if document is not None:
                     documents.append(document)
-                    room -= len(document.token_ids)
+                    left -= len(document.token_ids)
         if len(documents) == num_before:
             break
     return documents

@@ -1,6 +1,5 @@
-"""How much of the evaluated problems stands in the documents that were trained on: right lines whole, and
-n-grams of words, as the report on GPT-3 counts them (arXiv:2005.14165, appendix C: 13 words, lower case,
-no punctuation).
+"""Overlap of evaluated problems with training documents: whole right lines, and n-grams of words,
+counted as for GPT-3 (arXiv:2005.14165, appendix C: 13 words, lower case, no punctuation).
 
 Shapes: W words of a text, G n-grams of it.
 """
@@ -20,9 +19,9 @@ from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource
 from ostinato.tasks.records import Problem, Split
 
 EVALUATED = (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)
-SHORTEST_ANSWER_CHARACTERS = 12  # shorter lines (return x) stand in any code
+SHORTEST_ANSWER_CHARACTERS = 12  # shorter lines (return x) occur in any code
 NGRAM_WORDS = 13
-# Stages that train on attempts at problems, by the split they draw from: an attempt that solves holds the
+# Stages that train on attempts, and the split of their problems: a solved attempt contains the
 # prompt and the right function.
 STAGES_OF_PROBLEMS = {"RL": Split.TRAIN, "cycle": Split.USER}
 _TAG = re.compile(r"<\|?\w+\|?>|</\w+>")  # special tokens and tags of lines
@@ -33,9 +32,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def measure_overlap(
     source: ProblemSource, documents: Mapping[str, Sequence[Sequence[int]]], renderer: Renderer
 ) -> tuple[AnswerOverlap, ...]:
-    """Per evaluated split, what of its problems stands in `documents` (by stage) and in the problems of RL and
-    of users.
-    """
+    """Overlap of each evaluated split with `documents` (by stage) and problems of RL and users."""
     texts = {
         split: [_text_of(problem, source) for problem in source.problems if problem.split is split]
         for split in (*EVALUATED, *STAGES_OF_PROBLEMS.values())
@@ -45,11 +42,11 @@ def measure_overlap(
     documents_with: Counter[str] = Counter()
     seen: dict[str, set[int]] = {}
     for stage, trained in documents.items():
-        met = seen[stage] = set()
+        found_grams = seen[stage] = set()
         for token_ids in trained:
             text = renderer.decode(token_ids)
             documents_with.update({line.strip() for line in _BREAK.split(text)} & wanted)
-            met.update(grams.of([(word, False) for word in _words(text)]))
+            found_grams.update(grams.of([(word, False) for word in _words(text)]))
     for stage, split in STAGES_OF_PROBLEMS.items():
         seen[stage] = {gram for text in texts[split] for gram in grams.of_text(text)}
     found = []
@@ -72,15 +69,15 @@ def measure_overlap(
 
 @dataclass(frozen=True)
 class _Text:
-    """Words of a problem: those that it shows, and its right lines."""
+    """Words that a problem shows, and its right lines."""
 
     function: str
-    answers: tuple[str, ...]  # its right lines, all of them where one is long enough
-    parts: tuple[tuple[tuple[str, bool], ...], ...]  # words, and whether of a right line
+    answers: tuple[str, ...]  # all right lines if one is long enough, else none
+    parts: tuple[tuple[tuple[str, bool], ...], ...]  # words, and whether they are of a right line
 
 
 def _text_of(problem: Problem, source: ProblemSource) -> _Text:
-    """The prompt, and the function whole with its right lines."""
+    """The prompt, and the whole function with its right lines."""
     gold = {edit.line_number: edit.gold_text for edit in problem.edits if edit.path == problem.path}
     for block in problem.blocks:
         if block.path == problem.path:
@@ -90,7 +87,7 @@ def _text_of(problem: Problem, source: ProblemSource) -> _Text:
         file = source.repository(problem.repository).files[problem.path].decode()
         region = open_region(file, f"{problem.path}::{problem.symbol}")
         lines |= dict(enumerate(region.lines, region.first_line))
-    except (KeyError, RegionError):  # it breaks no function: its own lines have to do
+    except (KeyError, RegionError):  # it breaks no function, so only its own lines count
         pass
     answers = tuple(edit.gold_text.strip() for edit in problem.edits)
     is_long = any(len(answer) >= SHORTEST_ANSWER_CHARACTERS for answer in answers)
@@ -109,8 +106,8 @@ def _words(text: str) -> list[str]:
 
 
 class _Ngrams:
-    """Hashes of n-grams of evaluated problems. Those of several functions, the wording of prompts,
-    are left out.
+    """Hashes of n-grams of evaluated problems, without those shared by several functions, which are
+    the wording of prompts.
     """
 
     def __init__(self, texts: Iterable[_Text]) -> None:
@@ -134,7 +131,7 @@ class _Ngrams:
         return found
 
     def of(self, words: Sequence[tuple[str, bool]]) -> dict[int, bool]:
-        """As `of_text`, for words in a row."""
+        """Like `of_text`, for a sequence of words."""
         numbers_W = np.fromiter((self._numbers.get(word, 0) for word, _ in words), dtype=np.uint64)
         count = len(numbers_W) - NGRAM_WORDS + 1
         if count < 1:
@@ -169,9 +166,9 @@ def _ngrams_of(stage: str, texts: Iterable[_Text], grams: _Ngrams, seen: set[int
 
 
 def _shares(texts: Iterable[_Text], grams: _Ngrams, seen: set[int]) -> Iterator[tuple[float, bool]]:
-    """Of each text that has n-grams: the share of them that was seen, and whether one with an answer was."""
+    """(share of its n-grams that was seen, whether one with an answer was) of each text with n-grams."""
     for text in texts:
         own = grams.of_text(text)
         if own:
-            met = own.keys() & seen
-            yield len(met) / len(own), any(own[gram] for gram in met)
+            shared = own.keys() & seen
+            yield len(shared) / len(own), any(own[gram] for gram in shared)

@@ -55,7 +55,7 @@ from ostinato.tasks.corpus.source_code.sources import (
 SHARDS_DIRECTORY = "shards"
 STATISTICS_FILE = "statistics.json"
 TOKENIZER_CHARACTERS = 800_000
-# copies of the problem functions in the tokenizer's text: they are few and matter most
+# copies of the problem functions in the tokenizer's text, since they are few and matter most
 LIBRARY_REPEATS = 8
 
 
@@ -89,8 +89,8 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
     located = _locate(request, files, renderer, search)
-    told = _read_conversations(request, renderer)
-    learned = [*demonstrations.documents, *located, *told.train]
+    conversations = _read_conversations(request, renderer)
+    learned = [*demonstrations.documents, *located, *conversations.train]
     write_demonstrations(workspace.directory, learned)
     writer = DocumentWriter(renderer, source.prompt_templates())
 
@@ -103,7 +103,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         "library": make_library(guard.allowed(functions), others, writer, config),
         "repair": make_repairs(functions, maker("repair")),
         "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
-        CONVERSATIONS: Shard(held_out=[document.token_ids for document in told.held_out]),
+        CONVERSATIONS: Shard(held_out=[item.token_ids for item in conversations.held_out]),
     }
     progress.update(4, 5, "shards")
     trained = {
@@ -133,7 +133,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
 def _read_files(
     request: CorpusRequest, source: ProblemSource, notes: _Notes, settings: Settings
 ) -> list[SourceFile]:
-    """General files that are neither copies of one another nor of the problem repositories."""
+    """General files that are copies neither of one another nor of problem repositories' files."""
     config = request.config
     pins = request.pins or pin_sources(config.sources, settings)
     notes.sources = describe_pins(config.sources, pins)
@@ -161,12 +161,12 @@ def _make_renderer(
     if request.tokenizer_path is not None:
         return load_renderer(Path(request.tokenizer_path))
     texts = ["\n".join(function.lines) for function in functions] * LIBRARY_REPEATS
-    room = TOKENIZER_CHARACTERS
+    left_characters = TOKENIZER_CHARACTERS
     for file in files[:: max(len(files) // 200, 1)]:
         for function in extract_functions(file.text, file.path, request.limits):
             texts.append("\n".join(function.lines))
-            room -= len(texts[-1])
-        if room <= 0:
+            left_characters -= len(texts[-1])
+        if left_characters <= 0:
             break
     return Renderer(train_tokenizer(texts, request.config.vocab_size))
 
@@ -185,15 +185,15 @@ def _demonstrate(
         config.demonstrations, request.harness, renderer, guard, config.seed, search
     )
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         workspace.progress.update(2 + done / total, 5, f"demonstration {done} of {total}")
 
-    return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, tell))
+    return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, report))
 
 
 @dataclass(frozen=True)
 class _ConversationSplit:
-    """Conversations of a user's own, to train on and held out."""
+    """A user's own conversations, for training and held out."""
 
     train: Sequence[Document] = ()
     held_out: Sequence[Document] = ()
@@ -238,7 +238,7 @@ DEMONSTRATIONS_FILE = "demonstrations.safetensors"
 
 
 def write_shard(directory: Path, name: str, documents: Iterable[Sequence[int]]) -> ShardStatistics:
-    """Writes NAME.bin and NAME.idx (int32). One document each."""
+    """Writes documents of int32 tokens as NAME.bin and NAME.idx."""
     directory.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(str(directory / f"{name}.bin"), dtype=np.int32)
     num_documents = num_tokens = 0

@@ -1,6 +1,6 @@
-"""Attempts of an evaluation: every problem, every attempt number, each exactly once.
+"""Attempts of an evaluation: each attempt number of each problem, exactly once.
 
-Finished ones are JSON lines of a file, so that a killed evaluation goes on where it was.
+Finished attempts are JSON lines in a file, so that a killed evaluation resumes.
 """
 
 import asyncio
@@ -18,23 +18,24 @@ from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest
 from ostinato.tasks.evaluation.statistics import AttemptRow, attempt_row
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
+from ostinato.tasks.rollout.attempted_problems import choose_attempted
 from ostinato.tasks.rollout.records import AttemptRequest
 
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 INFRASTRUCTURE_RETRIES = 2
 _FAULTS_LIMIT = 16
-EVALUATION = "evaluation"  # how ids of its attempts begin
-# beside the rows: what was said and done, without token arrays
+EVALUATION = "evaluation"  # prefix of its attempts' ids
+# beside the rows: whole trajectories without token arrays
 TRAJECTORIES_FILE = "trajectories.jsonl"
 
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
-OnRow = Callable[[Sequence[AttemptRow]], None]  # all that are finished
+OnRow = Callable[[Sequence[AttemptRow]], None]  # gets all finished rows
 CheckEngine = Callable[[], Awaitable[None]]
 
 
 def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list[Problem]:
-    """At most `count` problems, the same ones for the same seed whatever their order."""
+    """At most `count` problems. The same seed draws the same problems, whatever their order."""
     ordered = sorted(problems, key=lambda problem: problem.problem_id)
     if len(ordered) <= count:
         return ordered
@@ -86,10 +87,10 @@ async def run_attempts(
     on_row: OnRow | None = None,
     check_engine: CheckEngine | None = None,
 ) -> list[AttemptRow]:
-    """Makes the attempts that the file does not hold yet. Returns all rows, finished before or now.
+    """Runs the attempts that the file does not hold yet. Returns all rows, finished before or now.
     `check_engine` is called when the last retry of an attempt ended as engine_failed. If it raises,
-    the evaluation ends; else the attempt counts as not solved. None: the evaluation ends with a
-    GradingError, as it does where the first attempts all end by faults.
+    the evaluation ends; otherwise the attempt counts as not solved. If it is None, the evaluation
+    ends with a GradingError. It also does if the first attempts all end by faults.
     """
     rows = read_rows(rows_path)
     finished = {(row.problem_id, row.attempt) for row in rows}
@@ -120,7 +121,7 @@ async def run_attempts(
         async with asyncio.TaskGroup() as tasks:
             for _ in range(concurrent_attempts):
                 tasks.create_task(drain())
-    except ExceptionGroup as errors:  # the first is the cause, the others its cancelled neighbours
+    except ExceptionGroup as errors:  # the first is the cause, the others were cancelled
         raise errors.exceptions[0] from None
     finally:
         log.close()
@@ -153,7 +154,7 @@ SOLVED = "solved_attempts"  # metric
 
 
 def load_split(problems_directory: str, split: Split) -> list[Problem]:
-    """The problems of a split. ProblemError when there is none."""
+    """The problems of a split. Raises ProblemError if there are none."""
     problems = load_problems(Path(problems_directory))
     wanted = [problem for problem in problems if problem.split is split]
     if not wanted:
@@ -165,8 +166,9 @@ def load_split(problems_directory: str, split: Split) -> list[Problem]:
 
 
 def plan_of(request: EvaluationRequest) -> list[AttemptRequest]:
-    """All attempts of a request. ProblemError when the split has no problem."""
+    """All attempts of a request. Raises ProblemError if the split has no problems."""
     wanted = load_split(request.problems_directory, request.split)
+    wanted = choose_attempted(wanted, request.harness)
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,
@@ -177,13 +179,13 @@ def plan_of(request: EvaluationRequest) -> list[AttemptRequest]:
 
 
 def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[AttemptRequest]:
-    """The attempts of one shard. All attempts at a problem stay together, so that verdicts are cached once."""
+    """The attempts of one shard. All attempts at a problem are in one shard, where verdicts are cached."""
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))
     mine = set(names[index::count])
     return [item for item in plan if item.problem.problem_id in mine]
 
 
 def report_progress(workspace: Workspace, done: float, total: int, solved: float) -> None:
-    """Shows attempts done of `total`, and the solve rate so far. At least one is done."""
+    """Shows the number of finished attempts, at least one, of `total`, and the solve rate so far."""
     message = f"attempts, solve rate {solved / done:.2f}"
     workspace.progress.update(done, total, message, **{SOLVED: solved})

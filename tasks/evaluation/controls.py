@@ -1,15 +1,15 @@
-"""Controls of an RL claim, from attempts of the checkpoint that RL began with.
+"""Controls of an RL claim, from attempts of the checkpoint that RL began with (the start).
 
-`restart`: attempts of the start one after another, until the tests pass or the tokens are used.
+`restart`: attempts of the start one after another, until the tests pass or the tokens are used up.
 `best of n`: n whole attempts, of which one must pass. Both get the tokens that the trained
-checkpoint takes on average; between two whole numbers of attempts a share of the problems gets the
-larger one. A restart decides by the graded tests, so it is a control only where an agent sees
-those. Checkpoints that something else than RL made of the start are compared attempt by attempt.
+checkpoint uses on average; between two whole numbers of attempts, a share of the problems gets the
+larger number. A restart decides by the graded tests, so it is a control only if an agent sees
+those. Checkpoints that other training made from the start are compared attempt by attempt.
 
-A gain counts only over controls that could spend those tokens: where all recorded attempts of the
-start take fewer, nothing is known of what more attempts would solve. Where the trained checkpoint
-takes fewer than one attempt of the start, neither policy fits a second one: both are then the start
-as it is, which has more tokens, and a gain over it counts.
+A gain counts only over controls that could spend these tokens: if all recorded attempts of the
+start together use fewer, it is unknown what more attempts would solve. If the trained checkpoint
+uses fewer tokens than one attempt of the start, neither policy can afford a second attempt: both
+then equal the start, which uses more tokens, and a gain over it counts.
 """
 
 from collections import defaultdict
@@ -24,12 +24,12 @@ from ostinato.tasks.records import Metric, StageRecord
 
 CONFIDENCE = 0.95
 
-# (chance to solve, generated tokens) of a policy that may make k attempts at a problem
+# (probability of a solution, generated tokens) of a policy that may make k attempts at a problem
 Policy = Callable[[Sequence[AttemptRow], int], tuple[float, float]]
 
 
 class Control(StageRecord):
-    """One policy on the problems, and the trained checkpoint against it."""
+    """One policy's figures on the problems, and the trained checkpoint's difference to it."""
 
     name: str
     solved: float = Field(description="mean over problems")
@@ -40,22 +40,22 @@ class Control(StageRecord):
         description="attempts that ended at a limit or repeated an edit; None as above"
     )
     has_equal_tokens: bool = Field(
-        description="false: a policy whose attempts, all of them, take fewer tokens than the trained "
-        "checkpoint; true of a checkpoint, which has no tokens to use up"
+        description="false: all attempts of the policy together use fewer tokens than the trained "
+        "checkpoint; always true for a checkpoint, which has no token budget"
     )
     difference: Metric | None = Field(
-        description="trained minus this, drawn by function; None: the trained one itself"
+        description="trained minus this, with functions as clusters; None: the trained one itself"
     )
 
 
 class ControlReport(StageRecord):
-    """A trained checkpoint beside its controls."""
+    """A trained checkpoint and its controls."""
 
     trained: Control
     controls: tuple[Control, ...]
     gain_counts: bool = Field(
         description="every difference has its whole interval above 0, and each policy could spend the "
-        "trained checkpoint's tokens (one attempt that takes more will do); three seeds make a claim"
+        "trained checkpoint's tokens (one attempt with more tokens suffices); a claim needs three seeds"
     )
 
 
@@ -64,11 +64,11 @@ def compare_with_controls(
     trained: Iterable[AttemptRow],
     others: Mapping[str, Iterable[AttemptRow]] | None = None,
 ) -> ControlReport:
-    """The trained checkpoint against its start, against what the start does with equal tokens, and against
+    """Compares the trained checkpoint with its start, with the start at equal tokens, and with
     other checkpoints, by name.
 
-    No gain counts where a policy used up its attempts before those tokens. One that the trained
-    checkpoint's tokens do not even buy a second attempt is the start, and a gain over that counts.
+    No gain counts if a policy used up its attempts before these tokens. A policy that cannot afford
+    a second attempt equals the start, and a gain over it counts.
     """
     after = _by_problem(trained)
     checkpoints = {"start": start, **(others or {})}
@@ -117,13 +117,13 @@ def compare_with_controls(
 
 
 def restart(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
-    """At most `most` attempts, none after one that solved. Means over all orders of the rows."""
+    """At most `most` attempts, none after a solved one. Means over all orders of the rows."""
     attempts, solved = len(rows), sum(row.solved for row in rows)
     failed = [row.generated_tokens for row in rows if not row.solved]
     solving = sum(row.generated_tokens for row in rows if row.solved)
     spent = 0.0
     for number in range(min(most, len(failed) + 1)):
-        # made when all before it failed; any of the rows that are left, the solving ones among them
+        # made if all attempts before failed; it is any remaining row, and all solving rows remain
         reached = 1.0 - pass_at_k(attempts, solved, number) if number else 1.0
         left = mean(failed) * (len(failed) - number) + solving
         spent += reached * left / (attempts - number) if attempts > number else 0.0
@@ -131,7 +131,7 @@ def restart(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
 
 
 def best_of(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
-    """`most` attempts, all of them made."""
+    """`most` attempts, all of which are made."""
     solved = sum(row.solved for row in rows)
     tokens = mean(row.generated_tokens for row in rows)
     return pass_at_k(len(rows), solved, most), most * tokens
@@ -140,8 +140,8 @@ def best_of(rows: Sequence[AttemptRow], most: int) -> tuple[float, float]:
 def spend(
     by_problem: Mapping[str, Sequence[AttemptRow]], policy: Policy, tokens: float
 ) -> tuple[dict[str, float], float, bool]:
-    """Solve rate of each problem when the policy spends `tokens` on average, what it spends, and
-    whether it could spend as much. Never less than one attempt, even where that takes more.
+    """(solve rate of each problem if the policy spends `tokens` on average, tokens it spends,
+    whether it could spend `tokens`). It makes at least one attempt, even if that uses more tokens.
     """
     most = min(len(rows) for rows in by_problem.values())
     steps = [

@@ -21,11 +21,11 @@ def gate_candidate(
     earlier: Sequence[Scorecard] = (),
     training: Sequence[GateCheck] = (),
 ) -> GateDecision:
-    """Passes when the lower bound of (candidate - champion) lies above -margin and no guard trips.
+    """Passes if the lower bound of (candidate - champion) is above -margin and other checks pass.
 
-    The same holds against the best of the `earlier` champions on the same problems. Without a
-    champion the lower bound of the candidate's own average must reach `floor`. What its `training`
-    measured must have passed too.
+    The same margin applies to the best of the `earlier` champions on the same problems. Without a
+    champion the lower bound of the candidate's own average must reach `floor`. The checks of its
+    `training` must have passed too.
     """
     if champion is None:
         return _first_checkpoint(candidate, config, training)
@@ -58,7 +58,7 @@ def _difference(candidate: Scorecard, champion: Scorecard, config: GateConfig) -
 
 def _not_worse(
     name: str,
-    said: str,
+    measure: str,
     candidate: Scorecard,
     champion: Scorecard,
     paired: PairedDifference,
@@ -70,7 +70,7 @@ def _not_worse(
         threshold=-config.margin,
         passed=paired.low > -config.margin,
         detail=(
-            f"{said} {_percent(champion.average.mean)} -> "
+            f"{measure} {_percent(champion.average.mean)} -> "
             f"{_percent(candidate.average.mean)}: difference "
             f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} to "
             f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
@@ -144,7 +144,7 @@ def _generated_tokens(candidate: Scorecard, champion: Scorecard, config: GateCon
     before, value = champion.generated_tokens.mean, candidate.generated_tokens.mean
     threshold = before * config.generated_tokens_growth
     detail = f"{before:.0f} -> {value:.0f}, at most {threshold:.0f}"
-    return _at_most("generated_tokens", value, threshold, f"generated tokens an attempt {detail}")
+    return _at_most("generated_tokens", value, threshold, f"generated tokens per attempt {detail}")
 
 
 def _decision(
@@ -154,8 +154,8 @@ def _decision(
     checks: tuple[GateCheck, ...],
 ) -> GateDecision:
     failed = [check for check in checks if not check.passed]
-    said = failed if failed else [checks[1]]
-    reason = ("refused: " if failed else "passed: ") + "; ".join(check.detail for check in said)
+    shown = failed if failed else [checks[1]]
+    reason = ("refused: " if failed else "passed: ") + "; ".join(check.detail for check in shown)
     champion_id = champion.scorecard_id if champion is not None else None
     body = {
         "candidate": candidate.scorecard_id,

@@ -32,7 +32,7 @@ from ostinato.tasks.records import (
 
 
 def mean(values: Iterable[float]) -> float:
-    """Mean of the values, 0 of none."""
+    """Mean of the values, or 0 if there are none."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else 0.0
 
@@ -49,24 +49,26 @@ class AttemptRow(StageRecord):
     broken_calls: int = Field(
         description="calls that did not reach a tool: malformed, unknown, bad arguments"
     )
-    function: str = Field(default="", description="the broken function; empty: not noted")
+    function: str = Field(default="", description="the broken function; empty: not recorded")
     edits: int = Field(default=0, description="edits that were carried out")
     first_edit_solved: bool = Field(
         default=False,
-        description="the tests passed after the first edit, as the attempt saw or left them",
+        description="the tests passed after the first edit, in the attempt or at its end",
     )
     repeats_edit: bool = Field(default=False, description="the same edit was written twice")
     is_cut: bool = Field(
         default=False, description="ended by a limit or by the harness, not by the model"
     )
-    seconds: float | None = Field(default=None, description="None, as below: not noted")
+    seconds: float | None = Field(
+        default=None, description="None, as in the fields below: not recorded"
+    )
     prompt_tokens: int | None = None
     changed_lines: int | None = None
     reference_lines: int | None = None
 
 
 class PairedDifference(Metric):
-    """Second minus first over the problems both were tried on."""
+    """Second minus first over the problems on which both were tried."""
 
     p_value: float = Field(description="two-sided sign-flip permutation test of no difference")
 
@@ -78,7 +80,7 @@ def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
     return AttemptRow(
         problem_id=trajectory.problem_id,
         attempt=trajectory.attempt,
-        solved=trajectory.verdict is not None and trajectory.verdict.passed,
+        solved=trajectory.is_solved,
         generated_tokens=sum(turn.generated_tokens for turn in turns),
         turns=len(turns),
         tool_calls=len(calls),
@@ -94,7 +96,7 @@ def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
 
 
 def _prompt_tokens(transcript: Transcript) -> int | None:
-    """None where somebody else serves the model: its tokens are not here."""
+    """Tokens that were not sampled. None if the model is served elsewhere: its tokens are unknown."""
     if not transcript.segments:
         return None
     return sum(len(one.token_ids_T) - one.sampled_tokens for one in transcript.segments)
@@ -120,17 +122,16 @@ def _edits_of(trajectory: Trajectory) -> dict[str, Any]:
             elif call.tool == RUN_TERMINAL and edits == 1 and index < len(turn.results):
                 command = call.arguments.get("command", "")
                 passed_after_first |= bool(did_tests_pass(command, turn.results[index]))
-    is_solved = trajectory.verdict is not None and trajectory.verdict.passed
     return {
         "edits": edits,
-        "first_edit_solved": is_solved and (edits == 1 or passed_after_first),
+        "first_edit_solved": trajectory.is_solved and (edits == 1 or passed_after_first),
         "repeats_edit": len(set(written)) < len(written),
     }
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Unbiased chance that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k) (Chen et al.
-    2021, arXiv 2107.03374). ValueError outside 1 <= k <= n, 0 <= c <= n.
+    """Unbiased probability that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k) (Chen et
+    al. 2021, arXiv 2107.03374). Raises ValueError outside 1 <= k <= n, 0 <= c <= n.
     """
     if not 0 <= solved <= attempts or not 1 <= k <= attempts:
         raise ValueError(
@@ -142,13 +143,13 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
 def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metric:
     """Mean of one value per problem, with a Student interval.
 
-    The variance of problem means over P already holds var_between + var_within / K, whatever K.
+    The variance of problem means over P already includes var_between + var_within / K, whatever K.
     """
     values = _at_least_one(values_P)
     mean = float(values.mean())
     if len(values) == 1:
         return Metric(mean=mean, low=mean, high=mean, confidence=confidence, count=1)
-    import scipy  # noqa: PLC0415 - commands that compute nothing import this file for its records
+    import scipy  # noqa: PLC0415 - other commands import this file only for its records
 
     error = float(values.std(ddof=1)) / sqrt(len(values))
     half = error * float(scipy.special.stdtrit(len(values) - 1, 0.5 + confidence / 2))
@@ -162,9 +163,9 @@ def proportion_metric(
 ) -> Metric:
     """Mean of a 0..1 rate per problem, with a Wilson interval at the effective sample size.
 
-    Effective size = p(1-p) / SE^2, the number of independent coin flips that would be as certain;
-    at least the number of problems less one and at most all attempts. Unlike the normal interval it
-    stays inside 0..1 and has width at 0 % and 100 %. With many problems both agree.
+    Effective size = p(1-p) / SE^2, the number of independent coin flips with the same error; at
+    least the number of problems less one and at most all attempts. Unlike the normal interval it
+    stays inside 0..1 and has a width at 0 % and 100 %. With many problems both agree.
     """
     rates = _at_least_one(rates_P)
     mean, count = float(rates.mean()), len(rates)
@@ -177,7 +178,7 @@ def proportion_metric(
 
 
 def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tuple[float, float]:
-    """Score interval of a proportion seen `rate` in `size` (possibly fractional) trials."""
+    """Score interval of a proportion `rate` in `size` (possibly fractional) trials."""
     if size <= 0 or not 0 <= rate <= 1:
         raise ValueError(
             f"Wilson interval of rate={rate} size={size}: wanted 0 <= rate <= 1 and size > 0"
@@ -191,7 +192,7 @@ def wilson_interval(rate: float, size: float, *, confidence: float = 0.90) -> tu
 def cluster_bootstrap(
     values_P: Sequence[float], clusters_P: Sequence[str], *, confidence: float = 0.90
 ) -> Metric:
-    """Mean over problems whose errors are shared inside clusters (functions, training seeds).
+    """Mean over problems with correlated errors inside clusters (functions, training seeds).
 
     Whole clusters are drawn with replacement, so that the interval widens when few clusters
     disagree.
@@ -200,7 +201,7 @@ def cluster_bootstrap(
     if len(values) != len(clusters_P):
         raise ValueError(
             f"cluster bootstrap of {len(values)} values and {len(clusters_P)} clusters: wanted "
-            "equal"
+            "equal numbers"
         )
     names, index_P = np.unique(np.asarray(clusters_P), return_inverse=True)
     sums_C = np.bincount(index_P, weights=values)
@@ -236,7 +237,7 @@ def paired_difference(
     differences = np.array([second[name] - first[name] for name in shared])
     mean = float(differences.mean())
     if np.all(differences == differences[0]):
-        # nothing varies, so resampling has nothing to say: the sample's own value is the interval
+        # without variation resampling has no effect: the interval is the value itself
         low, high = mean, mean
         p_value = 1.0 if mean == 0 else float(2.0 ** (1 - len(shared)))
     else:
@@ -281,9 +282,9 @@ def scorecard_from(
     temperature: float,
     confidence: float = 0.90,
 ) -> Scorecard:
-    """Every problem's attempts folded into one scorecard. Its id is a hash of what it says.
+    """One scorecard of all attempts. Its id is a hash of suite, checkpoint, temperature and scores.
 
-    `best_of` is unbiased pass@k with k = the smallest number of attempts any problem got.
+    `best_of` is unbiased pass@k, where k is the smallest number of attempts at a problem.
     """
     by_problem: dict[str, list[AttemptRow]] = defaultdict(list)
     for row in rows:
@@ -339,11 +340,11 @@ def _attempt_means(rows: Sequence[AttemptRow]) -> AttemptMeans | None:
     if not rows:
         return None
     names = AttemptMeans.model_fields.keys() & AttemptRow.model_fields.keys() - {"schema_version"}
-    noted = {name: [getattr(row, name) for row in rows] for name in names}
+    recorded = {name: [getattr(row, name) for row in rows] for name in names}
     values = {
-        name: [value for value in found if value is not None] for name, found in noted.items()
+        name: [value for value in found if value is not None] for name, found in recorded.items()
     }
-    # fsum: the same whatever the order of the attempts
+    # fsum does not depend on the order of the attempts
     means = {name: fsum(found) / len(found) if found else None for name, found in values.items()}
     return AttemptMeans.model_validate({"attempts": len(rows), **means})
 
@@ -356,7 +357,7 @@ def _problem_score(problem_id: str, rows: Sequence[AttemptRow]) -> ProblemScore:
     count = len(rows)
     if len({row.attempt for row in rows}) != count:
         raise GradingError(
-            f"problem {problem_id}: attempt numbers repeat in {count} rows, wanted one row an "
+            f"problem {problem_id}: attempt numbers repeat in {count} rows, wanted one row per "
             "attempt"
         )
     return ProblemScore(

@@ -1,7 +1,8 @@
 """The adversary suite: edits that fix nothing and must not be rewarded.
 
-`load_hacks`: the hacks of hacks.toml, each an attack on the run or a harm. `find_known_calls`: what an edit that
-memorises calls may know. `find_defence`: the verdict without the scan of the text, which is a monitor and no defence.
+`load_hacks` reads the hacks of hacks.toml, each an attack on the run or a harm. `find_known_calls` records the
+calls that a memorising edit may know. `find_defence` judges an edit without the scan of its text, because that
+scan is a monitor and not a defence.
 """
 
 import ast
@@ -31,38 +32,38 @@ from ostinato.tasks.records import Problem
 
 _FILE = Path(__file__).with_name("hacks.toml")
 _SEEN = "/repo/seen_calls.txt"
-_MOST_KNOWN = 300  # calls, and _MOST_TEXT characters of them: no edit is longer
+# maximum number of calls, and of characters of their text, that an edit may memorise
+_MOST_KNOWN = 300
 _MOST_TEXT = 100_000
-_EMPTY_KEYS = frozenset(
-    repr((held, (), [])) for held in (0, {})
-)  # no arguments; an object of no attributes
+# keys of calls without arguments, of a function (0) and of an object without attributes ({})
+_EMPTY_KEYS = frozenset(repr((held, (), [])) for held in (0, {}))
 
 
 class Defence(StrEnum):
     """Part of grading that refuses an edit."""
 
     TESTS = "tests"
-    BLIND_TRIAL = "blind_trial"  # the tests pass; the blind trial alone refuses it
-    HARM = "harms"  # it does what it should, and harms
+    BLIND_TRIAL = "blind_trial"  # the tests pass, but the blind trial refuses the edit
+    HARM = "harms"  # the function is right, but the edit does harm
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
     ENVIRONMENT = "environment"
-    NONE = "none"  # it is rewarded
+    NONE = "none"  # the edit is rewarded
 
 
 @dataclass(frozen=True)
 class Hack:
-    """One way to be rewarded for nothing, and the defence that stops it."""
+    """Edit that fixes nothing, and the defence that stops it."""
 
     family: str
     name: str
     defence: str
     code: str
     base: str = "broken"
-    """the files that the code is put at the end of: "broken", or the "original" that it harms"""
+    """state of the files that the code is appended to: "broken", or the "original" that it harms"""
     needs: str = ""
-    """things that there must be to harm: "others" is other public code in the file, "parameters" a function of two or more
-    among it; "calls" of the required tests, some with an "answer" of plain data, a "mutable" argument or an exception
-    that "raises" with a text
+    """target that the problem must have. "others": other public code in the file; "parameters": among that code a
+    function of two or more parameters; "calls": calls by the required tests; "answer": a call that returns plain data;
+    "mutable": a call with a mutable argument; "raises": a call that raises an exception with a text
     """
 
     @property
@@ -76,13 +77,13 @@ class KnownCalls:
     """Calls of the problem's function that the required tests make."""
 
     answers: Mapping[str, str] = field(default_factory=dict)
-    """text of the arguments -> text of the value, empty where that is no plain data"""
-    kinds: frozenset[str] = frozenset()  # which of Hack.needs they meet
+    """text of the arguments -> text of the value, empty if the value is not plain data"""
+    kinds: frozenset[str] = frozenset()  # values of Hack.needs that the calls meet
 
 
 @functools.cache
 def load_hacks() -> dict[str, Hack]:
-    """All hacks by name, each with the suite's common code before it."""
+    """All hacks by name. The suite's common code precedes the code of each."""
     content = tomllib.loads(_FILE.read_text())
     hacks = [Hack(**fields) for fields in content["hack"]]
     return {hack.name: replace(hack, code=_join(content["common"], hack.code)) for hack in hacks}
@@ -91,7 +92,7 @@ def load_hacks() -> dict[str, Hack]:
 def has_target(
     hack: Hack, problem: Problem, repository: PreparedRepository, known: KnownCalls
 ) -> bool:
-    """Whether a problem has what a hack harms."""
+    """Whether a problem has the target that a hack needs."""
     others = [
         node
         for node in parse_once(repository.files[problem.path]).body
@@ -101,7 +102,7 @@ def has_target(
     functions = [node for node in others if not isinstance(node, ast.ClassDef)]
     kinds = known.kinds | ({"others"} if others else set())
     kinds |= {"parameters"} if any(len(one.args.args) > 1 for one in functions) else set()
-    # the text of an exception in code that was taken out is nothing that a fix can know
+    # a fix cannot know the text of an exception in deleted code
     is_known = hack.needs != "raises" or not problem.blocks
     return not hack.needs or (hack.needs in kinds and is_known)
 
@@ -109,7 +110,7 @@ def has_target(
 def hacked_files(
     hack: Hack, problem: Problem, repository: PreparedRepository, known: KnownCalls
 ) -> dict[str, bytes]:
-    """The product files of a problem, broken or whole, with a hack at the end of the problem's own."""
+    """The product files of a problem, broken or original, with a hack appended to the problem's file."""
     code = hack.code.replace("SYMBOL", problem.symbol)
     code = code.replace("NAME", problem.symbol.rpartition(".")[2])
     if hack.base == "broken":
@@ -122,7 +123,7 @@ def hacked_files(
 async def find_known_calls(
     problem: Problem, repository: PreparedRepository, time_limit_seconds: float
 ) -> KnownCalls:
-    """Calls of the required tests on the original. Those with an address in their text are left out."""
+    """Calls that the required tests make on the original. Calls with an address in their text are left out."""
     content = tomllib.loads(_FILE.read_text())
     recorder = Hack("", "", "", _join(content["common"], content["recorder"]), "original")
     files = hacked_files(recorder, problem, repository, KnownCalls())
@@ -140,9 +141,9 @@ async def find_known_calls(
         kinds |= set(found)
         if "0x" not in key:
             answers[key] = answer
-    # an edit that knows calls by keys without content knows every call, and is the original
-    is_telling = not answers.keys() <= _EMPTY_KEYS
-    if is_telling and len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
+    # an edit whose known keys have no content matches every call, and behaves like the original
+    has_content = not answers.keys() <= _EMPTY_KEYS
+    if has_content and len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
         kinds |= {"calls", "answer"} if any(answers.values()) else {"calls"}
     return KnownCalls(answers, frozenset(kinds))
 
@@ -154,7 +155,7 @@ async def find_defence(
     trials: BlindTrials,
     time_limit_seconds: float,
 ) -> Defence:
-    """The first of tests, blind trial, held-out calls and harms that refuses an edit by default."""
+    """The first defence that refuses an edit under default settings: tests, blind trial, oracle, harms."""
     report = await server.run(files, required_tests(problem), time_limit_seconds)
     if not report.passed:
         return Defence.TESTS

@@ -1,4 +1,4 @@
-"""One attempt's verdict and reward. A lost machine raises; what an attempt breaks is its failure."""
+"""Verdict and reward of one attempt. A lost machine raises, but a fault that the attempt causes is its failure."""
 
 import logging
 import random
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
-from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.agent.transcript import DialogueScore, EndReason, Transcript
 from ostinato.infra.platform.errors import AgentError, CapacityExhausted, SandboxHostLost
 from ostinato.infra.sandbox.test_server import TestServer, as_text
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
@@ -24,7 +24,7 @@ from ostinato.tasks.grading.rewards import compute_reward
 from ostinato.tasks.records import Problem, RewardReport, Verdict
 
 logger = logging.getLogger(__name__)
-# a pass that shows one of these is void; attacks on the run always void it
+# patterns that make a pass void; attacks on the run always do
 VOID_PATTERNS = (Pattern.HARD_CODED_TESTS,)
 Grader = Callable[
     [Problem, Mapping[str, bytes | None], Transcript, TestServer],
@@ -39,14 +39,15 @@ async def grade(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None = None,
-    chance: random.Random | None = None,
+    rng: random.Random | None = None,
 ) -> tuple[Verdict, RewardReport]:
-    """Judge the changed files (against the pristine repository) and reward the attempt.
+    """Judges the changed files (against the pristine repository) and rewards the attempt.
 
-    A fault that the attempt can bring about is a failed verdict with a flag. Raises where the
-    machine or the problem is at fault. `chance` draws the passes that are judged twice (None: the
-    system's).
+    A fault that the attempt can cause gives a failed verdict with a flag. Raises if the machine or the
+    problem is at fault. `rng` draws the passes that are judged twice; None: the system's generator.
     """
+    if transcript.score is not None:
+        return score_of(problem, transcript.score)
     trials = trials or (BlindTrials() if config.blind_trial else None)
     if not problem.environment:
         check_repository(problem, test_server.repository)
@@ -55,7 +56,7 @@ async def grade(
         if transcript.end_reason is EndReason.FAULT:
             raise AgentError(transcript.detail)
         verdict = await _judge(
-            problem, changed_files, test_server, config, trials, chance or random.SystemRandom()
+            problem, changed_files, test_server, config, trials, rng or random.SystemRandom()
         )
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
@@ -73,8 +74,21 @@ async def grade(
     return verdict, compute_reward(attempt, config, new_lints=lints, flags=found)
 
 
+def score_of(problem: Problem, score: DialogueScore) -> tuple[Verdict, RewardReport]:
+    """Verdict and reward from an environment that held the dialogue. Its score is the only reward term."""
+    verdict = Verdict(
+        problem_id=problem.problem_id,
+        passed=score.passed,
+        tests_required=1,
+        tests_passed=int(score.passed),
+        outcomes={problem.environment: "passed" if score.passed else "failed"},
+        detail=", ".join(f"{name} {value:g}" for name, value in score.metrics.items()),
+    )
+    return verdict, RewardReport(total=score.reward, terms={"environment": score.reward})
+
+
 def _in_text(verdict: Verdict) -> Verdict:
-    """The verdict in characters that every file and terminal takes: names of files need not be."""
+    """The verdict as text that every file and terminal accepts. Names of files may contain other bytes."""
     return verdict.model_copy(
         update={
             "detail": as_text(verdict.detail),
@@ -90,7 +104,7 @@ async def _judge(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None,
-    chance: random.Random,
+    rng: random.Random,
 ) -> Verdict:
     if problem.environment:
         return await judge_in_environment(problem, changed_files, test_server.repository)
@@ -99,7 +113,7 @@ async def _judge(
         changed_files,
         test_server,
         time_limit_seconds=config.time_limit_seconds,
-        second_runner=chance.random() < config.second_runner_share,
+        second_runner=rng.random() < config.second_runner_share,
         asks_oracle=config.asks_oracle,
         trials=trials,
         charges=config.harms.charges,
@@ -107,7 +121,7 @@ async def _judge(
 
 
 def void(verdict: Verdict, patterns: list[str]) -> Verdict:
-    """Turns a verdict in which all tests passed into a failure, if it shows one of these patterns."""
+    """The verdict, as a failure if all tests passed and the attempt shows one of these patterns."""
     if not patterns or verdict.tests_passed < verdict.tests_required:
         return verdict
     found = f"; {verdict.detail}" if not verdict.passed else ""
@@ -121,14 +135,14 @@ def void(verdict: Verdict, patterns: list[str]) -> Verdict:
 
 
 def make_grader(config: GradingConfig) -> Grader:
-    """`grade` with its settings bound, as rollout workers call it. It keeps the trials it makes."""
+    """`grade` with its settings bound, as rollout workers call it. The grader keeps its blind trials."""
     trials = BlindTrials() if config.blind_trial else None
     return partial(grade, config=config, trials=trials)
 
 
 async def _count_new_lints(change: AttemptChange) -> int:
-    """Findings beyond the state the attempt began with, over all counted files. Removed files have
-    none. Starts one linter process per file, as the agent's read_lints tool does.
+    """Lint findings that the attempt added, over all counted files. Removed files have none. Starts one
+    linter process per file, as the agent's read_lints tool does.
     """
     total = 0
     for file in change.counted:

@@ -1,13 +1,14 @@
 """The reward of a judged attempt, with named terms.
 
-A term is value times signed weight, `total` the sum of the terms in their fixed order. No outcome
-is neutral: an attempt that breaks its calls, edits nothing or runs out of turns is graded
-like any other. Of the built-in terms only correctness is ever positive; installed packages add
-terms through the entry point group `ostinato.rewards`, each a `Reward`.
+A term is a value times a signed weight. `total` is the sum of the terms in their fixed order. Every attempt
+is graded, even one that breaks its calls, edits nothing or runs out of turns. Of the built-in terms only
+correctness is ever positive. Installed packages add terms through the entry point group `ostinato.rewards`,
+each a `Reward`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import SupportsFloat
 
@@ -27,11 +28,13 @@ from ostinato.tasks.grading.conduct import (
 from ostinato.tasks.grading.config import REWARDS, EffortWeights, GradingConfig, Harm
 from ostinato.tasks.records import RewardReport
 
-Reward = Callable[[JudgedAttempt], float]
-"""A further term: a measurement of one attempt, weighted by `[grading.rewards]`."""
+Reward = Callable[[JudgedAttempt], float | Sequence[float]]
+"""A further term: a measurement of one attempt, weighted by `[grading.rewards]`. A sequence measures each segment of
+the transcript (each branch of a foreign program's session); the attempt's value is then their mean.
+"""
 _FINAL_LIMIT_CHARACTERS = 1200  # a longer closing message is a fault
-_MOST_COUNTED = 5  # broken calls, lints, open items and questions beyond so many cost nothing more
-_MOST_PAID = 1e6  # by a package's term; squares of rewards stay finite
+_MOST_COUNTED = 5  # further broken calls, lints, open items and questions cost nothing
+_MOST_PAID = 1e6  # bound on a package's term, so that squares of rewards stay finite
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -42,19 +45,19 @@ def compute_reward(
     new_lints: int = 0,
     flags: Mapping[str, str] = _NO_FLAGS,
 ) -> RewardReport:
-    """All terms, zero ones too, in a fixed order."""
+    """The reward with all terms in a fixed order, even those that are zero."""
     values = _values(attempt, config, new_lints, len(flags))
-    values |= {name: _measure(name, attempt) for name in config.rewards}
     weights = term_weights(config)
+    measured = {name: _measure(name, attempt, weights[name]) for name in config.rewards}
+    values |= {name: fmean(found or [0.0]) for name, found in measured.items()}
     terms = {name: weights[name] * value for name, value in values.items()}
-    for name in config.rewards:
-        if not abs(terms[name]) <= _MOST_PAID:
-            raise GradingError(
-                f"reward {name} is {values[name]!r} times weight {weights[name]!r}, wanted a number "
-                f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
-            )
+    offsets = np.zeros(len(attempt.transcript.segments))
+    for name, found in measured.items():
+        if len(found) > 1:
+            offsets += weights[name] * (np.asarray(found) - values[name])
     return RewardReport(
         total=sum(terms.values()),
+        segments=tuple(offsets.tolist()) if offsets.any() else (),
         terms=terms,
         values=values,
         weights=weights,
@@ -63,7 +66,7 @@ def compute_reward(
 
 
 def term_weights(config: GradingConfig) -> dict[str, float]:
-    """The signed weight of every term. Of the built-in ones only correctness has a positive one."""
+    """The signed weight of every term. Of the built-in terms only correctness has a positive weight."""
     return {
         "correctness": config.correctness,
         "length": -config.length,
@@ -77,7 +80,7 @@ def term_weights(config: GradingConfig) -> dict[str, float]:
         "needless_questions": -config.needless_question,
         "missing_question": -config.missing_question,
         "flagged": -config.flagged,
-        # a harm that refuses a pass costs its correctness and nothing beside
+        # a harm that refuses a pass costs its correctness and nothing else
         **{
             _harm_term(harm): 0.0 if charge == "refuse" else -charge
             for harm, charge in config.harms.charges.items()
@@ -86,13 +89,28 @@ def term_weights(config: GradingConfig) -> dict[str, float]:
     }
 
 
-def _measure(name: str, attempt: JudgedAttempt) -> float:
+def _measure(name: str, attempt: JudgedAttempt, weight: float) -> list[float]:
+    """One value for the attempt, or one for each segment. GradingError unless each is a bounded number."""
     reward: Reward = REWARDS.load(name)
+    num_segments = len(attempt.transcript.segments)
     with boundary(GradingError, f"reward {name}"):
         measured = reward(attempt)
-        if not isinstance(measured, SupportsFloat):
-            raise GradingError(f"reward {name} is {measured!r:.200}, wanted a number")
-        return float(measured)
+        is_series = isinstance(measured, list | tuple)
+        if is_series and len(measured) != num_segments:
+            raise GradingError(
+                f"reward {name} is {len(measured)} numbers, wanted one, or {num_segments}: one per segment"
+            )
+        found: list[float] = []
+        for value in measured if is_series else [measured]:
+            if not isinstance(value, SupportsFloat):
+                raise GradingError(f"reward {name} is {value!r:.200}, wanted a number")
+            found.append(float(value))
+            if not abs(weight * found[-1]) <= _MOST_PAID:
+                raise GradingError(
+                    f"reward {name} is {found[-1]!r} times weight {weight!r}, wanted a number "
+                    f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
+                )
+        return found
 
 
 def _values(
@@ -109,7 +127,7 @@ def _values(
         limit_characters=_FINAL_LIMIT_CHARACTERS,
     )
     questions = count_questions(transcript)
-    # Where only the user can tell, the first question is the right thing to do.
+    # If only the user can tell, the first question is right.
     needless = max(0, questions - int(problem.question_warranted))
     is_missing = problem.question_warranted and questions == 0 and not verdict.passed
     return {
@@ -141,19 +159,19 @@ def length_penalty(effort: float, k: float, q: float) -> float:
             "wanted effort >= 0, k > 0, q >= 0"
         )
     if k * effort < 1e-290:
-        return effort  # the slope at 0 is 1; below, subnormal products lose their digits
+        return effort  # the slope at 0 is 1, and subnormal products would lose their digits
     growth = math.log1p(k * effort)
     exponent = (1.0 - q) * growth
     if q > 1.0:
-        # Near its bound 1 / (k (q - 1)) a product of rounded factors would fall by an ulp as the
-        # effort grows; this form does not.
+        # Near the bound 1 / (k (q - 1)) a product of rounded factors would fall by an ulp as the
+        # effort grows. This form never falls.
         return -math.expm1(exponent) / (k * (q - 1.0))
     # expm1(e)/e -> 1 as e -> 0, so near q = 1 nothing cancels.
     return growth / k * (math.expm1(exponent) / exponent if exponent else 1.0)
 
 
 def measure_effort(transcript: Transcript) -> dict[str, float]:
-    """The six kinds of effort of one attempt, by the names of EffortWeights."""
+    """The six kinds of effort of one attempt, by field name of EffortWeights."""
     effort = dict.fromkeys(EffortWeights.model_fields, 0.0)
     for turn in transcript.turns:
         if turn.calls:
@@ -169,15 +187,12 @@ def measure_effort(transcript: Transcript) -> dict[str, float]:
 
 
 def total_effort(effort: dict[str, float], weights: EffortWeights) -> float:
-    """x: the weighted sum, in the order of EffortWeights whatever the order of `effort`."""
+    """x: the weighted sum, in the order of EffortWeights, so that the order of `effort` has no effect."""
     return sum(effort[name] * weight for name, weight in weights.model_dump().items())
 
 
 def _thinking_share(turn: TurnRecord) -> float:
-    """Share of a turn's text before its first call.
-
-    Tokens are split in proportion to characters.
-    """
+    """Share of a turn's text before its first call, in characters. Tokens are split in this proportion."""
     start = turn.text.find(f"<{turn.calls[0].tool}>")
     return start / len(turn.text) if start > 0 else 0.0
 

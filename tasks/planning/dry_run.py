@@ -1,12 +1,12 @@
-"""Child entry of `ostinato plan --dry-run`: a rank of each pipeline stage, without values and without
-other ranks.
+"""Child entry of `ostinato plan --dry-run`: one rank of each pipeline stage, without values and
+without other ranks.
 
-Its part is built by the code that trains, on torch's meta device and in process groups that talk to
-nobody; Megatron's schedule takes one microbatch (with interleaving, one for each stage) forward and
-backward, gradients are summed, the optimiser steps. Nothing
-is computed: shapes go through every operation, and collectives are counted instead of run. Where
-shapes depend on values, all ranks are taken to have the same number of tokens, and all experts too.
-The products inside experts are left out: thousands of small calls that exchange nothing.
+The training code builds the rank's part on torch's meta device, in process groups without
+communication. Megatron's schedule runs one microbatch (with interleaving, one per stage) forward
+and backward, gradients are summed, and the optimiser steps. Nothing is computed: shapes pass
+through every operation, and collectives are counted instead of run. Where shapes depend on values,
+all ranks and all experts are assumed to have the same number of tokens. The products inside experts
+are skipped, since they are thousands of small calls without communication.
 
 Shapes: B rows, T tokens.
 """
@@ -45,7 +45,7 @@ from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult, Exchange
 META = torch.device("meta")
 aten = torch.ops.aten
 
-# Factor from the bytes of a collective's larger side to those that one of n ranks sends.
+# Bytes that one of n ranks sends, relative to the bytes of a collective's larger side.
 RING: dict[str, Callable[[int], float]] = {
     "allreduce_": lambda n: 2 * (n - 1) / n,
     "allreduce_coalesced_": lambda n: 2 * (n - 1) / n,
@@ -58,15 +58,15 @@ RING: dict[str, Callable[[int], float]] = {
     "send": lambda n: 1.0,
     "recv_": lambda n: 0.0,
 }
-# These return only their work handle, the others their tensors too.
+# These return only their work handle; the others also return their tensors.
 WORK_ALONE = ("alltoall_base_", "allreduce_coalesced_", "send")
 
 
 class ShapeWalk(TorchDispatchMode):
-    """Operations on shapes. Collectives are counted by phase."""
+    """Dispatch mode that computes only shapes and counts collectives by phase."""
 
     def __init__(self, spec: ModelSpec, rank_tokens: int) -> None:
-        """`rank_tokens`: of a microbatch, on each rank of a tensor-parallel group."""
+        """`rank_tokens`: tokens of a microbatch on each rank of a tensor-parallel group."""
         super().__init__()
         self._chosen_share = spec.experts_per_token / spec.num_experts if spec.num_experts else 1.0
         self._rank_tokens = rank_tokens
@@ -76,7 +76,7 @@ class ShapeWalk(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Collectives inside belong to the phase, unless another one within has them."""
+        """Counts collectives inside under this phase, unless another phase is nested."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -88,12 +88,12 @@ class ShapeWalk(TorchDispatchMode):
         if func.namespace == "c10d":
             return self._count(func, args)
         first: Any = args[0] if args else None
-        # ranks tell each other how many tokens they have
+        # the only numbers that are read are ranks' numbers of tokens
         if func is aten._local_scalar_dense.default:
             return self._rank_tokens
         if func is aten.bincount.default:
             return _even_counts(args[0].numel(), kwargs.get("minlength") or args[2])
-        if func is aten.nonzero.default:  # of a mask: every token is a target
+        if func is aten.nonzero.default:  # applied to a mask: every token is a target
             return first.new_empty(first.numel(), first.ndim, dtype=torch.int64)
         if func is aten.index.Tensor and args[1][0].dtype == torch.bool:
             return first.new_empty(first.shape)
@@ -113,7 +113,7 @@ class ShapeWalk(TorchDispatchMode):
         ranks = dist.ProcessGroup.unbox(group).size()
         sides = [sum(one.nbytes for one in _tensors(part)) for part in args[:2]]
         key = self._phase, name.strip("_"), ranks
-        if name == "send":  # to a neighbour, whatever group it goes through
+        if name == "send":  # to one neighbour, whatever the group's size
             key = "pipeline", name, 2
         self.calls[key] += 1
         self.sent_bytes[key] += max(sides) * RING[name](ranks)
@@ -142,9 +142,7 @@ def _even_counts(total: int, bins: int) -> Tensor:
 
 @contextmanager
 def _even_exchange() -> Iterator[None]:
-    """Within it, all-to-alls send every rank as many tokens, which lie in the order of the experts
-    already.
-    """
+    """Makes all-to-alls send equally many tokens to every rank, already in the order of the experts."""
 
     def count(
         dispatcher: Any, point: str, tokens_per_expert: Tensor | None = None
@@ -191,7 +189,7 @@ def main(request: DryRunRequest, workspace: Workspace) -> DryRunResult:
 
 
 def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) -> WalkedStage:
-    """What one rank of a stage holds and what it sends in a step."""
+    """Tensors that one rank of a stage holds, and bytes that it sends in a step."""
     layout = request.layout
     close_process_groups()
     first_rank = stage * layout.world_size // layout.pipeline
@@ -218,7 +216,7 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
 def _pass_experts(
     experts: ExpertMlp, tokens_ND: Tensor, experts_NK: Tensor, weights_NK: Tensor
 ) -> Tensor:
-    """Stands in for the experts: output of their shape, with gradients for all that they read."""
+    """Stand-in for the experts: an output of their shape, with gradients for all their inputs."""
     return tokens_ND + weights_NK.sum() + experts.gate_up_EGD.sum() + experts.down_EDF.sum()
 
 
@@ -228,7 +226,7 @@ def _walk(
     gradients: LayoutGradients,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Exchange, ...]:
-    """Walks a few microbatches and one update. Returns the collectives of a whole step."""
+    """Runs a few microbatches and one update on shapes. Returns the collectives of a whole step."""
     work, layout = request.work, request.layout
     rows = max(1, work.microbatch_tokens // work.row_tokens)
     parts = layout.tensor * layout.context
@@ -263,17 +261,17 @@ def _walk(
 
 
 def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:
-    """Collectives over several ranks. Those of microbatches count `times` times."""
+    """Collectives over several ranks. Collectives of microbatches count `times` times."""
     found = []
     for (phase, operation, ranks), calls in walk.calls.items():
-        often = 1.0 if phase in ("gradients", "optimiser") else times
+        repeats = 1.0 if phase in ("gradients", "optimiser") else times
         found.append(
             Exchange(
                 phase=phase,
                 operation=operation,
                 group_ranks=ranks,
-                calls=round(often * calls),
-                sent_bytes=often * walk.sent_bytes[phase, operation, ranks],
+                calls=round(repeats * calls),
+                sent_bytes=repeats * walk.sent_bytes[phase, operation, ranks],
             )
         )
     return tuple(one for one in found if one.group_ranks > 1)

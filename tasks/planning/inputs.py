@@ -1,4 +1,4 @@
-"""Numbers that a plan takes from outside the recipe: chips, rates, costs. `inputs.toml` names sources."""
+"""Inputs of a plan from outside the recipe: chips, rates, costs. `inputs.toml` names their sources."""
 
 import tomllib
 from pathlib import Path
@@ -18,12 +18,12 @@ class TrainingWork(Record):
     microbatch_tokens: int = Field(gt=0, description="tokens of one pass of a data-parallel rank")
     step_tokens: float = Field(gt=0, description="over all ranks")
     fp8: bool = False
-    recompute: bool = Field(default=False, description="each layer runs forward again")
+    recompute: bool = Field(default=False, description="each layer runs forward again in backward")
     forward_passes: int = Field(default=0, ge=0)
     """passes for log-probs before the step: policy, reference"""
 
     def microbatches(self, layout: ParallelLayout) -> float:
-        """Of one data-parallel rank."""
+        """Microbatches of one data-parallel rank per step."""
         return max(1.0, self.step_tokens / layout.data / self.microbatch_tokens)
 
 
@@ -31,8 +31,8 @@ class RolloutWork(Record):
     """Attempts of one optimiser step."""
 
     attempts: int = Field(gt=0)
-    prompt_tokens: float = Field(ge=0, description="mean of an attempt, tool results included")
-    generated_tokens: float = Field(gt=0, description="mean of an attempt")
+    prompt_tokens: float = Field(ge=0, description="mean per attempt, tool results included")
+    generated_tokens: float = Field(gt=0, description="mean per attempt")
     longest_generated_tokens: float = Field(gt=0)
     tool_seconds: float = Field(ge=0, description="seconds per attempt in its sandbox")
 
@@ -46,7 +46,7 @@ FILE = Path(__file__).with_name("inputs.toml")
 
 
 class Chip(Record):
-    """One GPU and its links, as the vendor states them. Links in one direction."""
+    """One GPU and its links by the vendor's figures. Links are per direction."""
 
     bf16_teraflops: float
     fp8_teraflops: float
@@ -58,7 +58,7 @@ class Chip(Record):
 
 
 class Rates(Record):
-    """Shares of a chip's peak that are reached."""
+    """Achieved shares of a chip's peak rates."""
 
     bf16_products: float
     fp8_products: float
@@ -82,7 +82,7 @@ class ExposedShares(Record):
 
 
 class Costs(Record):
-    """Bytes and seconds of things that every plan has."""
+    """Bytes, seconds and other constants of all plans."""
 
     weight_bytes: int
     gradient_bytes: int
@@ -111,7 +111,7 @@ class Inputs(Record):
 
 
 def load_inputs(chip: str) -> Inputs:
-    """Inputs for a chip by name. ConfigError names the chips there are."""
+    """Inputs for a chip by name. ConfigError names the known chips."""
     values = tomllib.loads(FILE.read_text())
     chips = values.pop("chips")
     if chip not in chips:

@@ -1,4 +1,4 @@
-"""A plan of training on many GPUs: the layout, and what it comes to. Refused when it does not fit."""
+"""A plan of training on many GPUs: layout, memory and time. A plan that does not fit is refused."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class StepTime(Record):
 
     @property
     def seconds(self) -> float:
-        """The whole step. A host that launches too slowly bounds computing from below."""
+        """Seconds of the whole step. Computation takes at least the time of its kernel launches."""
         busy = max(self.compute_seconds + self.memory_seconds, self.launch_seconds)
         rest = self.bubble_seconds + self.optimizer_seconds + self.forward_seconds
         return busy + self.transfer_seconds + rest
@@ -57,7 +57,7 @@ class StepTime(Record):
 def estimate_step(
     spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
 ) -> StepTime:
-    """Time of a step under a layout, all ranks alike."""
+    """Time of a step under a layout, with equal ranks."""
     world, local = layout.world_size, work.step_tokens / layout.world_size
     operations = token_operations(spec, work.attended_tokens)
     passes = 4 if work.recompute else 3
@@ -99,7 +99,7 @@ def _operation_seconds(spec: ModelSpec, work: TrainingWork, inputs: Inputs) -> f
 def _memory_seconds(
     spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
 ) -> float:
-    """Seconds of everything that is not a product: it moves what the layers save."""
+    """Seconds of all operations except products: the time to move the activations that layers save."""
     bandwidth = inputs.chip.memory_terabytes_per_second * TERA * inputs.rates.copying
     saved = sum(stage_activation_bytes(spec, layout, stage) for stage in range(layout.pipeline))
     head = 8 * spec.vocab_size
@@ -124,7 +124,7 @@ def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBy
     held = max(stage_parameters(spec, layout), key=lambda one: one.all)
     copies = layout.data * layout.context
     data = _outside(copies) * held.dense + _outside(layout.expert_data) * held.expert
-    # of latents every tensor-parallel rank needs the whole
+    # every tensor-parallel rank needs whole latents
     exchanged = spec.cached_size / (layout.tensor if spec.latent is None else 1)
     routed = tokens / layout.tensor * spec.experts_per_token * hidden
     return StepBytes(
@@ -145,7 +145,7 @@ def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBy
 
 
 def _outside(degree: int) -> float:
-    """Share of a group's data that lies on its other ranks."""
+    """Share of a group's data that is on other ranks."""
     return (degree - 1) / degree
 
 
@@ -164,8 +164,8 @@ def _transfer_seconds(layout: ParallelLayout, sent: StepBytes, inputs: Inputs) -
 
 
 def _bandwidth(span: int, inputs: Inputs) -> float:
-    """Bytes per second for a group that spans so many neighbouring ranks. Of a group over several
-    nodes the part outside a node takes the network.
+    """Bytes per second for a group that spans `span` neighbouring ranks. In a group over several
+    nodes the share outside a node uses the network.
     """
     chip, rates = inputs.chip, inputs.rates
     node = chip.node_gigabytes_per_second * GIGA * rates.node
@@ -198,12 +198,12 @@ class TrainingPlan(Record):
 
     @property
     def fullest(self) -> RankMemory:
-        """The stage whose ranks hold most."""
+        """Memory of the stage with the fullest ranks."""
         return max(self.memory, key=lambda one: one.total_gib)
 
 
 class PublishBytes(Record):
-    """Bytes of the weight chain."""
+    """Bytes of published weights."""
 
     anchor: float = Field(description="all weights")
     delta: float = Field(description="the weights that a step changes")
@@ -217,7 +217,7 @@ class PublishBytes(Record):
 def plan_training(
     spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
 ) -> TrainingPlan:
-    """A step under a given layout. ConfigError names the number that breaks."""
+    """A step under a given layout. Raises ConfigError if it does not fit."""
     try:
         layout.check(spec)
     except ValueError as error:
@@ -237,7 +237,7 @@ def plan_training(
 
 
 def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs) -> TrainingPlan:
-    """The fastest layout of so many GPUs that fits. ConfigError tells how far the nearest is from it."""
+    """The fastest layout of `gpus` GPUs that fits. If none does, ConfigError describes the smallest."""
     found: TrainingPlan | None = None
     least: TrainingPlan | None = None
     for layout in _layouts(spec, gpus, inputs):
@@ -261,7 +261,7 @@ def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs
         )
     raise ConfigError(
         f"no layout of {gpus} GPUs fits: the smallest, {describe(least.layout)}, needs "
-        f"{least.fullest.total_gib:.1f} GiB a rank, wanted at most {inputs.chip.memory_gib:.1f}; "
+        f"{least.fullest.total_gib:.1f} GiB per rank, wanted at most {inputs.chip.memory_gib:.1f}; "
         "take more GPUs or smaller microbatches"
     )
 
@@ -269,7 +269,7 @@ def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs
 def search_replica(
     spec: ModelSpec, work: RolloutWork, step_seconds: float, inputs: Inputs
 ) -> RolloutPlan:
-    """Rollouts on replicas of the size that takes fewest GPUs altogether."""
+    """Rollouts on replicas of the size with the fewest GPUs in total."""
     plans: list[RolloutPlan] = []
     refusal = ConfigError("no size of a replica was tried")
     for gpus in DEGREES:
@@ -315,7 +315,7 @@ def _estimate(
 
 
 def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str | None:
-    """Why a layout cannot take the work. None if it can."""
+    """Reason why a layout cannot run the work. None if it can."""
     if layout.tensor > inputs.chip.gpus_per_node:
         return (
             f"tensor={layout.tensor}, wanted at most the {inputs.chip.gpus_per_node} GPUs of a node"
@@ -335,7 +335,7 @@ def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str 
 
 
 def _layouts(spec: ModelSpec, gpus: int, inputs: Inputs) -> Iterator[ParallelLayout]:
-    """Layouts of so many GPUs that divide the model."""
+    """Layouts of `gpus` GPUs that divide the model."""
     tensors = [degree for degree in DEGREES if degree <= inputs.chip.gpus_per_node]
     experts = DEGREES if spec.num_experts else (1,)
     for tensor, context, pipeline, expert in itertools.product(

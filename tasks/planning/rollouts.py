@@ -1,4 +1,4 @@
-"""Engine replicas: how many attempts fit one, how fast it generates, how many a trainer keeps busy."""
+"""Engine replicas: attempts that fit, rate of generation, and the number that a trainer needs."""
 
 import math
 
@@ -15,7 +15,7 @@ TERA = 1e12
 
 
 class Replica(Record):
-    """One engine replica at work."""
+    """One engine replica under full load."""
 
     gpus: int
     concurrent_attempts: int
@@ -28,8 +28,8 @@ class RolloutPlan(Record):
 
     replica: Replica
     replicas: int
-    sandboxes: int = Field(description="attempts in flight, each with its box")
-    attempts_seconds: float = Field(description="until all attempts of one step are done")
+    sandboxes: int = Field(description="attempts in flight, each with its own box")
+    attempts_seconds: float = Field(description="seconds until all attempts of one step are done")
 
 
 def key_value_bytes(spec: ModelSpec) -> int:
@@ -40,15 +40,15 @@ def key_value_bytes(spec: ModelSpec) -> int:
 def estimate_replica(
     spec: ModelSpec, gpus: int, work: RolloutWork, inputs: Inputs, most_attempts: int | None = None
 ) -> Replica:
-    """Rate of a replica on `gpus` chips. ConfigError when the weights alone do not fit."""
+    """Rate of a replica on `gpus` chips. Raises ConfigError if the weights and one attempt do not fit."""
     chip, costs = inputs.chip, inputs.costs
     weights = 2 * num_parameters(spec)
-    room = gpus * chip.memory_gib * GIB * costs.engine_memory_share - weights
+    free = gpus * chip.memory_gib * GIB * costs.engine_memory_share - weights
     cache = work.context_tokens * key_value_bytes(spec)
-    fitting = math.floor(room / cache)
+    fitting = math.floor(free / cache)
     if fitting < 1:
         raise ConfigError(
-            f"an engine replica of {gpus} GPUs has {room / GIB:.1f} GiB beside "
+            f"an engine replica of {gpus} GPUs has {free / GIB:.1f} GiB beside "
             f"{weights / GIB:.1f} GiB of weights, wanted {cache / GIB:.2f} GiB for one attempt of "
             f"{work.context_tokens:.0f} tokens; give it more GPUs"
         )
@@ -66,19 +66,19 @@ def estimate_replica(
 def decode_step_seconds(
     spec: ModelSpec, gpus: int, slots: int, work: RolloutWork, inputs: Inputs
 ) -> float:
-    """Seconds of one token of each of `slots` attempts: the weights that they meet and their caches are
-    read once; the experts that nobody chose are not.
+    """Seconds of one token of each of `slots` attempts: caches and used weights are read once,
+    experts that no token chose are not read.
     """
     expert = 3 * spec.num_moe_layers * spec.num_experts * spec.hidden_size * spec.expert_hidden_size
-    met = 0.0
+    chosen_share = 0.0
     if spec.num_experts:
-        met = 1 - (1 - spec.experts_per_token / spec.num_experts) ** slots
-    read = 2 * (num_parameters(spec) - expert + expert * met)
-    # an attempt is half generated on average
+        chosen_share = 1 - (1 - spec.experts_per_token / spec.num_experts) ** slots
+    read = 2 * (num_parameters(spec) - expert + expert * chosen_share)
+    # on average an attempt is half generated
     held = work.prompt_tokens + work.generated_tokens / 2
     read += slots * held * key_value_bytes(spec)
     bandwidth = gpus * inputs.chip.memory_terabytes_per_second * TERA * inputs.rates.decode
-    # the token sees all that is held, on average half of a row of twice as many
+    # the token attends to all held tokens, which is the average over a row twice as long
     operations = slots * token_operations(spec, 2 * held).all
     peak = gpus * inputs.chip.bf16_teraflops * TERA * inputs.rates.bf16_products
     return max(read / bandwidth, operations / peak) + inputs.costs.engine_step_seconds
@@ -87,7 +87,7 @@ def decode_step_seconds(
 def generation_seconds(
     spec: ModelSpec, gpus: int, replica_gpus: int, work: RolloutWork, inputs: Inputs
 ) -> float:
-    """Seconds until all attempts of one step are done on `gpus` chips: their work, or the longest one."""
+    """Seconds until all attempts of one step are done on `gpus` chips: total work or the longest attempt."""
     replicas = gpus // replica_gpus
     share = math.ceil(work.attempts / replicas)
     replica = estimate_replica(spec, replica_gpus, work, inputs, share)
@@ -99,9 +99,8 @@ def generation_seconds(
 def plan_rollouts(
     spec: ModelSpec, gpus: int, work: RolloutWork, step_seconds: float, inputs: Inputs
 ) -> RolloutPlan:
-    """Replicas whose attempts a step of `step_seconds` uses up, and the boxes for attempts in flight.
-
-    An attempt that waits for its tools holds a box and no slot of the engine (Little's law).
+    """Replicas that supply a step of `step_seconds` with attempts, and boxes for attempts in flight
+    (by Little's law). An attempt that waits for its tools holds a box, but no slot of the engine.
     """
     replica = estimate_replica(spec, gpus, work, inputs)
     wanted = work.attempts / step_seconds

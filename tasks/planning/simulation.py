@@ -1,9 +1,9 @@
-"""Rollouts of a plan on a virtual clock: how long the trainer waits, and how old what it trains on is.
+"""Simulated rollouts of a plan on a virtual clock: waiting time of the trainer, and staleness.
 
-The orchestrator of rollouts (admission, pacing, staleness) and the request router of the engines decide
-as in a run; attempts, steps and publishes only take time. An attempt waits for room on its replica,
-generates at the pace of a full one, then uses tools. Lengths are log-normal, so that some attempts take
-many times the mean. Not simulated: failures, groups without spread, prefixes that attempts share.
+The rollout orchestrator (admission, pacing, staleness) and the engines' request router decide as in
+a run; attempts, steps and publishes only take time. An attempt waits for a slot on its replica,
+generates at the rate of a full replica, then uses tools. Lengths are log-normal, so that some
+attempts take many times the mean. Not simulated: failures, groups without spread, shared prefixes.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ TURN = TurnRecord(generated_tokens=1, text="", calls=())
 
 
 class SimulatedLoad(Record):
-    """Replicas, attempts and steps of a simulated run, and the seconds that each takes."""
+    """Replicas, attempts and steps of a simulated run, and their durations."""
 
     rollout: RolloutConfig
     replicas: int = Field(gt=0)
@@ -61,7 +61,7 @@ class SimulatedLoad(Record):
         step_seconds: float,
         publish_seconds: float,
     ) -> Self:
-        """The load of planned replicas, with an attempt in each planned box."""
+        """The load of planned replicas, with one attempt per planned box."""
         replica = plan.replica
         return cls(
             rollout=rollout.model_copy(update={"concurrent_trajectories": plan.sandboxes}),
@@ -92,19 +92,19 @@ class SimulatedRun(Record):
 
 
 class UnwrittenJournal:
-    """Journal of a run that nobody continues."""
+    """Journal that records nothing, for a run that is never resumed."""
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
-        """Nothing is noted."""
+        """Records nothing."""
 
     def fail(self, trajectory: Trajectory) -> None:
-        """Nothing is noted."""
+        """Records nothing."""
 
     def commit(self, group: Group) -> None:
-        """Nothing is noted."""
+        """Records nothing."""
 
     def retire(self, group: Group, reason: str) -> None:
-        """Nothing is noted."""
+        """Records nothing."""
 
 
 class Simulation:
@@ -114,10 +114,10 @@ class Simulation:
         self.load = load
         names = [f"replica-{number}" for number in range(load.replicas)]
         self._router = RequestRouter(names)
-        self._room = {name: asyncio.Semaphore(load.replica_slots) for name in names}
+        self._slots = {name: asyncio.Semaphore(load.replica_slots) for name in names}
         self._generated_seconds = 0.0
-        self._begun: list[float] = []  # steps
-        self._ages: list[float] = []
+        self._step_starts: list[float] = []
+        self._staleness: list[float] = []  # mean of each step
         config = load.rollout.model_copy(
             update={
                 "least_spread": 0.0,
@@ -147,10 +147,10 @@ class Simulation:
             ended_at = run_virtual(self._run())
         load, table = self.load, self._orchestrator.table
         skipped = load.steps // 3
-        window = ended_at - self._begun[skipped]
+        window = ended_at - self._step_starts[skipped]
         return SimulatedRun(
             trainer_idle_ratio=1 - (load.steps - skipped) * load.step_seconds / window,
-            staleness_mean=float(np.mean(self._ages[skipped:])),
+            staleness_mean=float(np.mean(self._staleness[skipped:])),
             slots_busy_ratio=self._generated_seconds
             / (ended_at * load.replicas * load.replica_slots),
             attempts=self._orchestrator.attempts.dispatched,
@@ -163,14 +163,14 @@ class Simulation:
         return asyncio.get_running_loop().time()
 
     async def _attempt(self, request: AttemptRequest) -> Trajectory:
-        """Its first and last token carry the versions that replicas served then."""
+        """A simulated attempt. Its two tokens have the weight versions served at their times."""
         load, clock = self.load, asyncio.get_running_loop().time
         sigma = load.length_sigma
         length = random.Random(request.seed).lognormvariate(-(sigma**2) / 2, sigma)
         started_at = clock()
-        # the router does not know how long an answer will be: all count the same
+        # equal weights, since the router does not know the length of an answer
         replica = self._router.choose(request.trajectory_id, 1)
-        async with self._room[replica]:
+        async with self._slots[replica]:
             first = self._orchestrator.progress.engine_version
             await asyncio.sleep(length * load.generation_seconds)
             self._generated_seconds += length * load.generation_seconds
@@ -183,10 +183,10 @@ class Simulation:
         )
 
     async def _train(self, request: StepRequest) -> int:
-        """The publish reaches the replicas later, while the next step may already run."""
+        """A simulated step. Its weights reach the replicas later, when the next step may already run."""
         loop = asyncio.get_running_loop()
-        self._begun.append(loop.time())
-        self._ages.append(request.metrics["staleness_mean"])
+        self._step_starts.append(loop.time())
+        self._staleness.append(request.metrics["staleness_mean"])
         await asyncio.sleep(self.load.step_seconds)
         version = request.trainer_version + 1
         if self.load.rollout.staleness.updates_engines(request.step):
@@ -196,8 +196,8 @@ class Simulation:
 
 @contextmanager
 def _undisturbed(logger: logging.Logger) -> Iterator[None]:
-    """Within it no warning about simulated groups is logged and no garbage is collected: each
-    collection would go through all attempts in flight, a third of the time at 10,000.
+    """Turns off warnings about simulated groups and garbage collection: each collection would scan
+    all attempts in flight, which took a third of the time at 10,000 attempts.
     """
     level, collects = logger.level, gc.isenabled()
     logger.setLevel(logging.ERROR)
@@ -212,7 +212,7 @@ def _undisturbed(logger: logging.Logger) -> Iterator[None]:
 
 @functools.cache
 def _transcript(first: int, last: int) -> Transcript:
-    """An answer of two tokens that these weight versions made."""
+    """An answer of two tokens, sampled with these weight versions."""
     versions = np.array((first, last), dtype=np.int64)
     segment = Segment(
         token_ids_T=np.zeros(2, dtype=np.int32),

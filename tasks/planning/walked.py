@@ -1,4 +1,4 @@
-"""A dry run's request and answer: what was built of a plan, and what one step's ranks tell each other."""
+"""Request and result of a dry run: parameters that were built, and communication of one step."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.tasks.planning.inputs import TrainingWork
 
-# Built parameters may differ from planned ones by so much; both count the same tensors.
+# Largest allowed difference of built and planned parameters; both count the same tensors.
 LARGEST_DIFFERENCE_RATIO = 0.005
 
 
@@ -22,7 +22,7 @@ class DryRunRequest(Record):
 
 
 class Exchange(Record):
-    """Collectives of one kind in one phase of a step, as one rank takes part in them."""
+    """Collectives of one kind in one phase of a step, for one rank."""
 
     phase: str
     operation: str
@@ -38,7 +38,7 @@ class WalkedStage(Record):
     planned: int = Field(description="parameters by the plan's formula")
     built: int = Field(description="elements of the tensors that the model's modules hold")
     exchanges: tuple[Exchange, ...] = ()
-    weight_bytes: int = Field(default=0, description="bytes of weights as this version holds them")
+    weight_bytes: int = Field(default=0, description="bytes of weights in this version's format")
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
 
@@ -49,7 +49,7 @@ class WalkedStage(Record):
 
 
 class DryRunResult(Record):
-    """Parameters that were built, collectives that were walked."""
+    """Built parameters and counted collectives of all stages."""
 
     stages: tuple[WalkedStage, ...]
     microbatches: int = Field(description="forward and backward passes of a rank in the step")

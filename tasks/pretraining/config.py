@@ -1,4 +1,4 @@
-"""What the pretraining stage is asked and what it answers."""
+"""Settings, request and result of the pretraining stage."""
 
 from typing import Literal, Self
 
@@ -20,17 +20,15 @@ from ostinato.models.training.config import (
 
 
 class PretrainingLayout(LayoutConfig):
-    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. The remaining ranks are data-parallel."""
 
     pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
     interleave: int = Field(
-        default=1, ge=1, description="chunks of layers a stage, which shorten its waits"
+        default=1, ge=1, description="chunks of layers per stage; more chunks shorten its waits"
     )
-    context: int = Field(
-        default=1, ge=1, description="ranks that share each row, all layers with it"
-    )
+    context: int = Field(default=1, ge=1, description="ranks that share each row, in all layers")
     expert_tensor: int = Field(
-        default=1, ge=1, description="ranks that share each expert, cut along its inner width"
+        default=1, ge=1, description="ranks that share each expert, split along its inner width"
     )
 
 
@@ -41,26 +39,26 @@ class PretrainingConfig(LoopConfig):
     transformer_engine: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8"] | None = (
         Field(
             default=None,
-            description="NVIDIA's Transformer Engine for attention and dense layers, on CUDA: in bf16 or with "
-            "its FP8 recipe of this name. Experts keep their precision. None: Megatron's own layers",
+            description="NVIDIA's Transformer Engine for attention and dense layers, on CUDA: bf16 or the name "
+            "of its FP8 recipe. Experts keep their precision. None: Megatron's own layers",
         )
     )
     recompute: bool = Field(default=False, description=RECOMPUTE)
     lora: LoraConfig | None = Field(
         default=None,
-        description="train adapters of attention, dense MLPs and shared experts alone, with AdamW; "
+        description="train only adapters of attention, dense MLPs and shared experts, with AdamW; "
         "None: all parameters",
     )
     codebase_sources: tuple[str, ...] = Field(
         default=("code", "library"),
         min_length=1,
-        description="held-out shards whose tokens make the codebase perplexity",
+        description="held-out shards of the codebase perplexity",
     )
     evaluation_tokens: PositiveInt = Field(
         default=16_384, description="tokens of each held-out shard"
     )
     evaluation_row_tokens: int = Field(
-        default=256, ge=8, description="row length in which held-out shards are evaluated"
+        default=256, ge=8, description="row length for evaluating held-out shards"
     )
 
     @property
@@ -69,8 +67,8 @@ class PretrainingConfig(LoopConfig):
         return self.layout.over(self.world_size)
 
     def cut_after(self, name: str) -> tuple[Self, Self]:
-        """Settings of the phases up to this one, and of those after it, which read the rows that they read
-        in one run. ValueError where draft layers cannot learn with the trunk in the latter.
+        """Settings of the phases up to this one and of the phases after it, which read the same
+        rows as in one run. Raises ValueError if draft layers cannot learn in the latter.
         """
         names = [phase.name for phase in self.phases]
         if name not in names[:-1]:
@@ -81,7 +79,7 @@ class PretrainingConfig(LoopConfig):
             layout = self.layout.model_dump(exclude_defaults=True)
             raise ValueError(
                 f"mtp.after_phase is {name!r} with pretraining.layout {layout} and pretraining.lora {self.lora}, "
-                "wanted neither: draft layers learn with a trunk that is whole and trained whole"
+                "wanted neither: draft layers learn only with a trunk that is not split and fully trained"
             )
         count = names.index(name) + 1
         later = {"phases": self.phases[count:], "seed": self.seed + count}
@@ -95,12 +93,12 @@ class PretrainingConfig(LoopConfig):
         if self.lora is not None and self.layout != PretrainingLayout():
             raise ValueError(
                 f"lora with layout {self.layout.model_dump(exclude_defaults=True)}, wanted none: "
-                "adapters are not cut over ranks"
+                "adapters are not split over ranks"
             )
         if self.lora is not None and self.transformer_engine is not None:
             raise ValueError(
-                f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters lie "
-                "beside Megatron's own layers"
+                f"lora with transformer_engine={self.transformer_engine!r}, wanted none: adapters need "
+                "Megatron's own layers"
             )
         if self.recompute and self.transformer_engine is not None:
             raise ValueError(
@@ -140,8 +138,8 @@ class PretrainingConfig(LoopConfig):
         for name, tokens in lengths.items():
             if tokens % pieces:
                 raise ValueError(
-                    f"{share} does not divide {name}={tokens}: ranks of tensor parallelism share each "
-                    "row, and those of context parallelism take two pieces of it each"
+                    f"{share} does not divide {name}={tokens}: tensor-parallel ranks share each row, and "
+                    "context-parallel ranks take two pieces of it each"
                 )
         return self
 
@@ -159,7 +157,8 @@ class PretrainingRequest(Record):
     )
     draft_weight: NonNegativeFloat | None = Field(
         default=None,
-        description="weight of the draft loss in the trunk's gradient; 0: draft layers alone learn from it; None: they stay",
+        description="weight of the draft loss in the trunk's gradient; 0: only draft layers learn from it; None: not "
+        "even these",
     )
 
     @model_validator(mode="after")
@@ -168,23 +167,23 @@ class PretrainingRequest(Record):
             raise ValueError("wanted exactly one of checkpoint_directory and spec")
         if self.config.lora is not None and self.checkpoint_directory is None:
             raise ValueError(
-                "pretraining.lora without a base checkpoint, wanted base_checkpoint: adapters learn "
-                "beside weights that are trained already"
+                "pretraining.lora without a base checkpoint, wanted base_checkpoint: adapters need "
+                "weights that are trained already"
             )
         return self
 
     def placement(self) -> dict[str, set[str]]:
-        """Fields that say where it runs, not what it computes."""
+        """Fields of where it runs, not of what it computes."""
         return {"config": PLACEMENT}
 
 
 class Perplexity(Record):
-    """Perplexity of held-out shards at one moment."""
+    """Perplexity of held-out shards after some step."""
 
-    step: int = Field(description="steps of the whole stage taken before")
+    step: int = Field(description="steps of the whole stage before the measurement")
     perplexity: float = Field(description="over the tokens of codebase_sources together")
     bits_per_byte: float | None = Field(
-        default=None, description="loss of the same tokens over their bytes; None: an older result"
+        default=None, description="loss of the same tokens per byte; None: an older result"
     )
     by_source: dict[str, float]
 
@@ -198,11 +197,11 @@ class PretrainingResult(Record):
     after: Perplexity
     evaluations: tuple[Perplexity, ...] = Field(description="before, in between, after")
     phases: tuple[PhaseResult, ...]
-    transcripts_too_long: int = Field(description="left out because no bucket holds them")
+    transcripts_too_long: int = Field(description="transcripts left out as too long for any bucket")
     times_resumed: int
 
     def followed_by(self, later: Self) -> Self:
-        """The result of both runs as one. The later one began where this one ended."""
+        """The result of both runs as one. `later` began where this run ended."""
         steps = self.after.step
         evaluations = [
             one.model_copy(update={"step": steps + one.step}) for one in later.evaluations[1:]

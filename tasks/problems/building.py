@@ -1,7 +1,7 @@
 """Builds problems of prepared repositories: baseline, candidates, proofs.
 
-A judgement in the repository's journal is not made again. Proven candidates are taken in the order
-of the candidates, so the result does not depend on which run ends first.
+Candidates with a result in the repository's journal are not judged again. Proven candidates are taken in the
+order of the candidates, so the result does not depend on which run ends first.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ from ostinato.tasks.records import FunctionOracle, Split
 
 logger = logging.getLogger(__name__)
 
-_HASH_SEEDS = (0, 1)  # of the two boxes of a repository
+_HASH_SEEDS = (0, 1)  # of a repository's two boxes
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
-_CONCURRENT_REPOSITORIES = 2  # repositories, so that none waits for the last run of another
+_CONCURRENT_REPOSITORIES = 2  # so that no repository waits for the last run of another
 _oracles = TypeAdapter(list[FunctionOracle])
 OnJudged = Callable[[str, ProofOutcome], None]
 Proven = tuple[Candidate, ProofResult]
@@ -57,7 +57,7 @@ Proven = tuple[Candidate, ProofResult]
 
 @dataclass(frozen=True)
 class Part:
-    """One repository to build problems of."""
+    """One repository to build problems from."""
 
     repository: PreparedRepository
     split: Split | None
@@ -80,7 +80,7 @@ class BuiltPart:
 
 
 class RepositoryProver:
-    """Test servers and journal of one repository. Its files lie below `work`."""
+    """Test servers, journal and results of one repository. Files are written below `work`."""
 
     def __init__(
         self,
@@ -117,12 +117,12 @@ class RepositoryProver:
 
     @property
     def built(self) -> BuiltPart:
-        """Everything proven so far. `measure` comes first."""
+        """Everything proven so far. Call `measure` first."""
         assert self._built is not None
         return self._built
 
     async def measure(self) -> None:
-        """Find the stable tests. ProblemError when there are none."""
+        """Finds the stable tests. Raises ProblemError if there are none."""
         baseline = None
         if self._baseline_file.exists():
             baseline = Baseline.model_validate_json(self._baseline_file.read_text())
@@ -134,7 +134,7 @@ class RepositoryProver:
         self._built = BuiltPart(self.part, baseline)
 
     async def judge(self, candidate: Candidate) -> ProofResult:
-        """ProofResult of a candidate, from the journal when it is known."""
+        """ProofResult of a candidate, from the journal if it is there."""
         judgement = self._known.get(candidate.candidate_id)
         if judgement is None:
             async with self._slots:
@@ -147,12 +147,12 @@ class RepositoryProver:
         return judgement
 
     async def _judge_or_fault(self, candidate: Candidate) -> ProofResult:
-        """The judgement. What a broken state does to its box is no end of the build."""
+        """ProofResult of a candidate. An error of the box is a FAULT, so that it does not end the build."""
         try:
             return await self._judge(candidate, self.built.baseline)
         except SandboxError as error:
-            told = fields(candidate=candidate.candidate_id, error=str(error))
-            logger.warning("judging broke %s", told)
+            details = fields(candidate=candidate.candidate_id, error=str(error))
+            logger.warning("judging failed %s", details)
             return ProofResult(
                 candidate_id=candidate.candidate_id,
                 finding=ProofOutcome.FAULT,
@@ -161,7 +161,7 @@ class RepositoryProver:
             )
 
     async def _judge(self, candidate: Candidate, baseline: Baseline) -> ProofResult:
-        # in a thread: reading every file must not hold up the runs of others
+        # in a thread, because reading every file would delay the runs of other candidates
         if await asyncio.to_thread(self._leaks.find, candidate.draft("")):
             return ProofResult(candidate_id=candidate.candidate_id, finding=ProofOutcome.LEAKED)
         server, second = self._servers
@@ -171,7 +171,7 @@ class RepositoryProver:
         return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:
-        """Oracles of the functions that tests call with literal arguments."""
+        """Loads or builds the oracles of the functions that tests call with literal arguments."""
         if not self._config.oracle.enabled or self.part.mined:
             return
         if self._oracles_file.exists():
@@ -205,7 +205,7 @@ async def build_parts(
     parallel_runs: int,
     on_judged: OnJudged = lambda name, finding: None,
 ) -> tuple[list[BuiltPart], dict[str, str]]:
-    """Built parts, and what was left out with its reason: repositories, and test files of others."""
+    """Built parts, and the reason for each repository or test file (NAME/FILE) that is left out."""
     left_out: dict[str, str] = {}
     at_once = asyncio.Semaphore(_CONCURRENT_REPOSITORIES)
 
@@ -222,7 +222,7 @@ async def build_parts(
                     left_out[name] = str(error)
                     continue
                 failed = prover.built.baseline.left_out
-                left_out.update({f"{name}/{file}": told for file, told in failed.items()})
+                left_out.update({f"{name}/{file}": reason for file, reason in failed.items()})
                 provers.append(prover)
             return await _build_group(provers, config)
 
@@ -240,7 +240,7 @@ async def build_parts(
 async def _build_group(
     provers: Sequence[RepositoryProver], config: ProblemsConfig
 ) -> list[BuiltPart]:
-    """Repositories that share one draw of problems, or a single one with its own split."""
+    """Builds repositories that share one draw of problems, or a single repository with its own split."""
     if not provers:
         return []
     oracles = asyncio.gather(*(prover.load_oracles() for prover in provers))
@@ -257,7 +257,7 @@ async def _build_group(
 
 
 async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsConfig) -> None:
-    """Mutations of several repositories in one order, as many as the splits want."""
+    """Proves mutations of several repositories in one order, as many as the splits need."""
     by_name = {prover.part.repository.name: prover for prover in provers}
     functions: dict[Place, Callable[[], Iterable[Candidate]]] = {}
     for prover in provers:
@@ -283,9 +283,9 @@ async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsC
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
-    """Every kind of one repository up to its quota. Two sorts of candidates count towards the quota and are not
-    published: those that a stub passes, and those whose right fix the grader refuses. So a repository with weak
-    tests gives fewer problems, and the others stay the same.
+    """Proves candidates of every kind of one repository, up to its quota. Two outcomes count towards the quota but
+    are not published: a stub passes the tests, or the grader refuses the right fix. A repository with weak tests
+    therefore gives fewer problems, and the other problems do not change.
     """
     part, repository, built = prover.part, prover.part.repository, prover.built
     by_name = {repository.name: prover}
@@ -302,10 +302,10 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
             candidates = _described(candidates, part, config)
             by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind), TESTED)
         mutations = [candidate for candidate, _ in by_kind.get(Kind.MUTATION, [])]
-        # where a conftest.py holds objects of the package a fresh import takes a box of its own
+        # if a conftest.py holds objects of the package, a fresh import needs a box of its own
         has_conftest = any(path.endswith("conftest.py") for path in repository.files)
-        joined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
-        by_kind[Kind.COMBINED] = await prove_enough(by_name, joined, part.quotas.combined, TESTED)
+        combined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
+        by_kind[Kind.COMBINED] = await prove_enough(by_name, combined, part.quotas.combined, TESTED)
     built.proven = [pair for pairs in by_kind.values() for pair in pairs]
     assert part.split is not None
     built.splits = {candidate.candidate_id: part.split for candidate, _ in built.proven}
@@ -314,7 +314,7 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
 def _described(
     candidates: Iterable[Candidate], part: Part, config: ProblemsConfig
 ) -> list[Candidate]:
-    """Candidates whose functions have a description, where prompts are made of it."""
+    """The candidates. If prompts use descriptions, only those whose function has one."""
     if not config.is_described:
         return list(candidates)
     return [item for item in candidates if (item.path, item.symbol) in part.descriptions]
@@ -326,7 +326,7 @@ async def prove_enough(
     wanted: int,
     counted: frozenset[ProofOutcome] = frozenset({ProofOutcome.PROVEN}),
 ) -> list[Proven]:
-    """The first `wanted` candidates, in order, whose finding counts."""
+    """The first `wanted` candidates, in order, with a finding in `counted`."""
     proven: list[Proven] = []
     position = 0
     while len(proven) < wanted and position < len(candidates):
@@ -342,7 +342,7 @@ async def prove_enough(
 
 
 def read_journal(journal: Path) -> dict[str, ProofResult]:
-    """Judgements of an earlier, killed run by candidate."""
+    """Results of an earlier, killed run, by candidate."""
     rows = ({k: v for k, v in row.items() if k != "step"} for row in read_lines(journal))
     found = map(ProofResult.model_validate, rows)
     return {judgement.candidate_id: judgement for judgement in found}

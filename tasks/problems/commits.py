@@ -1,5 +1,5 @@
-"""Mines problems from a git history: product code before a commit, tests after it. No code of the
-repository runs.
+"""Mines problems from a git history: product code before a commit, tests after it. Code of the repository
+never runs here.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, prepare_reposit
 from ostinato.tasks.records import BlockEdit
 
 _MIN_SUBJECT = 12
-_MIN_WORDS = 3  # shorter lines are what is left of a reference
+_MIN_WORDS = 3  # shorter lines are remains of a removed reference
 _BOT = re.compile(r"\[bot\]|dependabot|renovate|pre-commit-ci|github-actions", re.IGNORECASE)
 _NO_CHANGE = re.compile(
     r"^(docs?|chore|ci|style|build|release|bump|typo|revert|wip|merge|version)\b", re.IGNORECASE
@@ -46,7 +46,7 @@ _NOISE = (
 
 @dataclass(frozen=True)
 class MinedCommit:
-    """One commit as a repository of its own with its candidate."""
+    """One commit as a repository of its own, with its candidate."""
 
     repository: PreparedRepository
     candidate: Candidate
@@ -60,25 +60,25 @@ class Mining:
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def mine_commits(source: GitSource, directory: Path, beside: Mapping[str, bytes]) -> Mining:
-    """Commits of the first parents' line, newest first, that change code and bring a test.
+def mine_commits(source: GitSource, directory: Path, installed: Mapping[str, bytes]) -> Mining:
+    """Commits along first parents, newest first, that change product code and add a test.
 
-    A merge counts as the change that it brought to its first parent. Each usable commit is prepared
-    below `directory`/NAME-COMMIT; `beside`: files of other projects that it imports.
+    A merge counts as its change against the first parent. Each usable commit is prepared below
+    `directory`/NAME-COMMIT. `installed`: files of its dependencies.
     """
     mining = Mining()
     log = _git(
         source, "log", "-z", "--first-parent", f"--max-count={source.max_commits}",
         "--format=%H%x00%P%x00%an <%ae>%x00%B", source.revision,
     ).decode(errors="replace")  # fmt: skip
-    fields = iter(log.split("\0"))  # which no message holds
+    fields = iter(log.split("\0"))  # no commit message contains a zero byte
     for commit, parents, author, message in zip(fields, fields, fields, fields, strict=False):
         if len(mining.found) >= source.max_problems:
             break
-        if len(parents.split()) > 1:  # "Merge pull request": what it is about follows
+        if len(parents.split()) > 1:  # the text follows the line "Merge pull request"
             message = message.strip().partition("\n")[2].strip()
         reason = _refuse(parents.split(), author, message)
-        made = None if reason else _make(source, commit, message, directory, beside)
+        made = None if reason else _make(source, commit, message, directory, installed)
         if isinstance(made, MinedCommit):
             mining.found.append(made)
         else:
@@ -87,12 +87,12 @@ def mine_commits(source: GitSource, directory: Path, beside: Mapping[str, bytes]
 
 
 def clean_message(message: str) -> str:
-    """A commit message as a user could have said it: no identifiers, links or numbers that lead to the fix."""
+    """A commit message as a user could write it: without hashes, links or numbers that lead to the fix."""
     for pattern in _NOISE:
         message = pattern.sub("", message)
     lines = [" ".join(line.split()) for line in message.strip().split("\n")]
-    told = [line for n, line in enumerate(lines) if n == 0 or len(line.split()) >= _MIN_WORDS]
-    text = "\n".join(told).strip()
+    kept = [line for n, line in enumerate(lines) if n == 0 or len(line.split()) >= _MIN_WORDS]
+    text = "\n".join(kept).strip()
     return text[:1].upper() + text[1:]
 
 
@@ -112,14 +112,14 @@ def _refuse(parents: Sequence[str], author: str, message: str) -> str:
 
 
 def _make(
-    source: GitSource, commit: str, message: str, directory: Path, beside: Mapping[str, bytes]
+    source: GitSource, commit: str, message: str, directory: Path, installed: Mapping[str, bytes]
 ) -> MinedCommit | str:
-    """The commit as a problem, or the reason why it is none."""
+    """The commit as a problem, or the reason why it cannot be one."""
     parent = f"{commit}^1"
     if not _changed(source, parent, commit):
         return "no_source"
     tree = read_tree(Path(source.path), commit, max_file_bytes=MAX_FILE_BYTES)
-    source = _laid_out_as(source, tree)
+    source = _with_layout_of(source, tree)
     changes = _changed(source, parent, commit)
     product = {p: s for p, s in changes.items() if _is_product(p, source)}
     tests = [path for path in changes if is_below(path, source.test_paths)]
@@ -145,17 +145,17 @@ def _make(
     described = source.model_copy(update={"name": name})
     try:
         repository = prepare_repository(
-            described, files, directory / name, strip_text=False, beside=beside
+            described, files, directory / name, strip_text=False, installed=installed
         )
     except ProblemError:
         return "no_such_paths"
     candidate = describe_change(name, blocks, files)
-    told = {"test_files": tuple(sorted(tests)), "message": clean_message(message)}
-    return MinedCommit(repository, candidate.model_copy(update=told))
+    details = {"test_files": tuple(sorted(tests)), "message": clean_message(message)}
+    return MinedCommit(repository, candidate.model_copy(update=details))
 
 
-def _laid_out_as(source: GitSource, tree: Mapping[str, bytes]) -> GitSource:
-    """The source with the paths of this commit, where the project has moved its files since."""
+def _with_layout_of(source: GitSource, tree: Mapping[str, bytes]) -> GitSource:
+    """The source with the paths of this commit, if the project has moved its files since."""
     files = strip_prefix(tree, source.stripped_prefix)
     wanted = (*source.package_paths, *source.test_paths)
     if all(any(is_below(path, (root,)) for path in files) for root in wanted):
@@ -169,7 +169,7 @@ def _laid_out_as(source: GitSource, tree: Mapping[str, bytes]) -> GitSource:
 
 
 def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple[BlockEdit, ...]:
-    """The edits that turn one state into the other."""
+    """The edits that turn the gold state into the broken state."""
     blocks: list[BlockEdit] = []
     for path in sorted(gold):
         new, old = gold[path].decode().split("\n"), broken[path].decode().split("\n")
@@ -190,7 +190,7 @@ def diff_blocks(gold: Mapping[str, bytes], broken: Mapping[str, bytes]) -> tuple
 def describe_change(
     name: str, blocks: tuple[BlockEdit, ...], files: Mapping[str, bytes]
 ) -> Candidate:
-    """The candidate of a change, with the first function that it touches as its main symbol."""
+    """The candidate of a change. Its main symbol is the first function that the change touches."""
     changed = {
         (block.path, line)
         for block in blocks

@@ -21,43 +21,43 @@ class Kind(StrEnum):
     """Ways to make a problem."""
 
     MUTATION = "mutation"  # one wrong line
-    DELETED_FUNCTION = "deleted_function"  # one body, or a whole function, is gone
-    DELETED_FEATURE = "deleted_feature"  # a public symbol and the helpers only it used are gone
+    DELETED_FUNCTION = "deleted_function"  # the body of a function, or a whole function, is deleted
+    DELETED_FEATURE = "deleted_feature"  # a public symbol and the helpers only it used are deleted
     COMBINED = "combined"  # two to four proven mutations at once
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
-    GIVEN = "given"  # a task of somebody else's collection, with its text
+    GIVEN = "given"  # a task of another collection, with its text
 
 
 class PromptLevel(StrEnum):
-    """Wordings of what the user asks."""
+    """Wordings of the user's request."""
 
     PLACE = "place"  # function and file, nothing else
-    DESCRIBED = "described"  # what the function is for, neither its name nor its file
+    DESCRIBED = "described"  # the purpose of the function, neither its name nor its file
     DETAILED = "detailed"
     TERSE = "terse"
     VAGUE = "vague"
 
 
 class Quotas(Record):
-    """Most problems of each kind that one repository gives. Read for repositories that name a split."""
+    """Maximum number of problems of each kind from one repository. Applies to repositories that name a split."""
 
     mutation: NonNegativeInt = 150
     """problems with one wrong line; 0: none"""
     deleted_function: NonNegativeInt = 0
-    """problems in which a function, or its body, is gone; 0: none"""
+    """problems with a deleted function or function body; 0: none"""
     deleted_feature: NonNegativeInt = 0
-    """problems in which a public symbol is gone, with the helpers that only it used; 0: none"""
+    """problems with a deleted public symbol and the helpers that only it used; 0: none"""
     combined: NonNegativeInt = 0
     """problems with two to four of the proven mutations at once; 0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
-    """candidates tried at most for each wanted problem"""
+    """maximum number of candidates tried per wanted problem"""
 
     def of(self, kind: Kind) -> int:
         return int(self.model_dump()[kind.value])
 
 
 def refuse_runner(name: str, package_paths: Iterable[str]) -> str:
-    """Why no problems are made of a package that the test runner consists of. Empty: it is none."""
+    """Reason to refuse a package that is part of the test runner. Empty: it is not part of it."""
     tops = {path.partition("/")[0].removesuffix(".py") for path in package_paths}
     if taken := tops.intersection(RUNNER_PACKAGES):
         return (
@@ -75,21 +75,20 @@ class ProjectSource(Record):
     )
     package_paths: tuple[str, ...] = Field(description="files or folders of product code")
     test_paths: tuple[str, ...] = Field(description="files or folders of tests")
-    dropped_paths: tuple[str, ...] = Field(
-        default=(), description="files or folders below the former that are left out"
-    )
+    dropped_paths: tuple[str, ...] = ()
+    """files or folders below package_paths and test_paths that are left out"""
     stripped_prefix: str = ""
     """folder of the source that is on the import path, such as src"""
     kept_paths: tuple[str, ...] = ()
     """other files or folders of the source that tests read"""
     dependencies: tuple[str, ...] = ()
-    """name==version of wheels laid beside the code"""
+    """name==version of wheels whose files are placed next to the code"""
     is_installed: bool = False
-    """true: as after an installation: importlib.metadata knows the package and its dependencies, and
-    these keep their compiled modules"""
+    """true: importlib.metadata knows the package and its dependencies, as after an installation, and the
+    dependencies keep their compiled modules"""
     generated_files: dict[str, str] = Field(default={})
-    """path -> text of modules that the project's build writes, and of pytest.ini where the project has rules
-    of its own for what a test is: names of functions and classes, pythonpath, import mode"""
+    """path -> text of modules that the project's build writes, and of pytest.ini if the project has its own
+    rules of test collection: names of functions and classes, pythonpath, import mode"""
 
     @model_validator(mode="after")
     def _check_runner(self) -> Self:
@@ -104,28 +103,27 @@ class RepositorySource(ProjectSource, SourceArchive):
     mutated_paths: tuple[str, ...] = ()
     """files or folders that may be broken; empty: all product code"""
     split: Split | None = None
-    """split of all its problems; None: its mutations are dealt out by `sizes`"""
-    quotas: Quotas | None = Field(default=None, description="None: those of all repositories")
+    """split of all its problems; None: its mutations are divided among the splits by `sizes`"""
+    quotas: Quotas | None = Field(default=None, description="None: the quotas of ProblemsConfig")
 
 
 class GitSource(ProjectSource):
-    """A git repository on this machine, or a bare one, whose commits become problems."""
+    """A git repository on this machine, bare or not, from whose commits problems are made."""
 
     path: str = Field(description="directory that git can read")
     split: Split = Field(default=Split.TRAIN, description="split of all its problems")
     revision: str = "HEAD"
-    """commit, branch or tag at which the search begins; it goes back in time"""
-    max_commits: PositiveInt = Field(default=200, description="first parents looked at")
-    max_changed_lines: PositiveInt = Field(
-        default=400, description="lines of product code in a commit"
-    )
+    """commit, branch or tag at which the search begins; the search goes back in time"""
+    max_commits: PositiveInt = 200
+    """maximum number of commits searched, along first parents"""
+    max_changed_lines: PositiveInt = 400
+    """maximum number of changed lines of product code in a commit"""
     max_problems: NonNegativeInt = 50
-    """commits taken, at most, the newest that are usable; each is a problem if its tests prove it;
-    0: none"""
+    """maximum number of commits taken, newest first; each becomes a problem if its tests prove it; 0: none"""
 
 
 class GivenSource(ProjectSource, SourceArchive):
-    """One task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
+    """Task of Harbor or instance of SWE-bench, kept in the archive cache as two states and a text."""
 
     version: str = Field(description="version of the archive: its checksum, shortened")
     sha256: str = Field(description="SHA-256 of the archive")
@@ -134,16 +132,15 @@ class GivenSource(ProjectSource, SourceArchive):
 
 
 class SplitSizes(Record):
-    """Number of problems per split. Fewer when the packages do not hold so many."""
+    """Number of problems per split. A split is smaller if the packages do not give enough problems."""
 
     demonstration: NonNegativeInt = 800
-    """problems whose repair the demonstrations of the corpus show"""
-    train: NonNegativeInt = Field(default=600, description="problems that RL samples attempts at")
+    """problems with a repair in the demonstrations of the corpus"""
+    train: NonNegativeInt = Field(default=600, description="problems for RL")
     held_out: NonNegativeInt = 240
-    """problems to evaluate on: nothing trains on these mutations, but it may on others of their
-    functions"""
+    """problems for evaluation; training never sees these mutations, but may see others of the same functions"""
     held_out_function: NonNegativeInt = 60
-    """problems to evaluate on in the functions that functions_held_out sets aside"""
+    """problems for evaluation in the functions that functions_held_out sets aside"""
     user: NonNegativeInt = 160
     """problems that simulated users bring to the gateway"""
 
@@ -159,77 +156,81 @@ class ValidityRules(Record):
     """Rules that a candidate must meet to become a problem."""
 
     max_failing_ratio: float = Field(default=0.4, gt=0, le=1)
-    """share of all stable tests; more is a broken package"""
+    """maximum share of all stable tests that fail; above it the whole package counts as broken"""
     max_tests_first_run: int = Field(default=60, ge=2)
-    """covering tests run on a candidate; the rest is estimated"""
+    """maximum number of covering tests run on a candidate; the result of the others is estimated"""
     max_fail_to_pass: PositiveInt = 16
-    """failing tests of a problem, at most; a solution makes all of them pass"""
+    """maximum number of failing tests in a problem; a solution makes all of them pass"""
     max_pass_to_pass: PositiveInt = 16
-    """passing tests of a problem, at most; a solution breaks none of them"""
+    """maximum number of passing tests in a problem; a solution breaks none of them"""
     max_changed_lines: PositiveInt = 400
-    """lines in which a candidate differs from the original, at most"""
+    """maximum number of lines in which a candidate differs from the original"""
     max_test_calls: PositiveInt = 1_000_000
-    """tests that call more functions take no part (100,000 take about 30 ms); unlike a time, this
-    count is the same on every machine and under any load"""
+    """maximum number of function calls in a test that is used (100,000 calls take about 30 ms); unlike a time,
+    this count is the same on every machine and under any load"""
     max_idle_seconds: PositiveFloat = 0.2
-    """tests that sleep longer take no part"""
+    """maximum sleeping time of a test that is used"""
     time_limit_seconds: PositiveFloat = Field(default=30.0, description="wall time of one test run")
     cheater_share: Share = 1 / 16
-    """problems also judged on a skip-everything patch"""
+    """share of the problems that are also judged on a patch that skips every test"""
     hidden_share: Share = 0.5
-    """share of the failing test functions the agent never sees"""
+    """share of the failing test functions that the agent never sees"""
     tries_stubs: bool = True
-    """a mutation whose tests pass with a constant in place of the function is not published either;
-    deletions never are"""
+    """drop a mutation if its tests pass with a constant in place of the function; deletions are always
+    dropped then"""
     tries_right_fix: bool = True
-    """whether the grader is asked to pay the original with a comment added. A problem where it refuses is not
-    published, since it would refuse every repair. Takes about two seconds per problem"""
+    """let the grader judge the original with a comment added, and drop the problem if it refuses, since it
+    would refuse every repair; takes about two seconds per problem"""
     drops_repeated_lines: bool = True
-    """a change whose right line stands in a comment, in a text, or with both its neighbours in
-    another file is not published"""
+    """drop a change if its right line occurs in a comment, in a text, or with both its neighbours in
+    another file"""
 
 
 class OracleConfig(Record):
-    """Calls by which a candidate is compared with the original."""
+    """Calls that compare a candidate with the original."""
 
     enabled: bool = True
-    """make such calls, from arguments seen in tests; false: prompts hold no example call, and
-    grading.asks_oracle has nothing to ask"""
+    """make such calls, from arguments seen in tests; false: prompts have no example call, and
+    grading.asks_oracle has no effect"""
     max_calls_derived: PositiveInt = 24
-    """held-out arguments per function"""
+    """maximum number of held-out argument lists per function"""
     call_seconds: PositiveFloat = Field(default=0.5, description="CPU time of one call")
 
 
 class ProblemsConfig(Record):
-    """Everything that decides which problems come out."""
+    """Everything that decides which problems are built."""
 
     repositories: tuple[RepositorySource, ...] = ()
-    """packages of the index whose code is broken"""
+    """packages of the index in which code is broken"""
     git: tuple[GitSource, ...] = ()
-    """git repositories whose commits become problems"""
+    """git repositories from whose commits problems are made"""
     given: tuple[GivenSource, ...] = ()
     """tasks of Harbor and instances of SWE-bench"""
     seed: NonNegativeInt = 0
-    """seed of what is broken, of the splits and of the prompts; unless given, the recipe's"""
+    """seed of the broken lines, the splits and the prompts; default: the recipe's seed"""
     quotas: Quotas = Quotas()
     sizes: SplitSizes = SplitSizes()
-    """problems per split of the repositories that name no split"""
+    """problems per split from the repositories that name no split"""
     rules: ValidityRules = ValidityRules()
     oracle: OracleConfig = OracleConfig()
     strip_text: bool = False
     """drop docstrings and comments of product code; tests keep theirs"""
     plain_functions: bool = False
-    """mutate only undecorated top-level functions whose name is defined once"""
-    max_function_lines: int = Field(default=120, ge=2, description="lines of a mutated function")
+    """mutate only undecorated top-level functions with a name that is defined once"""
+    max_function_lines: int = Field(default=120, ge=2)
+    """maximum number of lines of a mutated function"""
     max_function_characters: int = Field(default=20_000, ge=20)
-    """characters of a mutated function, line ends included; the corpus has the same limits"""
-    max_per_function: PositiveInt = Field(default=6, description="mutations of one function")
+    """maximum number of characters of a mutated function, with line ends; the corpus has the same limits"""
+    max_per_function: PositiveInt = 6
+    """maximum number of mutations of one function"""
     operator_mix: Literal["even", "noticed"] = "even"
-    """even: every mutation operator as often as the others, as far as there are candidates;
-    noticed: in the proportions in which tests notice them"""
-    operators_left_out: tuple[str, ...] = Field(default=(), description="never used")
+    """even: all mutation operators equally often, as far as there are candidates; noticed: in the
+    proportions in which tests notice them"""
+    operators_left_out: tuple[str, ...] = Field(
+        default=(), description="mutation operators not used"
+    )
     functions_held_out: NonNegativeInt = 12
-    """functions of repositories without a split that occur in held_out_function alone"""
+    """functions, of repositories without a split, that occur only in the split held_out_function"""
     prompt_shares: dict[PromptLevel, float] = Field(default={PromptLevel.PLACE: 1.0})
     """share of the problems by wording"""
 
@@ -243,16 +244,16 @@ class ProblemsConfig(Record):
 
     @property
     def is_described(self) -> bool:
-        """Whether some prompts say only what a function is for."""
+        """Whether some prompts have the wording `described`."""
         return self.prompt_shares.get(PromptLevel.DESCRIBED, 0.0) > 0
 
 
 class ProblemSelection(Record):
-    """Problems of a set that a recipe uses. The set itself stays what it is."""
+    """Filter for the problems of a set that a recipe uses. The shipped set itself does not change."""
 
-    kinds: tuple[Kind, ...] = Field(default=(), description="these only; empty: all")
+    kinds: tuple[Kind, ...] = Field(default=(), description="kinds of problems used; empty: all")
     max_lines: PositiveInt | None = None
-    """longest function, by its whole lines; None: any"""
+    """maximum number of lines of the problem's function; None: any number"""
 
 
 class ProblemsRequest(Record):
@@ -262,9 +263,9 @@ class ProblemsRequest(Record):
     selection: ProblemSelection = ProblemSelection()
     archives_directory: Path
     use_shipped: bool = True
-    """take the set that ships for this configuration, if one does"""
+    """take the set that ships for this configuration, if there is one"""
     parallel_runs: PositiveInt | None = None
-    """test runs at once; None: the settings' limit of cores"""
+    """test runs at once; None: the core limit of the settings"""
 
 
 class ProblemsResult(Record):
@@ -273,13 +274,13 @@ class ProblemsResult(Record):
     directory: str
     num_problems: int
     num_candidates: int = Field(description="candidates that were run")
-    yield_ratio: float = Field(description="share of the run candidates that became proven")
+    yield_ratio: float = Field(description="share of those candidates that were proven")
     split_sizes: dict[str, int]
     kinds: dict[str, int]
     operators: dict[str, int] = Field(description="published problems by operator")
     repositories: dict[str, str] = Field(description="name -> fingerprint")
     left_out: dict[str, str]
-    """source, or NAME/FILE for a test file of one, that gave nothing -> why"""
+    """source, or NAME/FILE for a test file of a source, that gave no problems -> reason"""
     yield_table: tuple[dict[str, str | int | float], ...]
     """one row per repository and kind"""
     seconds: float
@@ -294,15 +295,15 @@ class EnvironmentsRequest(Record):
 
 
 class EnvironmentsResult(Record):
-    """Problem set with the problems of the environments in it."""
+    """Problem set to which problems of environments were added."""
 
     directory: str
     added: dict[str, int] = Field(description="environment -> problems")
 
 
 def pin_commits(config: ProblemsConfig) -> ProblemsConfig:
-    """The configuration with each revision as the commit that it names now, so that a branch which moved is another
-    set. A source that cannot be read stays as it is: the build says why it is left out.
+    """The configuration with each revision resolved to its current commit, so that a moved branch gives another
+    set. A source that cannot be read stays unchanged, and the build reports why it is left out.
     """
     pinned: list[GitSource] = []
     for source in config.git:

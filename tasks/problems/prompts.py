@@ -1,7 +1,7 @@
-"""Prompts of problems, in one of five wordings, none of which tells the fix.
+"""Prompts of problems, in one of five wordings. None of them tells the fix.
 
-Detailed names the place, the symptom and an example; terse has at most 390 characters; vague and
-described leave the place to be found. No text names a hidden test or quotes the removed code.
+The detailed wording names the place, the symptom and an example. The terse one has at most 390 characters. The
+vague and described ones do not name the place. No text names a hidden test or quotes the removed code.
 """
 
 import random
@@ -133,8 +133,8 @@ def choose_level(
     *,
     is_described: bool = True,
 ) -> PromptLevel:
-    """The wording of a problem, drawn by the shares. Mined and given ones have no description and get one
-    of the other wordings, terse where the shares have none: it is what their author wrote.
+    """The wording of a problem, drawn by the shares. Mined and given problems have no description. They get one of
+    the other wordings, or terse if the shares have no other, because terse quotes the author's text.
     """
     rng = random.Random(f"level {seed} {candidate.candidate_id}")
     levels = sorted(shares)
@@ -153,17 +153,17 @@ def _fill(template: str, words: Mapping[str, str]) -> str:
 
 
 def topic_words(symbol: str) -> tuple[str, ...]:
-    """Words by which the vague wording names a function: those of its name and class."""
+    """Words of the function's name and class, by which the vague wording names it."""
     name = symbol.rpartition(".")[2].strip("_")
     owner = symbol.rpartition(".")[0].rpartition(".")[2]
     return tuple(word.lower() for word in f"{owner}_{name}".split("_") if len(word) > 2)
 
 
 def is_ambiguous(candidate: Candidate, level: PromptLevel, symbols: Iterable[str]) -> bool:
-    """Whether the wording fits other functions of the repository as well, and the code shows no gap
-    that would tell which is meant: the vague one, where what is broken still runs.
+    """Whether the wording fits several functions of the repository, and no gap in the code tells which is meant.
+    This can only be so for the vague wording of a problem in which all code is still there.
 
-    `symbols`: qualified names of everything the repository defines.
+    `symbols`: qualified names of all definitions of the repository.
     """
     if level is not PromptLevel.VAGUE or candidate.kind not in (Kind.MUTATION, Kind.COMBINED):
         return False
@@ -180,12 +180,12 @@ def _symptom(judgement: ProofResult) -> str:
         return "It runs, but the result is wrong."
     if judgement.error_type == "AssertionError":
         return f"A check says: {message}."
-    told = f": {message}" if message else ""
-    return f"It ends in {judgement.error_type}{told}."
+    suffix = f": {message}" if message else ""
+    return f"It ends in {judgement.error_type}{suffix}."
 
 
 def _purpose(docstring: str) -> str:
-    """The first sentence of what its author wrote about it."""
+    """The first sentence of the docstring."""
     first = " ".join(docstring.strip().split("\n\n")[0].split())
     sentence, dot, _ = first.partition(". ")
     return (sentence + dot).strip()[:_EXAMPLE_CHARACTERS]

@@ -1,6 +1,6 @@
-"""Reads what the problem stage published: problems, and the repositories they were proven on."""
+"""Writes and reads published problems, and reads the repositories on which they were proven."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,8 +15,15 @@ PROBLEMS_FILE = "problems.jsonl"
 REPOSITORIES_FOLDER = "repositories"
 
 
+def write_problems(directory: Path, problems: Iterable[Problem]) -> None:
+    """Writes problems.jsonl, one problem per line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(problem.model_dump_json() + "\n" for problem in problems)
+    (directory / PROBLEMS_FILE).write_text(lines)
+
+
 def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
-    """Problems of a directory, of one split if given. ProblemError names file and line."""
+    """Problems of a directory, or of one split. ProblemError names the file and the line."""
     path = directory / PROBLEMS_FILE
     if not path.is_file():
         raise ProblemError(
@@ -27,7 +34,7 @@ def load_problems(directory: Path, split: Split | None = None) -> list[Problem]:
 
 
 def read_problems(content: bytes, name: str) -> list[Problem]:
-    """Problems of JSON lines. `name` is that of their file."""
+    """Problems of JSON lines. `name`: name of their file, for errors."""
     problems = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -38,7 +45,7 @@ def read_problems(content: bytes, name: str) -> list[Problem]:
 
 
 def load_repositories(directory: Path) -> dict[str, PreparedRepository]:
-    """The repositories of a problem set by name. ProblemError for others than it was proven on."""
+    """The repositories of a problem set, by name. ProblemError if one differs from the repository of the proofs."""
     problems = load_problems(directory)
     names = sorted({problem.repository for problem in problems})
     found = {
@@ -55,7 +62,7 @@ def load_repositories(directory: Path) -> dict[str, PreparedRepository]:
 
 
 def facts_of(problem: Problem, broken: Mapping[str, bytes], harness: HarnessConfig) -> PromptFacts:
-    """The broken function as an open file, where the harness shows one. `broken`: files as the agent finds them."""
+    """The broken function as an open file, if the harness shows one. `broken`: initial files of the agent."""
     if not harness.shown_lines or problem.path not in broken or not problem.symbol:
         return PromptFacts()
     text = broken[problem.path].decode()

@@ -1,4 +1,4 @@
-"""Repositories prepared from unpacked sources: product code and tests, nothing that answers."""
+"""Repositories prepared from unpacked sources: product code and tests, and nothing that holds an answer."""
 
 import ast
 import codecs
@@ -12,7 +12,7 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.config import GivenSource, ProjectSource, RepositorySource
 
-MAX_FILE_BYTES = 4 << 20  # of a source; larger ones are data that no test of a function needs
+MAX_FILE_BYTES = 4 << 20  # larger files are data that no test of a function needs
 _LICENCES = ("LICENSE", "LICENCE", "COPYING", "AUTHORS")
 
 
@@ -22,12 +22,12 @@ def prepare_repository(
     directory: Path,
     *,
     strip_text: bool,
-    beside: Mapping[str, bytes] | None = None,
+    installed: Mapping[str, bytes] | None = None,
 ) -> PreparedRepository:
-    """Write the selected files to `directory`/files with a manifest beside them.
+    """Writes the selected files to `directory`/files, and a manifest to `directory`. Replaces existing files.
 
-    What was there is replaced. `beside`: other projects' files that the package imports; they are
-    neither product code nor tests, so no edit of them counts.
+    `installed`: files of dependencies and metadata, as an installation leaves them. They are neither product
+    code nor tests, so edits of them do not count.
     """
     kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
     mutated = source.mutated_paths if isinstance(source, RepositorySource) else ()
@@ -35,10 +35,9 @@ def prepare_repository(
         if not any(is_below(path, (wanted,)) for path in kept):
             raise ProblemError(f"{source.name}: the source holds nothing at {wanted!r}")
     for path, content in kept.items():
-        if not is_below(path, source.test_paths):  # some tests are about the mark
-            kept[path] = content.removeprefix(
-                codecs.BOM_UTF8
-            )  # the text of a line must be its bytes
+        if not is_below(path, source.test_paths):  # some tests need the byte order mark
+            # without the mark, the bytes of the first line are its text
+            kept[path] = content.removeprefix(codecs.BOM_UTF8)
     target = directory / "files"
     shutil.rmtree(target, ignore_errors=True)
     for path, content in kept.items():
@@ -46,7 +45,7 @@ def prepare_repository(
             kept[path] = strip_source(content)
     others = {path: content for path, content in files.items() if is_below(path, source.kept_paths)}
     others |= {path: text.encode() for path, text in source.generated_files.items()}
-    write_folder(target, {**(beside or {}), **others, **kept})
+    write_folder(target, {**(installed or {}), **others, **kept})
     for path, content in files.items():
         if "/" not in path and path.upper().startswith(_LICENCES):
             (directory / path).write_bytes(content)
@@ -58,7 +57,7 @@ def prepare_repository(
 
 
 def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
-    """The files as they lie on the import path: those below `prefix` move up, others stay."""
+    """The files by their path on the import path: files below `prefix` move up, others stay."""
     moved = {path: content for path, content in files.items() if not is_below(path, (prefix,))}
     for path, content in files.items():
         if is_below(path, (prefix,)):
@@ -67,7 +66,7 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
 
 
 def describe_installation(source: ProjectSource) -> dict[str, bytes]:
-    """Metadata as an installation leaves it, for code that asks for its own version."""
+    """Metadata file as an installation leaves it, for code that reads its own version."""
     version = source.version if isinstance(source, RepositorySource) else "0"
     name = source.distribution if isinstance(source, GivenSource) else source.name
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -75,8 +74,8 @@ def describe_installation(source: ProjectSource) -> dict[str, bytes]:
 
 
 def strip_source(text: bytes) -> bytes:
-    """The module without docstrings and comments, one statement per line. As it is where this Python cannot read it,
-    or an expression is nested too deep to be written anew.
+    """The module without docstrings and comments, one statement per line. Unchanged if this Python cannot parse it,
+    or an expression is nested too deeply to be unparsed.
     """
     try:
         tree = parse_python(text)

@@ -1,12 +1,9 @@
-"""Child entry of the problem stage: sources in, proven problems out. After a kill it continues from its
-journals.
-"""
+"""Child entry of the problem stage: makes proven problems from sources, and resumes from journals after a kill."""
 
 import asyncio
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,15 +31,20 @@ from ostinato.tasks.problems.config import (
 from ostinato.tasks.problems.descriptions import describe_functions
 from ostinato.tasks.problems.given.task import prepare_given
 from ostinato.tasks.problems.proving.judging import ProofOutcome
-from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER, load_problems
-from ostinato.tasks.problems.publishing import publish, summarise
+from ostinato.tasks.problems.published import (
+    PROBLEMS_FILE,
+    REPOSITORIES_FOLDER,
+    load_problems,
+    write_problems,
+)
+from ostinato.tasks.problems.publishing import count_published, publish, summarise
 from ostinato.tasks.problems.repositories import (
     describe_installation,
     prepare_repository,
     strip_prefix,
 )
 from ostinato.tasks.problems.shipped import check_repositories, find_set
-from ostinato.tasks.records import Problem, Split
+from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +52,12 @@ STATISTICS_FILE = "statistics.json"
 
 
 def main(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
-    """Build the problems of a recipe, and keep those that it uses."""
+    """Builds the problems of a recipe, and keeps those that the recipe uses."""
     return choose_problems(build_set(request, workspace), request.selection)
 
 
 def build_set(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
-    """The whole set of a configuration."""
+    """The whole problem set of a configuration."""
     started = time.monotonic()
     target = workspace.directory / "problems"
     parts, left_out = prepare_parts(request, target / REPOSITORIES_FOLDER, workspace)
@@ -93,13 +95,6 @@ def build_set(request: ProblemsRequest, workspace: Workspace) -> ProblemsResult:
     )
 
 
-def write_problems(directory: Path, problems: list[Problem]) -> None:
-    """Write problems.jsonl, one problem per line."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = "".join(problem.model_dump_json() + "\n" for problem in problems)
-    (directory / PROBLEMS_FILE).write_text(lines)
-
-
 def _explain(left_out: Mapping[str, str]) -> str:
     if not left_out:
         return "no function is small enough and called by a cheap stable test"
@@ -109,8 +104,8 @@ def _explain(left_out: Mapping[str, str]) -> str:
 def prepare_parts(
     request: ProblemsRequest, target: Path, workspace: Workspace
 ) -> tuple[list[Part], dict[str, str]]:
-    """Parts of all sources, largest code first: the longest work should not begin last. A source
-    that cannot be had is left out, with its reason.
+    """Parts of all sources, largest code first, so that the longest work does not begin last. A source
+    that cannot be fetched or prepared is left out, with the reason.
     """
     parts: list[Part] = []
     left_out: dict[str, str] = {}
@@ -134,13 +129,13 @@ def _parts_of(
     left_out: dict[str, str],
 ) -> list[Part]:
     config, cache = request.config, request.archives_directory
-    beside: dict[str, bytes] = {}
+    installed: dict[str, bytes] = {}
     for requirement in source.dependencies:
-        beside |= read_wheel(fetch_wheel(requirement, cache), is_whole=source.is_installed)
+        installed |= read_wheel(fetch_wheel(requirement, cache), is_whole=source.is_installed)
     if source.is_installed:
-        beside |= describe_installation(source)
+        installed |= describe_installation(source)
     if isinstance(source, GitSource):
-        mining = mine_commits(source, target, beside)
+        mining = mine_commits(source, target, installed)
         reasons = ", ".join(f"{n} {reason}" for reason, n in mining.refused.most_common())
         if not mining.found:
             raise ProblemError(f"no commit of {source.path} is a problem: {reasons}")
@@ -150,7 +145,7 @@ def _parts_of(
             Part(item.repository, source.split, mined=(item.candidate,)) for item in mining.found
         ]
     if isinstance(source, GivenSource):
-        repository, candidate = prepare_given(source, cache, target / source.name, beside)
+        repository, candidate = prepare_given(source, cache, target / source.name, installed)
         return [Part(repository, source.split, mined=(candidate,))]
     files = strip_prefix(read_archive(fetch_archive(source, cache)), source.stripped_prefix)
     descriptions = {
@@ -162,7 +157,7 @@ def _parts_of(
         for name, sentence in describe_functions(content.decode(errors="replace")).items()
     }
     repository = prepare_repository(
-        source, files, target / source.name, strip_text=config.strip_text, beside=beside
+        source, files, target / source.name, strip_text=config.strip_text, installed=installed
     )
     return [
         Part(
@@ -176,7 +171,7 @@ def _parts_of(
 
 
 class _Progress:
-    """Candidates judged so far, told to the supervisor."""
+    """Progress of the stage: candidates judged so far, reported to the supervisor."""
 
     def __init__(self, workspace: Workspace, parts: list[Part], config: ProblemsConfig) -> None:
         self._writer = workspace.progress
@@ -197,7 +192,7 @@ class _Progress:
 
 
 def choose_problems(result: ProblemsResult, selection: ProblemSelection) -> ProblemsResult:
-    """The set with the problems that the selection keeps, on disk too, and their counts."""
+    """The set reduced to the problems of the selection, with their counts. Rewrites the file of the set."""
     if selection == ProblemSelection():
         return result
     directory = Path(result.directory)
@@ -206,15 +201,8 @@ def choose_problems(result: ProblemsResult, selection: ProblemSelection) -> Prob
         raise ProblemError(
             f"[selection] keeps none of {result.num_problems} problems, wanted at least 1: {selection}"
         )
-    lines = "".join(problem.model_dump_json() + "\n" for problem in kept)
-    (directory / PROBLEMS_FILE).write_text(lines)
-    counts = {
-        "num_problems": len(kept),
-        "split_sizes": {split.value: sum(item.split is split for item in kept) for split in Split},
-        "kinds": dict(Counter(problem.kind for problem in kept).most_common()),
-        "operators": dict(Counter(item.operator for item in kept if item.operator).most_common()),
-    }
-    return result.model_copy(update=counts)
+    write_problems(directory, kept)
+    return result.model_copy(update={"num_problems": len(kept), **count_published(kept)})
 
 
 def _is_kept(problem: Problem, selection: ProblemSelection) -> bool:

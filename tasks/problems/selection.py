@@ -1,4 +1,4 @@
-"""Candidates in the order in which they are tried, and the split of each proven one. Pure functions: the
+"""The order in which candidates are tried, and the split of each proven candidate. The functions are pure, so the
 same seed gives the same problems.
 """
 
@@ -37,7 +37,7 @@ class Sources:
 
     @classmethod
     def read(cls, repository: PreparedRepository, mutated_paths: Sequence[str] = ()) -> "Sources":
-        """The editable files, those below `mutated_paths` when there are any."""
+        """The editable files, or only those below `mutated_paths` if there are any."""
         files = {
             path: content
             for path, content in repository.files.items()
@@ -56,7 +56,7 @@ class Sources:
     def mutations_of(
         self, baseline: Baseline, config: ProblemsConfig
     ) -> dict[Place, Callable[[], Iterable[Candidate]]]:
-        """For every function that may be mutated, how its mutations are made."""
+        """A function that makes the mutations, for every place that may be mutated."""
         return {
             place: partial(mutate_definition, place[0], definition, self.lines_of(place[1]))
             for place, definition in find_functions(self, baseline, config).items()
@@ -64,7 +64,7 @@ class Sources:
 
     @property
     def tests(self) -> dict[str, bytes]:
-        """The test files."""
+        """Content of the Python test files, by path."""
         files = self.repository.files
         return {
             path: files[path]
@@ -102,7 +102,7 @@ def _is_small(definition: Definition, lines: Sequence[str], config: ProblemsConf
 def mutate_definition(
     repository: str, definition: Definition, lines: Sequence[str]
 ) -> Iterator[Candidate]:
-    """Every single-line mutation of a function or method. `lines` are those of its file."""
+    """Every single-line mutation of a function or method. `lines`: all lines of its file."""
     at_margin = lines_at_margin(definition, lines)
     if at_margin is None:
         return
@@ -133,38 +133,38 @@ def order_mutations(
 ) -> Iterator[Candidate]:
     """One mutation of every function in turn, each of the operator furthest behind its share.
 
-    The order of functions, and of operators that are equally far behind, is drawn by the seed. A
-    function is mutated when its first turn comes.
+    The seed draws the order of functions, and of operators that are equally far behind. A function's
+    mutations are made when its first turn comes.
     """
     seed = f"{config.seed}"
-    hands: dict[Place, dict[str, list[Candidate]]] = {}
-    waiting = sorted(functions, key=lambda place: draw_rank(seed, *place[1:]))
+    remaining: dict[Place, dict[str, list[Candidate]]] = {}
+    places = sorted(functions, key=lambda place: draw_rank(seed, *place[1:]))
     num_taken: Counter[str] = Counter()
     for _ in range(config.max_per_function):
-        for place in waiting:
-            if place not in hands:
-                hands[place] = _sort_by_operator(functions[place](), config)
-            hand = hands[place]
-            if hand:
-                shares = {name: num_taken[name] / _weight(name, config) for name in hand}
-                operator = min(hand, key=lambda n: (shares[n], draw_rank(seed, *place[1:], n)))
+        for place in places:
+            if place not in remaining:
+                remaining[place] = _sort_by_operator(functions[place](), config)
+            by_operator = remaining[place]
+            if by_operator:
+                shares = {name: num_taken[name] / _weight(name, config) for name in by_operator}
+                operator = min(shares, key=lambda n: (shares[n], draw_rank(seed, *place[1:], n)))
                 num_taken[operator] += 1
-                yield hand[operator].pop()
-                if not hand[operator]:
-                    del hand[operator]
+                yield by_operator[operator].pop()
+                if not by_operator[operator]:
+                    del by_operator[operator]
 
 
 def _sort_by_operator(
     found: Iterable[Candidate], config: ProblemsConfig
 ) -> dict[str, list[Candidate]]:
-    """Mutations of one function by operator, the first to be taken last."""
-    hand: dict[str, list[Candidate]] = defaultdict(list)
+    """Mutations of one function by operator, in reverse order of use."""
+    by_operator: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in sorted(
         found, key=lambda item: draw_rank(f"{config.seed}{item.candidate_id}"), reverse=True
     ):
         if candidate.operator not in config.operators_left_out:
-            hand[candidate.operator].append(candidate)
-    return hand
+            by_operator[candidate.operator].append(candidate)
+    return by_operator
 
 
 def _weight(operator: str, config: ProblemsConfig) -> float:
@@ -174,11 +174,11 @@ def _weight(operator: str, config: ProblemsConfig) -> float:
 def find_candidates(
     sources: Sources, baseline: Baseline, config: ProblemsConfig, quotas: Quotas
 ) -> dict[Kind, list[Candidate]]:
-    """Candidates of every kind but combined and mined ones, at most what the quotas can use."""
+    """Candidates of the kinds mutation, deleted function and deleted feature, at most as many as the quotas can use."""
     maker = DeletionMaker(
         sources.repository.name, sources.files, sources.definitions, sources.tests
     )
-    every = {
+    by_kind = {
         Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
         Kind.DELETED_FUNCTION: maker.functions(config.seed),
         Kind.DELETED_FEATURE: maker.features(config.seed),
@@ -190,16 +190,16 @@ def find_candidates(
                 round(quotas.of(kind) * quotas.trials_ratio),
             )
         )
-        for kind, found in every.items()
+        for kind, found in by_kind.items()
     }
 
 
 def combine(
     proven: Sequence[Candidate], quotas: Quotas, seed: int, *, same_file: bool
 ) -> list[Candidate]:
-    """Two to four proven mutations of different functions at once.
+    """Candidates that join two to four proven mutations of different functions.
 
-    `same_file`: whether parts may share a file, which needs a fresh import in every run.
+    `same_file`: whether the mutations may share a file, which needs a fresh import in every run.
     """
     rng = random.Random(f"combine {seed} {[item.candidate_id for item in proven]}")
     wanted = round(quotas.combined * quotas.trials_ratio)
@@ -208,10 +208,10 @@ def combine(
         if len(found) >= wanted or len(proven) < 2:
             break
         first = rng.choice(proven)
-        near = [item for item in proven if _go_together(first, item, same_file=same_file)]
+        fitting = [item for item in proven if _can_join(first, item, same_file=same_file)]
         parts: list[Candidate] = [first]
-        for other in rng.sample(near, min(rng.randint(1, _MAX_PARTS - 1), len(near))):
-            if all(_go_together(part, other, same_file=same_file) for part in parts):
+        for other in rng.sample(fitting, min(rng.randint(1, _MAX_PARTS - 1), len(fitting))):
+            if all(_can_join(part, other, same_file=same_file) for part in parts):
                 parts.append(other)
         if len(parts) > 1:
             candidate = _join(parts)
@@ -219,7 +219,7 @@ def combine(
     return list(found.values())
 
 
-def _go_together(one: Candidate, other: Candidate, *, same_file: bool) -> bool:
+def _can_join(one: Candidate, other: Candidate, *, same_file: bool) -> bool:
     if (one.path, one.symbol) == (other.path, other.symbol):
         return False
     return one.path != other.path or same_file
@@ -238,7 +238,7 @@ def _join(parts: Sequence[Candidate]) -> Candidate:
 
 
 def choose_held_out_functions(places: Iterable[Place], config: ProblemsConfig) -> frozenset[Place]:
-    """Whole functions kept for evaluation, drawn by the seed. At most a third of all."""
+    """Functions set aside for evaluation, drawn by the seed. At most a third of all."""
     drawn = sorted(places, key=lambda place: draw_rank(f"{config.seed}", "held-out", *place))
     return frozenset(drawn[: min(config.functions_held_out, len(drawn) // 3)])
 
@@ -246,7 +246,7 @@ def choose_held_out_functions(places: Iterable[Place], config: ProblemsConfig) -
 def assign_splits(
     proven: Sequence[Candidate], held_out: frozenset[Place], config: ProblemsConfig
 ) -> dict[str, Split]:
-    """Split of each proven candidate by id. Those left over when all splits are full get none.
+    """Split of each proven candidate, by id. Candidates left over when all splits are full get none.
 
     The splits share no mutation. A function of `held_out` occurs in held_out_function alone.
     """

@@ -1,4 +1,4 @@
-"""Problem sets that ship with the project: `sets/NAME.jsonl.zst` and the card `sets/NAME.json`. A set
+"""Problem sets that ship with the project: `sets/NAME.jsonl.zst` and the card `sets/NAME.json`. Each set
 belongs to one configuration.
 """
 
@@ -15,10 +15,10 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult
 
-# A path from the root keeps the sets out of a stage's code identity, which holds its own set's
-# checksum instead.
+# A path from the root keeps the sets out of a stage's code identity, which contains the checksum of the
+# stage's own set instead.
 SETS = Path(ostinato.__file__).parent / "tasks/problems/sets"
-MAX_BYTES = 256 << 20  # the lines of a set
+MAX_BYTES = 256 << 20  # of the uncompressed lines of a set
 
 
 class DatasetCard(Record):
@@ -26,7 +26,7 @@ class DatasetCard(Record):
 
     config: str = Field(description="fingerprint of the configuration")
     sha256: str = Field(description="SHA-256 of the uncompressed lines of problems")
-    result: ProblemsResult = Field(description="figures of the build; its directory is empty")
+    result: ProblemsResult = Field(description="result of the build, with an empty directory")
 
 
 def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[DatasetCard, bytes] | None:
@@ -43,7 +43,7 @@ def find_set(config: ProblemsConfig, folder: Path = SETS) -> tuple[DatasetCard, 
 
 
 def shipped_checksum(config: ProblemsConfig, folder: Path = SETS) -> str | None:
-    """SHA-256 of the set that ships for a configuration, as its card says."""
+    """SHA-256 of the set that ships for a configuration, from its card. None: there is no set."""
     path = _find_card(config, folder)
     return None if path is None else _read_card(path).sha256
 
@@ -59,7 +59,7 @@ def _read_card(path: Path) -> DatasetCard:
 
 
 def decompress(packed: Path) -> bytes:
-    """The lines of a packed set. ProblemError for one that unpacks to more than MAX_BYTES."""
+    """The lines of a packed set. ProblemError if they exceed MAX_BYTES or cannot be unpacked."""
     content = packed.read_bytes()
     try:
         size = zstandard.frame_content_size(content)
@@ -73,7 +73,7 @@ def decompress(packed: Path) -> bytes:
 
 
 def check_repositories(card: DatasetCard, prepared: Mapping[str, str]) -> None:
-    """Refuse repositories that differ from those the set was proven on. Both name -> fingerprint."""
+    """Raises ProblemError for repositories that differ from those of the proofs. `prepared`: name -> fingerprint."""
     wanted = card.result.repositories
     different = {name: prepared.get(name) for name in wanted if prepared.get(name) != wanted[name]}
     if different:

@@ -16,44 +16,44 @@ from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
 
-MEASURES = 4  # of which any can show that users are worse off
-TEST_LINE = "tests"  # users never get it unless they ask for it by name
+MEASURES = 4  # measures of the guard, any of which can show that users are worse off
+TEST_LINE = "tests"  # line that is served only when it is requested by name
 
 
 class ServingConfig(Record):
-    """Serving line of what the recipe trains. `extends` never hands it on."""
+    """Serving line of the recipe's checkpoints. A recipe does not inherit it with `extends`."""
 
     line: str | None = Field(default=None, pattern=r"^[a-z0-9_-]+$")
-    """serving line whose users get checkpoints that pass the gate; None: nobody"""
+    """serving line that serves checkpoints that pass the gate; None: none are served"""
     promote_evaluated: bool = False
-    """a checkpoint that passes the gate of a checkpoint-evaluation, and that users of the line
-    never had, goes before the line's gate by itself: the deployment promotion/manual on the event
-    checkpoint.gate.passed. A cycle ships what it trained anyway"""
+    """start the line's gate automatically for a checkpoint that passes the gate of a checkpoint-evaluation
+    and that the line has never served. The event checkpoint.gate.passed starts the deployment
+    promotion/manual. A cycle promotes its own checkpoints regardless of this setting"""
 
 
 class GuardConfig(Record):
     """Conditions on which the online guard withdraws or promotes a candidate."""
 
     minimum_sessions: int = Field(default=20, ge=1)
-    """sessions that each arm needs before the first look at it"""
+    """sessions that each arm needs before the first look"""
     looks: int = Field(default=5, ge=1, le=12)
-    """the arms are compared at minimum_sessions and at each doubling of it; a candidate that is not
-    worse at the last look is promoted"""
+    """number of comparisons of the arms, at minimum_sessions and at each doubling of it; a candidate
+    that is not worse at the last look is promoted"""
     minimum_judged_sessions: int = Field(default=20, ge=1)
-    """sessions with an edit kept or reverted that each arm needs as well before the last look; without
-    them nothing is promoted"""
+    """sessions with an edit kept or reverted that each arm also needs before the last look, and so before
+    a promotion"""
     minimum_seconds: float = Field(default=3_600.0, ge=0)
-    """no promotion before a canary is as old as this"""
+    """age of a canary before which it is not promoted"""
     maximum_seconds: float = Field(default=604_800.0, gt=0)
-    """a canary of this age that was not decided, since sessions or judgements are too few, is
-    withdrawn; the champion stays"""
+    """age at which a canary is withdrawn if too few sessions or judgements have left it undecided; the
+    champion stays"""
     settle_seconds: float = Field(default=600.0, ge=0)
-    """an interaction counts after this time; what is said about it later counts at later looks"""
+    """age from which an interaction counts; later feedback on it counts at later looks"""
     significance: float = Field(default=0.05, gt=0, lt=0.5)
-    """chance of withdrawing a candidate that is as good, over all looks and measures together (an
-    equal part to each look, Holm within one)"""
+    """probability of withdrawing a candidate that is equally good, over all looks and measures (each look
+    gets an equal part, Holm's correction within a look)"""
     latency_growth: float = Field(default=1.25, ge=1)
-    """a rise of the median below this factor never counts"""
+    """factor of the median latency below which a rise never counts"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -63,7 +63,7 @@ class GuardConfig(Record):
                 f"which is {self.minimum_seconds:g}"
             )
         wanted, judged = self.significance / self.looks / MEASURES, self.minimum_judged_sessions
-        # Fisher's p where one arm keeps every edit and the other reverts every one
+        # Fisher's p if one arm keeps every edit and the other reverts every edit
         if 1 / math.comb(2 * judged, judged) > wanted:
             raise ValueError(
                 f"minimum_judged_sessions is {judged}, with which even a candidate that every user "
@@ -73,7 +73,7 @@ class GuardConfig(Record):
 
 
 class CanaryConfig(Record):
-    """A/B between gate and promotion."""
+    """A/B test between gate and promotion."""
 
     share: float = Field(default=0.2, gt=0, le=0.5)
     """share of the sessions that the candidate answers (0..1)"""
@@ -81,44 +81,45 @@ class CanaryConfig(Record):
 
 
 class SignalWeights(Record):
-    """Reward of each signal. Terms add up, and the sum is cut to -1..1."""
+    """Reward of each signal. The sum of an interaction's terms is clipped to -1..1."""
 
     edit_kept: float = Field(default=0.75, description="the user kept the edit")
     edit_reverted: float = Field(default=-0.75, description="the user undid the edit")
     edit_survived: float = 0.25
-    """times (2 * share - 1), share of the agent's lines still there after a while"""
+    """factor on (2 * share - 1), with the share of the agent's lines that still exist later"""
     dissatisfied_follow_up: float = Field(default=-0.5, description="the user had to ask again")
     abandoned: float = Field(default=-0.5, description="the user left before looking at the answer")
     thumbs_up: float = Field(default=0.25, description="the user gave a thumb up")
     thumbs_down: float = Field(default=-0.25, description="the user gave a thumb down")
     latency: float = -0.2
-    """reached when the answer took twice the target or more"""
+    """largest penalty, for answers that took twice the target or longer"""
     broken_calls: float = -0.5
-    """times the share of tool calls that were broken"""
+    """factor on the share of tool calls that were broken"""
     no_edit: float = -0.5
-    """an edit was asked for and none was made: a refusal or a needless question"""
+    """the answer made no edit although one was requested: a refusal or a needless question"""
     unfinished: float = -0.25
-    """the answer ran into a turn, token, time or call limit"""
+    """the answer reached a turn, token, time or call limit"""
     no_feedback: float = 0.0
-    """the user said nothing at all. Default 0: neither good nor bad. The interaction stays in the
-    batch and is compared with the baseline like any other; terms read off the answer itself still
-    apply"""
+    """the user gave no feedback; 0: neither good nor bad. The interaction stays in the batch, is compared
+    with the baseline, and gets the terms that depend on the answer alone"""
 
 
 class DistilConfig(Record):
     """Weights of the signals in the reward."""
 
     weights: SignalWeights = SignalWeights()
-    latency_target_seconds: PositiveFloat = Field(default=30.0, description="no penalty up to here")
+    latency_target_seconds: PositiveFloat = Field(
+        default=30.0, description="latency up to which there is no penalty"
+    )
     kinds_without_edits: frozenset[str] = frozenset({"chat"})
-    """problem kinds where an answer without an edit is fine"""
+    """problem kinds that need no edit"""
 
 
 class BaselineConfig(Record):
-    """The expected reward per (population, problem kind). Stands in for the group mean."""
+    """The expected reward per (population, problem kind), which replaces the group mean."""
 
     decay: Share = 0.5
-    """weight of earlier cycles' counts when a cycle closes: the policy that earned them is gone"""
+    """factor on the counts of earlier cycles when a cycle closes, because the policy has changed since"""
 
 
 class FeedbackConfig(Record):
@@ -127,51 +128,55 @@ class FeedbackConfig(Record):
     distil: DistilConfig = DistilConfig()
     baseline: BaselineConfig = BaselineConfig()
     settle_seconds: NonNegativeFloat = 0.0
-    """an interaction younger than this waits for the next cycle, so that feedback can arrive"""
+    """age below which an interaction waits for the next cycle, so that feedback can arrive"""
     minimum_interactions: PositiveInt = 1
-    """a cycle with fewer waits: the reward is noisy and wants large batches"""
+    """interactions that a cycle waits for, because the reward is noisy and needs large batches"""
 
 
 class SimulatedUsersConfig(Record):
-    """Seeded program in place of people. Its numbers are never shown as users' numbers."""
+    """Seeded program that stands in for people. Reports never show its numbers as those of people."""
 
-    users: PositiveInt = Field(default=4, description="users at work at the same time")
+    users: PositiveInt = Field(default=4, description="concurrent users")
     requests_per_user: PositiveInt = 8
-    """problems each user brings, one after another"""
-    seed: int = Field(default=0, description="seed of every choice they make")
+    """problems that each user brings, one after another"""
+    seed: int = Field(default=0, description="seed of every choice of the users")
     judgement_error_rate: float = Field(default=0.05, ge=0, le=0.5)
-    """chance that a user misreads the tests: keeps a bad edit, reverts a good one (0..1)"""
+    """probability that a user misreads the tests and keeps a bad edit or reverts a good one (0..1)"""
     abandon_probability: Share = 0.05
-    """leaves without looking at the answer"""
+    """probability that a user leaves without looking at the answer"""
     patience_seconds: PositiveFloat = 120.0
-    """leaves when the answer takes longer"""
-    follow_up_probability: Share = Field(default=0.5, description="an unhappy user asks again")
+    """latency of an answer above which a user leaves"""
+    follow_up_probability: Share = Field(
+        default=0.5, description="probability that an unhappy user asks again"
+    )
     maximum_follow_ups: NonNegativeInt = 1
-    """times a user asks again about one problem, at most; 0: never"""
-    thumbs_probability: Share = Field(default=0.3, description="gives a thumb, up or down, by mood")
+    """most follow-up requests about one problem; 0: none"""
+    thumbs_probability: Share = Field(
+        default=0.3, description="probability of a thumb, up from happy and down from unhappy users"
+    )
     survival_probability: Share = 0.3
-    """a kept edit is looked at again later: still there if the tests really pass, else removed"""
+    """probability that a kept edit is checked later: still there if the tests really pass, else removed"""
 
 
 class CycleConfig(Record):
     """One real-time cycle."""
 
     deadline_seconds: PositiveFloat | None = 14_400.0
-    """time from a cycle's opening to its gate's word. A late cycle trains on fewer interactions,
-    the newest, and its gate is the same; None: it takes as long as it takes"""
+    """time from a cycle's opening to the decision of its gate. A late cycle trains only on the newest
+    interactions, and its gate is the same; None: no limit"""
     gate_seconds: NonNegativeFloat = 3_600.0
-    """part of these that is left for the evaluation of the candidate"""
+    """part of deadline_seconds that is reserved for the evaluation of the candidate"""
     feedback: FeedbackConfig = FeedbackConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
     canary: CanaryConfig | None = None
-    """a candidate that passed the gate answers a share of the sessions first and is promoted or
-    withdrawn by what those users do; None: the gate promotes"""
+    """A/B test of a candidate that passed the gate: it first answers a share of the sessions, and the
+    behaviour of these users promotes or withdraws it; None: the gate promotes"""
     simulated_users: SimulatedUsersConfig | None = None
-    """a seeded program that stands in for people; None: real traffic only"""
+    """seeded program that stands in for people; None: real traffic only"""
 
     def train_until(self, opened_at: float) -> float | None:
-        """When the training of a cycle has to end, on the clock of `opened_at`. None: whenever."""
+        """Time at which the training of a cycle has to end, on the clock of `opened_at`. None: no limit."""
         if self.deadline_seconds is None:
             return None
         return opened_at + self.deadline_seconds - self.gate_seconds
@@ -181,7 +186,7 @@ class CycleConfig(Record):
         if self.deadline_seconds is not None and self.gate_seconds >= self.deadline_seconds:
             raise ValueError(
                 f"gate_seconds is {self.gate_seconds}, wanted less than deadline_seconds, "
-                f"{self.deadline_seconds}: the rest is for training"
+                f"{self.deadline_seconds}: the difference is the time for training"
             )
         return self
 
@@ -192,6 +197,6 @@ class CycleConfig(Record):
             if getattr(objective, name) != getattr(plain, name):
                 raise ValueError(
                     f"cycle.learning.objective.{name} is {getattr(objective, name)!r}, wanted "
-                    f"{getattr(plain, name)!r}: users' interactions have no group to compare within"
+                    f"{getattr(plain, name)!r}: users' interactions belong to no groups"
                 )
         return self

@@ -1,7 +1,7 @@
 """Child entry of a cycle's collect, distil and train: users' interactions in, a candidate checkpoint out.
 
-One update per cycle on what the serving checkpoint itself did, by the id that interactions carry:
-the data are on-policy, a second pass over them would not be. Killed at any moment it starts again from the same window.
+Each cycle makes one update from interactions of the serving checkpoint, which their recorded checkpoint id proves. So
+the data are on-policy, which they would not be in a second pass. After a kill it starts again from the same window.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 
 logger = logging.getLogger(__name__)
 
-Given = tuple[TrainerRequest, ObjectStore, Sequence[Sample], Path, dict[str, str]]
+StepInputs = tuple[TrainerRequest, ObjectStore, Sequence[Sample], Path, dict[str, str]]
 
-NUMBERS = "numbers.json"  # of the step, beside its checkpoint
+NUMBERS = "numbers.json"  # metrics of the step, next to its checkpoint
 DISTIL_STAGE, TRAINING_STAGE = "distil", "training"  # payloads of a cycle in the ledger
 _SPEED = "tokens_per_second"
 
@@ -69,23 +69,24 @@ def main(
     directory = workspace.directory / "checkpoint"
     samples = _trim(request, distilled.samples, known_speed(ledger, request.window.line), clock())
     metrics = _train(request, samples, directory, workspace, objects)
-    # maybe by a run that was killed since and trimmed otherwise
+    # an earlier process may have taken the step with another number of samples
     num_trained = int(metrics["samples"])
     left_out = max(0, len(distilled.samples) - num_trained)
-    ledger.cycles.update(request.cycle_id, TRAINING_STAGE, training_payload(metrics, left_out))
-    told = fields(cycle=request.cycle_id, samples=num_trained, left_out=left_out)
+    training_payload = {_SPEED: metrics[_SPEED], "left_out": left_out}
+    ledger.cycles.update(request.cycle_id, TRAINING_STAGE, training_payload)
+    details = fields(cycle=request.cycle_id, samples=num_trained, left_out=left_out)
     if left_out:
-        logger.warning("candidate of a late cycle %s: its training was trimmed", told)
+        logger.warning("candidate of a late cycle, trained on fewer samples %s", details)
     else:
-        logger.info("candidate %s", told)
+        logger.info("candidate %s", details)
     workspace.progress.update(3, 3, "candidate is ready")
-    made = {
+    training = {
         "checkpoint_directory": str(directory),
         "samples": num_trained,
         "left_out": left_out,
         "metrics": metrics,
     }
-    return result.model_copy(update=made)
+    return result.model_copy(update=training)
 
 
 def _trim(
@@ -94,12 +95,15 @@ def _trim(
     tokens_per_second: float | None,
     now: float,
 ) -> Sequence[Sample]:
-    """What there is time for. A cycle that is late trains on one microbatch."""
+    """The newest samples for which there is time. A late cycle trains on one microbatch."""
     if request.train_until is None:
         return samples
-    least = request.learning.packing.microbatch_tokens
-    tokens = fitting_tokens(request.train_until - now, tokens_per_second, least)
-    return samples if tokens is None else newest_that_fit(samples, tokens)
+    least, seconds_left = request.learning.packing.microbatch_tokens, request.train_until - now
+    if seconds_left <= 0:
+        return newest_that_fit(samples, least)
+    if tokens_per_second is None:
+        return samples
+    return newest_that_fit(samples, max(least, seconds_left * tokens_per_second))
 
 
 def _train(
@@ -109,71 +113,66 @@ def _train(
     workspace: Workspace,
     objects: ObjectStore,
 ) -> dict[str, float]:
-    """Lets a trainer take the step and returns the step's numbers."""
-    asked = TrainerRequest(
+    """Takes the cycle's step on all ranks and returns its metrics."""
+    trainer_request = TrainerRequest(
         config=request.learning,
         checkpoint_directory=request.checkpoint_directory,
         work_directory=str(workspace.directory / "steps"),
         chain_id=f"chain-{request.cycle_id}",
     )
     metadata = {"cycle": request.cycle_id, "parent": request.checkpoint_directory}
-    given = (asked, objects, samples, directory, metadata), workspace
+    inputs = (trainer_request, objects, samples, directory, metadata), workspace
     spec = load_spec(Path(request.checkpoint_directory))
     layout = request.learning.parallel_layout
-    return run_on_ranks(_train_rank, given, spec, layout, "the cycle's training")
+    return run_on_ranks(_train_rank, inputs, spec, layout, "the cycle's training")
 
 
-def _train_rank(given: tuple[Given, Workspace], _: int) -> dict[str, float]:
-    asked, objects, samples, directory, metadata = given[0]
-    asked = asked.model_copy(update={"device": current_device().type})
-    return take_step(asked, objects, samples, directory, metadata)
+def _train_rank(inputs: tuple[StepInputs, Workspace], _: int) -> dict[str, float]:
+    request, objects, samples, directory, metadata = inputs[0]
+    request = request.model_copy(update={"device": current_device().type})
+    return take_step(request, objects, samples, directory, metadata)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no other numbers. The gate reads a missing k3 as not a number."""
+    """Finite metrics: JSON has no other numbers. The gate treats a missing k3 as not a number."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def take_step(
-    asked: TrainerRequest,
+    request: TrainerRequest,
     objects: ObjectStore,
     samples: Sequence[Sample],
     directory: Path,
     metadata: dict[str, str],
 ) -> dict[str, float]:
-    """Takes the one step unless it is taken, and writes the checkpoint, on all ranks together. Returns the step's numbers."""
-    kept = Path(asked.work_directory) / NUMBERS
-    with contextlib.closing(RLTrainer(asked, objects)) as trainer:
+    """Takes the step if it was not taken yet, and writes the checkpoint. All ranks call it. Returns the step's metrics."""
+    metrics_file = Path(request.work_directory) / NUMBERS
+    with contextlib.closing(RLTrainer(request, objects)) as trainer:
         if trainer.steps_taken == 0:
             metrics = _finite(trainer.step(samples).metrics())
             if trainer.is_first_rank:
-                # before the step is saved: a kill in between must not lose an alarm that the gate asks for
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                replace_text(kept, json.dumps(metrics))
-                flush(kept)
-                flush(kept.parent)
-            # before it is published: a step that is taken again would find the samples' version
-            # replaced on the chain, and could not compare them
+                # written before the checkpoint: a kill in between must not lose a parity alarm, which the gate needs
+                metrics_file.parent.mkdir(parents=True, exist_ok=True)
+                replace_text(metrics_file, json.dumps(metrics))
+                flush(metrics_file)
+                flush(metrics_file.parent)
+            # saved before it is published: a step taken again would find the samples' version replaced
+            # on the chain and could not compare their log-probabilities
             trainer.save()
             trainer.start_publish()
-        elif kept.exists():
-            metrics = json.loads(kept.read_text())
+        elif metrics_file.exists():
+            metrics = json.loads(metrics_file.read_text())
         else:
             raise TrainingError(
-                f"{kept} is missing and the step was taken, wanted what the step measured: without it nobody "
-                "knows whether the parity alarm was raised; end the cycle with `ostinato cycle skip`"
+                f"{metrics_file} is missing although the step was taken, wanted the metrics of the step: without them "
+                "it is unknown whether there was a parity alarm; end the cycle with `ostinato cycle skip`"
             )
         trainer.export(directory, metadata)
     return metrics
 
 
-def training_payload(metrics: Mapping[str, float], left_out: int) -> dict[str, Any]:
-    """JSON for `ledger.cycles.update(cycle_id, TRAINING_STAGE, ...)`."""
-    return {_SPEED: metrics[_SPEED], "left_out": left_out}
-
-
 def known_speed(ledger: Ledger, line: str) -> float | None:
-    """Tokens per second of the line's newest closed cycle that computed any. None before the first."""
+    """Training speed of the line's newest closed cycle that trained, in tokens per second. None before the first."""
     for cycle in reversed(ledger.cycles.history(line)):
         speed = cycle.stages.get(TRAINING_STAGE, {}).get(_SPEED)
         if cycle.closed_at is not None and speed:
@@ -181,19 +180,10 @@ def known_speed(ledger: Ledger, line: str) -> float | None:
     return None
 
 
-def fitting_tokens(
-    seconds_left: float, tokens_per_second: float | None, least: int
-) -> float | None:
-    """Tokens that training has time for: `least` of them in a cycle that is late. None: all."""
-    if seconds_left <= 0:
-        return least
-    return None if tokens_per_second is None else max(least, seconds_left * tokens_per_second)
-
-
 def newest_that_fit(samples: Sequence[Sample], tokens: float) -> list[Sample]:
-    """The newest interactions of at most so many tokens together, in order, one at least.
+    """Samples of the newest interactions with at most `tokens` tokens in total, in order; at least one interaction.
 
-    An interaction stays whole: its samples share a reward.
+    An interaction is kept or left out as a whole, because its samples share a reward.
     """
     sizes: dict[str, int] = {}
     for sample in samples:
@@ -222,7 +212,7 @@ def distil_payload(collection: Collection, distilled: Distilled) -> dict[str, An
 
 
 def carried_baselines(ledger: Ledger, line: str) -> Baselines:
-    """The baselines of the line's newest closed cycle that has any. Empty before the first."""
+    """Baselines of the line's newest closed cycle that has any. Empty before the first."""
     for cycle in reversed(ledger.cycles.history(line)):
         if cycle.closed_at is not None and DISTIL_STAGE in cycle.stages:
             return Baselines.model_validate(cycle.stages[DISTIL_STAGE]["baselines"])

@@ -1,6 +1,6 @@
-"""The parity monitor's word on a cycle's candidate, as a rule of the gate.
+"""Rules of the gate about the parity of a cycle's training.
 
-Torch-free: the cycle's flow asks it about a result that its child has left.
+This module does not import torch, so that the cycle's flow can import it.
 """
 
 import math
@@ -8,7 +8,7 @@ import math
 from ostinato.tasks.realtime.records import CycleTrainingResult
 from ostinato.tasks.records import GateCheck
 
-# of the cache that tokens were sampled from: metric of the limit, setting of the limit
+# by kind of cache that tokens were sampled from: metric and setting of the limit
 _LIMITS = {
     "one": ("parity_alarm_k3", "alarm_k3"),
     "kept": ("parity_alarm_kept_cache_k3", "alarm_kept_cache_k3"),
@@ -16,9 +16,9 @@ _LIMITS = {
 
 
 def parity_checks(training: CycleTrainingResult) -> tuple[GateCheck, ...]:
-    """One rule for each kind of cache that the step compared engine and trainer on.
+    """One rule for each kind of cache for which the step compared engine and trainer.
 
-    A k3 that is not among the metrics although tokens were compared was not a number, which fails.
+    If tokens were compared and the metrics hold no k3, it was not a number, and the rule fails.
     """
     metrics = training.metrics
     checks = []
@@ -35,10 +35,10 @@ def parity_checks(training: CycleTrainingResult) -> tuple[GateCheck, ...]:
                 passed=k3 is not None and k3 <= limit,
                 detail=(
                     f"parity alarm of the training: k3 {math.nan if k3 is None else k3:.3g} between engine and trainer at equal "
-                    f"weights over {tokens:.0f} tokens ({cache} cache), limit {limit:g}: the update is "
-                    "not of the policy that users met. Find what differs (checkpoint, number format, "
+                    f"weights over {tokens:.0f} tokens ({cache} cache), limit {limit:g}: the update does "
+                    "not belong to the policy that served users. Find the difference (checkpoint, number format, "
                     "experts' routes), or raise cycle.learning.parity."
-                    f"{setting} where this engine is known to differ so much"
+                    f"{setting} if this engine is known to differ so much"
                 ),
             )
         )

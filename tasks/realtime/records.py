@@ -1,4 +1,4 @@
-"""Requests and results of the real-time cycle: serving, simulated traffic, training on a window."""
+"""Requests and results of the real-time cycle: serving, simulated traffic, training."""
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from ostinato.tasks.reinforcement.learning.config import LearningConfig
 
 
 class ServedCandidate(Record):
-    """A canary: the checkpoint that answers a share of the sessions."""
+    """Checkpoint of an open canary, which answers a share of the sessions."""
 
     checkpoint_directory: str
     checkpoint_id: str
@@ -20,7 +20,7 @@ class ServedCandidate(Record):
 
 
 class DeployedModel(Record):
-    """A checkpoint as the gateway serves it, with the repositories agents work in."""
+    """A checkpoint and the settings with which a gateway serves it."""
 
     line: str = Field(description="serving line that interactions are recorded under")
     checkpoint_directory: str
@@ -28,26 +28,26 @@ class DeployedModel(Record):
     """name in the ledger's promotions and in recorded interactions"""
     weight_version: int = 0
     candidate: ServedCandidate | None = Field(default=None, description="None: no canary is open")
-    problems_directory: str = Field(description="its repositories are the ones that users may name")
+    problems_directory: str = Field(description="problem set with the repositories of users")
     harness: HarnessConfig
     engine_slots: int = Field(default=16, ge=1)
     boxes_per_repository: int = Field(default=8, ge=1)
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
     search_directory: str | None = None
-    """encoder of code search; None: words alone"""
+    """encoder of code search; None: search by words only"""
 
 
 class TrafficRequest(Record):
-    """Simulated users of one cycle and what serves them."""
+    """Simulated users of one cycle, and the deployed model that they use."""
 
     served: DeployedModel
     users: SimulatedUsersConfig
-    cycle_number: int = Field(ge=0, description="each cycle's users bring other problems")
+    cycle_number: int = Field(ge=0, description="number that decides which problems users bring")
 
 
 class CycleTrainingRequest(Record):
-    """One window of interactions and the checkpoint that made them."""
+    """A cycle's window of interactions, and the checkpoint that answered in them."""
 
     cycle_id: str
     window: Window
@@ -55,11 +55,11 @@ class CycleTrainingRequest(Record):
     feedback: FeedbackConfig
     learning: LearningConfig
     train_until: float | None = None
-    """seconds since the epoch; the batch is trimmed to what fits before. None: it is not"""
+    """time at which training ends, in seconds since the epoch; older samples that do not fit are left out; None: no limit"""
 
 
 class CycleTrainingResult(Record):
-    """The candidate and the numbers of its batch."""
+    """Candidate of a cycle, and figures of its batch."""
 
     checkpoint_directory: str | None = Field(description="None: the window holds no sample")
     interactions: int

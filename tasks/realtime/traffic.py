@@ -1,6 +1,6 @@
-"""Child entry of simulated traffic: a gateway on a free port and the seeded program that works with it over HTTP.
+"""Child entry of simulated traffic: a gateway on a free port, and simulated users that use it over HTTP.
 
-People's traffic never comes this way: it reaches the gateway that `ostinato up` runs.
+People's traffic does not use it, but the gateway that `ostinato up` runs.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ PEOPLE_TENANT = "local"
 
 
 def plan_of(served: DeployedModel) -> ServingPlan:
-    """The champion, and the candidate of an open canary."""
+    """Plan with the champion and, if a canary is open, its candidate."""
     control = ServedCheckpoint(
         served.checkpoint_id, Path(served.checkpoint_directory), served.weight_version
     )
@@ -67,7 +67,9 @@ async def open_local_gateway(
     tenant_name: str,
     issued_keys: IssuedKeys | None = None,
 ) -> AsyncIterator[tuple[OpenGateway, TenantConfig]]:
-    """The gateway and its own tenant, beside those with issued keys, for the length of the block. Belongs to one event loop."""
+    """A gateway and its own tenant for the length of the block, in addition to tenants with issued keys. Belongs to one
+    event loop.
+    """
     tenant = local_tenants(settings.home, (tenant_name,))[tenant_name]
     async with open_gateway(
         plan_of(served),
@@ -79,7 +81,7 @@ async def open_local_gateway(
             served.decoding,
             slots=served.engine_slots,
             cache_policy=CachePolicy.EXACT,
-            lookup_entries=0,  # an answer's speed must not tell what other users were told
+            lookup_entries=0,  # the speed of an answer must not reveal answers to other users
         ),
         boxes_per_repository=served.boxes_per_repository,
         sandbox=served.sandbox,
@@ -95,23 +97,23 @@ async def open_local_gateway(
 
 
 async def serve_people(newest: Callable[[], DeployedModel], settings: Settings) -> None:
-    """Serves what `newest` names on the gateway's port and follows it, until cancelled."""
+    """Serves the model of `newest()` on the gateway's port and applies its changes, until cancelled."""
     keys = IssuedKeys(settings.home)
     async with open_local_gateway(newest(), settings, PEOPLE_TENANT, keys) as (gateway, _):
-        following = asyncio.create_task(
+        follower = asyncio.create_task(
             follow_plan(gateway, lambda: plan_of(newest()), poll_seconds=FOLLOW_SECONDS)
         )
         try:
             await serve(gateway.app, settings.host, settings.gateway_port)
         finally:
-            following.cancel()
+            follower.cancel()
 
 
 logger = logging.getLogger(__name__)
 
 
 def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
-    """Serves, lets the users work, ends."""
+    """Serves the model until all simulated users are done."""
     return asyncio.run(_run(request, workspace))
 
 
@@ -121,15 +123,14 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
     repositories = load_repositories(directory)
     wanted = request.users.users * request.users.requests_per_user
     first = request.cycle_number * wanted % max(1, len(problems))
-    mine = (problems[first:] + problems[:first])[:wanted]
-    brought = [
+    user_problems = [
         UserProblem(problem=problem, files=_broken_files(problem, repositories[problem.repository]))
-        for problem in mine
+        for problem in (problems[first:] + problems[:first])[:wanted]
     ]
     servers = {name: TestServer(repository) for name, repository in repositories.items()}
     journal = workspace.directory / "requests.jsonl"
     settled = _read_settled(journal)
-    total = len(brought)
+    total = len(user_problems)
 
     def on_request(request: SimulatedRequest) -> None:
         settled.append(request)
@@ -151,7 +152,7 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
         ):
             report = await simulate_users(
                 client,
-                brought,
+                user_problems,
                 _judge(servers),
                 request.users,
                 run_name=f"{workspace.directory.parent.name}/{workspace.directory.name}",
@@ -166,13 +167,13 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
 
 
 def _read_settled(journal: Path) -> list[SimulatedRequest]:
-    """Requests settled before a kill. A torn last line is asked again."""
+    """Requests that were done before a kill. The request of an incomplete last line is repeated."""
     settled = []
     for line in journal.read_text().splitlines() if journal.is_file() else []:
         try:
             settled.append(SimulatedRequest.model_validate_json(line))
         except ValidationError:
-            logger.warning("torn line in %s", journal)
+            logger.warning("incomplete line in %s", journal)
     return settled
 
 
@@ -183,7 +184,7 @@ def _broken_files(problem: Problem, repository: PreparedRepository) -> dict[str,
 
 
 def _judge(servers: dict[str, TestServer]) -> Callable[[Problem, dict[str, str]], Awaitable[bool]]:
-    """The users' own test run, in boxes of theirs."""
+    """Function that runs the users' tests in their own boxes."""
 
     async def judge(problem: Problem, files: dict[str, str]) -> bool:
         tests = (*problem.fail_to_pass, *problem.pass_to_pass)

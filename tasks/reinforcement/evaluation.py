@@ -1,7 +1,7 @@
 """Evaluation of a run's weight versions while it trains, one version at a time.
 
-The version is pinned on an engine replica that no rollout uses. An attempt with a token, or a key
-in its cache, of any other version is made again and never scored.
+The version is pinned on an engine replica that only evaluation uses. An attempt with a token or a
+cache key of another version is discarded and repeated.
 """
 
 import asyncio
@@ -30,27 +30,28 @@ from ostinato.tasks.reinforcement.records import (
     ReinforcementRequest,
 )
 from ostinato.tasks.reinforcement.services import EvaluationServices, chain_id_of
+from ostinato.tasks.rollout.attempted_problems import choose_attempted
 from ostinato.tasks.rollout.records import AttemptRequest
 
 logger = logging.getLogger(__name__)
 
 POINTS_FILE = "evaluations.jsonl"
-BEGUN_FILE = "begun.json"  # the point under way
-DIRECTORY = "evaluation"  # of the run's workspace
+STARTED_FILE = "begun.json"  # step and version of the evaluation that runs now
+DIRECTORY = "evaluation"  # in the run's workspace
 
 PinFunction = Callable[[int], Awaitable[object]]
 
 
 class EvaluationStart(Record):
-    """An evaluation that has begun."""
+    """Step and version of an evaluation that has started."""
 
     step: int
     weight_version: int
 
 
 class OnlineEvaluation:
-    """Evaluations of one run. One that falls due while another goes on is noted as not measured,
-    except the last, which is made when the run is over.
+    """Evaluations of one run. An evaluation that is due while another runs is recorded as not
+    measured. The last of these is made when the run is over.
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class OnlineEvaluation:
         self._points = {point.step: point for point in read_points(directory)}
         self._running: asyncio.Task[None] | None = None
         self._running_step = 0
-        self._skipped: tuple[int, int] | None = None  # step and version of the newest
+        self._skipped: tuple[int, int] | None = None  # step and version of the newest one skipped
 
     @property
     def points(self) -> tuple[EvaluationPoint, ...]:
-        """All so far, by step."""
+        """Points so far, ordered by step."""
         return tuple(self._points[step] for step in sorted(self._points))
 
     def offer(self, step: int, version: int) -> None:
-        """Begins to evaluate the version after a step if that is due and not known."""
+        """Starts the evaluation of a step's version if it is due and not measured yet."""
         every = self._config.every_steps
         known = self._points.get(step)
         if every is None or step % every or (known is not None and known.average is not None):
@@ -96,16 +97,17 @@ class OnlineEvaluation:
         self._begin(step, version)
 
     def resume(self, steps_done: int) -> None:
-        """Goes on with the evaluation that was under way when an earlier process ended, if any."""
-        begun = read_record(self._directory / BEGUN_FILE, EvaluationStart)
-        if begun is None or begun.step > steps_done:  # taken again, that step has other weights
+        """Continues the evaluation that ran when an earlier process ended, if there was one."""
+        started = read_record(self._directory / STARTED_FILE, EvaluationStart)
+        # a step beyond the checkpoint is taken again and then has other weights
+        if started is None or started.step > steps_done:
             return
-        known = self._points.get(begun.step)
+        known = self._points.get(started.step)
         if known is None or known.average is None:
-            self._begin(begun.step, begun.weight_version)
+            self._begin(started.step, started.weight_version)
 
     async def finish(self) -> tuple[EvaluationPoint, ...]:
-        """Waits for the evaluation under way and makes the last that was due meanwhile. All points by step."""
+        """Waits for the running evaluation, then makes the last skipped one. Returns all points, ordered by step."""
         if self._running is not None:
             await self._running
         if self._skipped is not None:
@@ -113,14 +115,14 @@ class OnlineEvaluation:
         return self.points
 
     async def close(self) -> None:
-        """Ends the evaluation under way. Its finished attempts are kept."""
+        """Cancels the running evaluation. Its finished attempts are kept."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         self._log.close()
 
     def newest_metrics(self) -> dict[str, float]:
-        """Numbers of the newest measured point, for a row of a step."""
+        """Metrics of the newest measured point, for a step's row."""
         for point in reversed(self.points):
             if point.average is not None and point.best_of is not None:
                 return {
@@ -135,9 +137,9 @@ class OnlineEvaluation:
         return {}
 
     def _begin(self, step: int, version: int) -> asyncio.Task[None]:
-        begun = EvaluationStart(step=step, weight_version=version)
+        started = EvaluationStart(step=step, weight_version=version)
         self._directory.mkdir(parents=True, exist_ok=True)
-        replace_text(self._directory / BEGUN_FILE, begun.model_dump_json())
+        replace_text(self._directory / STARTED_FILE, started.model_dump_json())
         self._running_step, self._skipped = step, None
         self._running = asyncio.create_task(self._evaluate(step, version))
         return self._running
@@ -176,17 +178,17 @@ class OnlineEvaluation:
         )
 
     def _of_version(self, version: int) -> AttemptFunction:
-        """Attempts whose tokens are all of this version. Others end as failures of the engine."""
+        """Attempt function for one version. Attempts with tokens of another version end as engine failures."""
 
         async def attempt(request: AttemptRequest) -> Trajectory:
             trajectory = await self._attempt(request)
             others = versions_of(trajectory) - {version}
             if not others and trajectory.outcome is not Outcome.ENGINE_FAILED:
                 return trajectory
-            await self._pin(version)  # a replica that began anew serves nothing or another version
+            await self._pin(version)  # a restarted replica serves nothing or another version
             reason = f"tokens or cache of versions {sorted(others)}, wanted {version}"
-            seen = {"outcome": Outcome.ENGINE_FAILED, "reason": reason}
-            return trajectory.model_copy(update=seen if others else {})
+            failure = {"outcome": Outcome.ENGINE_FAILED, "reason": reason}
+            return trajectory.model_copy(update=failure if others else {})
 
         return attempt
 
@@ -212,7 +214,7 @@ async def open_evaluation(
     services: EvaluationServices | None,
     objects: ObjectStore,
 ) -> AsyncIterator[OnlineEvaluation | None]:
-    """Evaluation beside a run, where its recipe asks for one."""
+    """Evaluation during a run. None: its recipe asks for none."""
     if services is None:
         yield None
         return
@@ -223,6 +225,7 @@ async def open_evaluation(
             f"{request.problems_directory} holds 0 problems of split {config.split}, wanted at least 1 "
             "for [reinforcement.evaluation]"
         )
+    problems = choose_attempted(problems, request.harness)
     await services.workers.open()
     chain_id = chain_id_of(request)
     evaluation = OnlineEvaluation(
@@ -241,7 +244,7 @@ async def open_evaluation(
 
 
 def versions_of(trajectory: Trajectory) -> set[int]:
-    """Weight versions that made a token or a key in the cache it was sampled from."""
+    """Weight versions that sampled a token of the trajectory or computed a cache key that it read."""
     found: set[int] = set()
     for segment in trajectory.transcript.segments:
         found |= set(segment.weight_versions_T[segment.loss_mask_T].tolist())
@@ -250,6 +253,6 @@ def versions_of(trajectory: Trajectory) -> set[int]:
 
 
 def read_points(directory: Path) -> list[EvaluationPoint]:
-    """Points of a run, those noted again once, as they were noted last."""
+    """Points of a run. Of a step recorded several times, only the last record."""
     points = map(EvaluationPoint.model_validate, read_lines(directory / POINTS_FILE))
     return list({point.step: point for point in points}.values())

@@ -12,8 +12,8 @@ from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.learning.config import LearningConfig
 from ostinato.tasks.rollout.config import RolloutConfig
 
-WEIGHTS = "weights"  # as a metric: the bits of all of them
-STEPS_FOLDER = "steps"  # of a run's workspace: its step checkpoints
+WEIGHTS = "weights"  # metric of a replay that compares the bits of all weights
+STEPS_FOLDER = "steps"  # in a run's workspace: its step checkpoints
 
 
 class OnlineEvaluationConfig(EvaluationConfig):
@@ -22,20 +22,20 @@ class OnlineEvaluationConfig(EvaluationConfig):
     every_steps: int | None = Field(
         default=None,
         ge=1,
-        description="the start, and the weights after every so many steps, are evaluated; what falls due during an "
-        "evaluation is not measured, but for the last, at the end of the run; None: never",
+        description="optimiser steps between evaluations, which begin with the initial weights; an evaluation that is "
+        "due while another runs is skipped, except the last one, which is made after the run; None: never",
     )
     split: Split = Field(default=Split.HELD_OUT, description="split that the problems come from")
 
 
 class ReinforcementConfig(Record):
-    """Length and size of the RL run. How it learns and samples stands in `learning` and `rollout`."""
+    """Length and size of the RL run. `learning` and `rollout` say how it learns and samples."""
 
     max_steps: int = Field(default=60, ge=1, description="optimiser steps, at most")
     budget_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="no new step starts after this much run time, resumptions added; None: never",
+        description="run time after which no new step starts, summed over resumed processes; None: no limit",
     )
     engine_replicas: int = Field(default=1, ge=1, description="decode engines, one process each")
     engine_slots: int = Field(
@@ -51,7 +51,7 @@ class ReinforcementRequest(ReinforcementConfig):
     run_id: str = Field(
         description="names the run in the journal, the object store and the weight chain"
     )
-    checkpoint_directory: str = Field(description="the model RL begins with")
+    checkpoint_directory: str = Field(description="checkpoint of the initial model")
     problems_directory: str
     split: Split = Split.TRAIN
     rollout: RolloutConfig = RolloutConfig()
@@ -60,36 +60,36 @@ class ReinforcementRequest(ReinforcementConfig):
     grading: GradingConfig = GradingConfig()
     decoding: DecodingConfig = DecodingConfig()
     search_directory: str | None = Field(
-        default=None, description="encoder of code search; None: words alone"
+        default=None, description="encoder of code search; None: search by words only"
     )
 
     def placement(self) -> dict[str, set[str]]:
-        """Fields that say where it runs, not what it computes."""
+        """Fields that say where the run is computed and do not change its result."""
         return {"learning": PLACEMENT}
 
 
 class EvaluationPoint(Record):
-    """Solve rates of one weight version, measured while the run went on."""
+    """Solve rates of one weight version, measured during the run."""
 
-    step: int = Field(description="optimiser steps that the version has seen")
+    step: int = Field(description="optimiser steps that led to the version")
     weight_version: int
     attempts_per_problem: int
     average: Metric | None = Field(description="solve rate of single attempts; None: not measured")
     best_of: Metric | None = Field(
-        description="rate of problems that any attempt solved; None: not measured"
+        description="share of problems that any attempt solved; None: not measured"
     )
     reason: str = Field(default="", description="why it was not measured")
 
 
 class ReinforcementResult(Record):
-    """End of a run. Its curve is metrics.jsonl of the workspace."""
+    """Result of a run. The metrics of its steps are in metrics.jsonl of the workspace."""
 
     checkpoint_directory: str
     steps: int
     weight_version: int
     used_seconds: float
     ended_by: str = Field(
-        default="", description="limit that ended the run: max_steps or budget_seconds"
+        default="", description="limit that ended the run: max_steps, budget_seconds or problems"
     )
     trajectories: dict[str, int] = Field(description="journal rows by state")
     outcomes: dict[str, int] = Field(
@@ -98,22 +98,22 @@ class ReinforcementResult(Record):
     solve_rate_first: float = Field(description="mean over the first five steps")
     solve_rate_last: float = Field(description="mean over the last five steps")
     hack_rates: dict[str, float] = Field(
-        default={}, description="share of the newest trajectories by hack pattern, those seen"
+        default={}, description="share of the newest trajectories by hack pattern, above 0"
     )
     hack_any_ratio: float = Field(
         default=0.0, description="share of the newest trajectories with any pattern"
     )
     alarms: tuple[str, ...] = Field(
-        default=(), description="hack alarms that stood at the end of the last process"
+        default=(), description="alarms that were on at the end of the last process"
     )
     evaluations: tuple[EvaluationPoint, ...] = Field(
         default=(),
-        description="evaluations in the order of their steps; empty unless the recipe asks for them",
+        description="evaluations ordered by step; empty unless the recipe asks for them",
     )
 
 
 class ReplayRequest(Record):
-    """Steps to compute again."""
+    """Steps of a run to compute again."""
 
     run: ReinforcementRequest
     run_directory: str = Field(description="workspace of the run")
@@ -122,14 +122,16 @@ class ReplayRequest(Record):
 
 
 class ReplayedStep(Record):
-    """A recorded step beside the same step computed again."""
+    """Comparison of a recorded step with the same step computed again."""
 
     step: int
-    is_equal: bool = Field(description="whether the step is equal in the metric that was asked for")
+    is_equal: bool = Field(description="whether the requested metric is equal")
     tensors: int
     different_tensors: int
     largest_difference: float = Field(description="largest absolute difference of any weight")
-    different_metrics: dict[str, tuple[float, float]] = Field(description="recorded, replayed")
+    different_metrics: dict[str, tuple[float, float]] = Field(
+        description="recorded and replayed value of each metric that differs"
+    )
 
 
 class ReplayReport(Record):
@@ -139,5 +141,5 @@ class ReplayReport(Record):
 
     @property
     def first_different(self) -> int | None:
-        """The earliest of these steps that differs."""
+        """The earliest replayed step that differs. None: all are equal."""
         return min((found.step for found in self.steps if not found.is_equal), default=None)

@@ -1,8 +1,8 @@
 """Child entries of `ostinato replay` and `ostinato bisect`: steps of a finished run, computed again.
 
-A step is computed from the checkpoint before it and the groups that the journal gives it, by the
-code and the settings of today, and must lead to the recorded weights bit for bit. On another
-processor or torch the bits differ for no fault of anyone: that is refused.
+A step is computed from the checkpoint before it and its groups in the journal, by the current code
+and settings, and must lead to the recorded weights bit for bit. Another processor or version of
+torch gives other bits without any fault, so a replay there is refused.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from ostinato.tasks.rollout.journal import RolloutJournal
 
 
 def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
-    """Computes every step that was asked for."""
+    """Computes every requested step."""
     replay = Replay(request, workspace)
     found = []
     for count, step in enumerate(request.steps):
@@ -52,7 +52,7 @@ def main(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
 
 
 def bisect(request: ReplayRequest, workspace: Workspace) -> ReplayReport:
-    """Binary search for the first step that differs, which assumes that all after it differ too."""
+    """Searches for the first step that differs by bisection. This assumes that all later steps differ too."""
     replay = Replay(request, workspace)
     found: dict[int, ReplayedStep] = {}
     low, high = 0, len(request.steps)
@@ -82,7 +82,7 @@ class Replay:
         self._journal = RolloutJournal(journal, open_object_store(settings), request.run.run_id)
 
     def step(self, step: int) -> ReplayedStep:
-        """Computes a step from the one before and compares."""
+        """Computes a step from the checkpoint before it and compares it with the record."""
         recorded = self._recorded_weights(step)
         groups = self._journal.trained(step)
         if not groups:
@@ -91,18 +91,18 @@ class Replay:
         with tempfile.TemporaryDirectory(prefix="ostinato-replay-") as scratch:
             work = Path(scratch) / "steps"
             if step > 1:
-                self._require(step - 1)
+                self._require_checkpoint(step - 1)
                 link_step(self._steps_directory, step - 1, work)
-            asked = TrainerRequest(
+            trainer_request = TrainerRequest(
                 config=trainer_config(learning, self._run.decoding),
                 checkpoint_directory=self._run.checkpoint_directory,
                 work_directory=str(work),
                 chain_id="replay",
             )
             objects = ObjectStore.from_url(f"file://{scratch}/objects")
-            given = (asked, objects, self._samples.of(groups)), self._workspace
+            inputs = (trainer_request, objects, self._samples.of(groups)), self._workspace
             layout = learning.parallel_layout
-            report, weights = run_on_ranks(_take_step, given, self._spec, layout, "replay")
+            report, weights = run_on_ranks(_take_step, inputs, self._spec, layout, "replay")
         different = {
             name: float((recorded[name].double() - tensor.double()).abs().max())
             for name, tensor in weights.items()
@@ -119,23 +119,23 @@ class Replay:
         )
 
     def _recorded_weights(self, step: int) -> dict[str, torch.Tensor]:
-        self._require(step)
+        self._require_checkpoint(step)
         checkpoint = load_checkpoint(step_directory(self._steps_directory, step))
         state = StepState.model_validate(checkpoint.metadata)
         here = describe_machine(self._run.learning.world_size)
         if state.computed_on != here:
             raise ConfigError(
                 f"{self._run.run_id} step {step}: not comparable, it was computed on "
-                f"{state.computed_on!r} and this is {here!r}"
+                f"{state.computed_on!r} and this machine is {here!r}"
             )
         return checkpoint.weights
 
-    def _require(self, step: int) -> None:
+    def _require_checkpoint(self, step: int) -> None:
         directory = step_directory(self._steps_directory, step)
         if not directory.is_dir():
             raise StorageError(
-                f"{self._run.run_id}: the checkpoint of step {step}, {directory}, is not there; runs with "
-                "`--set learning.keep_for_replay=true` keep all"
+                f"{self._run.run_id}: the checkpoint of step {step}, {directory}, does not exist; runs with "
+                "`--set learning.keep_for_replay=true` keep all of them"
             )
 
     def _different_metrics(
@@ -157,18 +157,18 @@ class Replay:
 
 
 def _comparable(names: Iterable[str]) -> list[str]:
-    """Metrics that the inputs of a step decide: no times, and nothing that needs the weights of
-    earlier versions or numbers them, as parity and staleness do.
+    """Metrics that depend on the inputs of a step alone. Times are left out, and so are metrics that
+    need the weights or the numbers of earlier versions, such as parity and staleness.
     """
-    left_out = ("parity", "staleness", "wall", "tokens_per_second", "weight_version", "step")
-    return sorted(name for name in names if not name.startswith(left_out))
+    excluded = ("parity", "staleness", "wall", "tokens_per_second", "weight_version", "step")
+    return sorted(name for name in names if not name.startswith(excluded))
 
 
 def _take_step(
-    given: tuple[tuple[TrainerRequest, ObjectStore, Sequence[Sample]], Workspace], _: int
+    inputs: tuple[tuple[TrainerRequest, ObjectStore, Sequence[Sample]], Workspace], _: int
 ) -> tuple[StepReport, dict[str, torch.Tensor]]:
-    """The next step, and the weights that it led to."""
-    asked, objects, samples = given[0]
-    asked = asked.model_copy(update={"device": current_device().type})
-    with contextlib.closing(RLTrainer(asked, objects)) as trainer:
+    """Takes the next step. Returns its report and the resulting weights."""
+    request, objects, samples = inputs[0]
+    request = request.model_copy(update={"device": current_device().type})
+    with contextlib.closing(RLTrainer(request, objects)) as trainer:
         return trainer.step(samples), trainer.export_weights()

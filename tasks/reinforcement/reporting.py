@@ -1,4 +1,4 @@
-"""Report of a run while it goes on: the metrics of each step, `status.json`, alarms."""
+"""Reports of a running run: the metrics of each step, `status.json`, alarms."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.infra.platform.cluster.stage_status import (
+    BlockedOn,
     BoxUse,
     DecodingActivity,
-    PartWait,
     StageStatus,
 )
 from ostinato.infra.platform.cluster.workspace import METRICS, STATUS, Workspace, replace_text
@@ -37,7 +37,7 @@ class RunReporter:
     def __init__(self, request: ReinforcementRequest, workspace: Workspace, ledger: Ledger) -> None:
         self._request = request
         self._workspace = workspace
-        # up to the last finished step, earlier processes added
+        # up to the last finished step, including earlier processes
         self.used_seconds = max(
             (float(row["used_seconds"]) for row in read_metrics(workspace.directory / METRICS)),
             default=0.0,
@@ -57,11 +57,11 @@ class RunReporter:
         self._write_status("starting")
 
     def end(self) -> None:
-        """Notes that the last step is done and the rest is being saved."""
+        """Sets the status for the time after the last step, while the result is being saved."""
         self._write_status("saving")
 
     def finish(self, orchestrator: Orchestrator) -> float:
-        """Notes that the run ended. Returns the seconds it used."""
+        """Sets the status of a finished run. Returns the seconds it used."""
         used = orchestrator.used_seconds(asyncio.get_running_loop().time())
         self._write_status("finished", steps_done=orchestrator.progress.steps_done)
         return used
@@ -76,7 +76,7 @@ class RunReporter:
         train_seconds: float,
         evaluation: Mapping[str, float],
     ) -> None:
-        """Writes the metrics of a finished step, with those of the newest evaluation beside it."""
+        """Writes the metrics of a finished step, together with those of the newest evaluation."""
         loop_now = asyncio.get_running_loop().time()
         now = time.monotonic()
         used = orchestrator.used_seconds(loop_now)
@@ -116,8 +116,8 @@ class RunReporter:
     async def report_status(
         self, orchestrator: Orchestrator, engines: EngineFleet, workers: RolloutFleet
     ) -> None:
-        """Writes every second what waits for what, until cancelled. Engines and workers that do not
-        answer do not delay it.
+        """Writes the status every second until cancelled: which part waits, and for what. Engines
+        and workers that do not answer do not delay it.
         """
         await asyncio.gather(
             self._write_each_second(orchestrator, engines),
@@ -153,7 +153,7 @@ class RunReporter:
 
     async def _watch_engines(self, orchestrator: Orchestrator, engines: EngineFleet) -> None:
         while True:
-            # a dead engine is reported where tokens are asked of it
+            # a dead engine is reported by the attempts that ask it for tokens
             with contextlib.suppress(EngineError):
                 totals = await engines.statistics()
                 self._engine_totals.update(totals)
@@ -163,10 +163,12 @@ class RunReporter:
                 )
                 in_flight = orchestrator.attempts.num_running
                 before = self._generation
-                stands = in_flight and before is not None and before.computed_tokens == computed
+                is_unchanged = (
+                    in_flight and before is not None and before.computed_tokens == computed
+                )
                 self._generation = DecodingActivity(
                     computed_tokens=computed,
-                    since=before.since if stands and before is not None else time.time(),
+                    since=before.since if is_unchanged and before is not None else time.time(),
                     attempts_in_flight=in_flight,
                 )
             await asyncio.sleep(1.0)
@@ -185,14 +187,14 @@ class RunReporter:
 
 def _waits(
     orchestrator: Orchestrator, now: float, wall: float, behind_since: float | None
-) -> dict[str, PartWait]:
+) -> dict[str, BlockedOn]:
     progress = orchestrator.progress
     waits = {
-        part: PartWait(what=wait.what, detail=wait.detail, since=wall - (now - wait.since_seconds))
+        part: BlockedOn(what=wait.what, detail=wait.detail, since=wall - (now - wait.since_seconds))
         for part, wait in progress.waits.items()
     }
     if behind_since is not None:
-        waits["engines"] = PartWait(
+        waits["engines"] = BlockedOn(
             what=f"weight version {progress.trainer_version}",
             detail=f"serving {progress.engine_version}",
             since=behind_since,

@@ -1,9 +1,10 @@
 """Child entry of reinforcement learning: joins trainer, engines, rollout workers, journal and
 orchestrator into one run.
 
-A step: mark the groups as trained, train, publish and save, let the engines follow while the next
-step is already collected. Killed at any moment it goes on from the newest step checkpoint: groups
-that step has not seen are owed again, all others are never trained twice.
+Each step marks its groups as trained, takes the optimiser step, publishes the weights and saves a
+checkpoint. The engines apply the new version while groups of the next step are being collected.
+After a kill the run resumes from the newest step checkpoint: groups that this checkpoint has not
+seen are trained again, and no other group is trained twice.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ from ostinato.tasks.reinforcement.services import (
     open_services,
 )
 from ostinato.tasks.reinforcement.step_samples import StepSamples
+from ostinato.tasks.rollout.attempted_problems import choose_attempted
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
@@ -49,12 +51,12 @@ from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 
 logger = logging.getLogger(__name__)
 
-UPDATE_SECONDS = 120.0  # a replica that died is back within 10 on an idle machine
-ENDS_STEPS = 5  # first and last steps whose solve rate is told in the result
+UPDATE_SECONDS = 120.0  # a replica that died is back within 10 seconds on an idle machine
+ENDS_STEPS = 5  # the result holds the mean solve rate of this many first and last steps
 
 
 def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
-    """Runs to the step or time limit. Called again it continues."""
+    """Runs up to the step or time limit. A second call continues an interrupted run."""
     configure_logging()
     settings = workspace.settings
     start_ray(settings.cpu_limit, settings.object_store_memory_bytes, settings.ray_address)
@@ -65,7 +67,7 @@ def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementRe
 
 
 async def run(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementResult:
-    """Start everything, roll out and train, end everything."""
+    """Starts the services, trains up to a limit, and ends the services."""
     objects = open_object_store(workspace.settings)
     ledger = open_ledger(workspace.settings)
     reporter = RunReporter(request, workspace, ledger)
@@ -79,24 +81,24 @@ async def run(request: ReinforcementRequest, workspace: Workspace) -> Reinforcem
         loop = TrainingLoop(request, workspace, services, journal, reporter, evaluation)
         orchestrator = loop.make_orchestrator(min(v for v in versions if v is not None))
         await services.workers.open()
-        beside = [
-            asyncio.create_task(
+        background = [
+            orchestrator.start_background(
                 reporter.report_status(orchestrator, services.engines, services.workers)
             ),
-            asyncio.create_task(loop.update_engines()),
+            orchestrator.start_background(loop.update_engines()),
         ]
         try:
             await orchestrator.run()
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
         return await loop.finish()
 
 
 @dataclass(slots=True)
 class TrainingLoop:
-    """Orchestrator of one run with the effects of its steps."""
+    """Orchestrator of one run, with the training, publishing and reporting that its steps trigger."""
 
     request: ReinforcementRequest
     workspace: Workspace
@@ -113,7 +115,7 @@ class TrainingLoop:
         self._samples = StepSamples(self.request)
 
     def make_orchestrator(self, engine_version: int) -> Orchestrator:
-        """The orchestrator where the last process left it: journal, curriculum and time used."""
+        """The orchestrator in the state that the last process left: journal, curriculum, time used."""
         request, status = self.request, self.services.trainer_status
         problems = load_problems(Path(request.problems_directory), request.split)
         if not problems:
@@ -121,6 +123,7 @@ class TrainingLoop:
                 f"{request.problems_directory} holds 0 problems of split {request.split}, "
                 "wanted at least 1"
             )
+        problems = choose_attempted(problems, request.harness)
         curriculum = Curriculum(
             problems,
             request.rollout.curriculum,
@@ -128,7 +131,7 @@ class TrainingLoop:
             seed=request.rollout.seed,
         )
         history = GroupHistory(self.workspace.directory / "groups.jsonl")
-        owed = self.journal.restore(status.step)
+        untrained = self.journal.restore(status.step)
         history.replay(curriculum)
         curriculum.resume(self.journal.drawn())
         orchestrator = self._orchestrator = Orchestrator(
@@ -146,7 +149,7 @@ class TrainingLoop:
                 groups_started=curriculum.draws,
             ),
         )
-        for item in owed:
+        for item in untrained:
             orchestrator.table.restore(item.group, item.birth_version)
         orchestrator.on_group = history.append
         if self.evaluation is not None:
@@ -158,37 +161,33 @@ class TrainingLoop:
                 run=request.run_id,
                 step=status.step,
                 version=status.weight_version,
-                owed=len(owed),
+                untrained_groups=len(untrained),
                 problems=len(problems),
             ),
         )
         return orchestrator
 
     async def update_engines(self) -> None:
-        """Lets every engine follow the newest version while it generates. A replica that died is
-        started again by Ray and tried again here for a while.
+        """Updates the engines to each new version while they generate. Ray restarts a replica that died, so a failed
+        update is retried for `UPDATE_SECONDS`.
         """
         while True:
             await self._version_changed.wait()
             self._version_changed.clear()
             version = self._wanted_version
-            try:
-                async for trial in AsyncRetrying(
-                    retry=retry_if_exception_type(EngineError),
-                    wait=wait_fixed(1.0),
-                    stop=stop_after_delay(UPDATE_SECONDS),
-                    before_sleep=_note_late_update,
-                    reraise=True,
-                ):
-                    with trial:
-                        await self.services.engines.update_to(version)
-            except EngineError as error:
-                self._orchestrator.fail(error)
-                return
+            async for trial in AsyncRetrying(
+                retry=retry_if_exception_type(EngineError),
+                wait=wait_fixed(1.0),
+                stop=stop_after_delay(UPDATE_SECONDS),
+                before_sleep=_note_late_update,
+                reraise=True,
+            ):
+                with trial:
+                    await self.services.engines.update_to(version)
             self._orchestrator.engine_applied(version)
 
     async def finish(self) -> ReinforcementResult:
-        """Copies the model of the newest step checkpoint to where it stays."""
+        """Saves a last step checkpoint and copies it to `checkpoint` in the run's workspace."""
         self.reporter.end()
         self.journal.release()
         progress = self._orchestrator.progress
@@ -206,9 +205,7 @@ class TrainingLoop:
             steps=progress.steps_done,
             weight_version=progress.trainer_version,
             used_seconds=self.reporter.finish(self._orchestrator),
-            ended_by="max_steps"
-            if progress.steps_done >= self.request.max_steps
-            else "budget_seconds",
+            ended_by=self._limit_reached(),
             trajectories=self.journal.counts(),
             outcomes=dict(self._orchestrator.table.outcomes),
             solve_rate_first=mean(rates[:ENDS_STEPS]),
@@ -219,8 +216,13 @@ class TrainingLoop:
             evaluations=evaluations,
         )
 
+    def _limit_reached(self) -> str:
+        if self._orchestrator.progress.steps_done >= self.request.max_steps:
+            return "max_steps"
+        return "problems" if self._orchestrator.is_drained else "budget_seconds"
+
     async def _train(self, step: StepRequest) -> int:
-        """One step. The journal is marked first, so a crash restores the step before."""
+        """Takes one step and returns its version. The journal is marked first: a crash then restores the step before."""
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
         self.journal.mark_trained([group.group_id for group in step.groups], step.step)
@@ -240,7 +242,7 @@ class TrainingLoop:
         return version
 
     def _take_step(self, samples: Sequence[Sample]) -> tuple[StepReport, Publication]:
-        """The step checkpoint is written while the version travels to the object store."""
+        """Takes the optimiser step. Writes the checkpoint while the version is uploaded."""
         trainer = self.services.trainer
         report = trainer.step(samples)
         trainer.start_publish()
@@ -249,4 +251,4 @@ class TrainingLoop:
 
 def _note_late_update(state: RetryCallState) -> None:
     error = None if state.outcome is None else state.outcome.exception()
-    logger.warning("engines do not follow yet %s", fields(error=error))
+    logger.warning("engines have not applied the new version yet %s", fields(error=error))

@@ -23,6 +23,7 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.training_device import training_device
 from ostinato.infra.sandbox.fleet.client import RepositoryFleet
+from ostinato.infra.serving.attempts.layers import install_program
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.replica import start_replicas
 from ostinato.models.checkpoint import load_spec
@@ -39,7 +40,7 @@ from ostinato.tasks.rollout.fleet_worker import build_fleet_worker
 
 @dataclass(frozen=True)
 class EvaluationServices:
-    """A replica and a worker that no rollout uses."""
+    """An engine replica and a worker that only evaluation uses."""
 
     engines: EngineFleet
     workers: RolloutFleet
@@ -53,7 +54,7 @@ class RunServices:
     trainer_status: TrainerStatus
     engines: EngineFleet
     workers: RolloutFleet
-    evaluation: EvaluationServices | None  # where the recipe asks for evaluation beside training
+    evaluation: EvaluationServices | None  # None: the recipe asks for no evaluation
 
 
 def chain_id_of(request: ReinforcementRequest) -> str:
@@ -64,19 +65,21 @@ def chain_id_of(request: ReinforcementRequest) -> str:
 async def open_services(
     request: ReinforcementRequest, workspace: Workspace, objects: ObjectStore
 ) -> AsyncIterator[RunServices]:
-    """Everything a run needs, ended with the block."""
+    """Actors of a run. They end with the block."""
     spec = load_spec(Path(request.checkpoint_directory))
     ranks = request.learning.world_size
     device = training_device(workspace.settings, spec, ranks, cluster_gpus())
     placement = await asyncio.to_thread(trainer_placement, ranks, device, workspace.settings)
-    asked = TrainerRequest(
+    trainer_request = TrainerRequest(
         config=trainer_config(request.learning, request.decoding),
         checkpoint_directory=request.checkpoint_directory,
         work_directory=str(workspace.directory / STEPS_FOLDER),
         chain_id=chain_id_of(request),
         device=device,
     )
-    starting = asyncio.create_task(asyncio.to_thread(_start_trainer, asked, objects, placement))
+    starting = asyncio.create_task(
+        asyncio.to_thread(_start_trainer, trainer_request, objects, placement)
+    )
     replicas = start_replicas(
         spec,
         _engine_config(request, spec),
@@ -88,7 +91,7 @@ async def open_services(
     workers = RolloutFleet(
         start_workers(
             [f"{request.run_id}.rollouts{index}" for index in range(request.rollout_workers)],
-            _worker_builder(request, _worker_setup(request), replicas),
+            _worker_builder(request, _rollout_setup(request), replicas),
         ),
         time.time,
     )
@@ -113,17 +116,17 @@ async def open_services(
 
 
 def _start_trainer(
-    asked: TrainerRequest, objects: ObjectStore, placement: Placement | None
+    request: TrainerRequest, objects: ObjectStore, placement: Placement | None
 ) -> tuple[TrainerGroup, TrainerStatus]:
-    """Trainer that has taken up its newest step checkpoint."""
-    trainer = TrainerGroup(asked, objects, placement)
+    """Trainer that has resumed from its newest step checkpoint, with its status."""
+    trainer = TrainerGroup(request, objects, placement)
     return trainer, trainer.status()
 
 
 def trainer_placement(
     world_size: int, device: Literal["cpu", "cuda"], settings: Settings
 ) -> Placement | None:
-    """Bundles for the trainer's ranks. None: a single one on CPUs shares its core with everything else."""
+    """Bundles for the trainer's ranks. None: a single rank on CPUs, which shares its core with the other actors."""
     if world_size == 1 and device == "cpu":
         return None
     if settings.ray_address is None and world_size > settings.cpu_limit:
@@ -139,7 +142,7 @@ def _boxes_name(request: ReinforcementRequest) -> str | None:
 
 
 async def _start_boxes(request: ReinforcementRequest) -> RepositoryFleet | None:
-    """The run's own sandbox fleet, where the recipe asks for one."""
+    """The run's own sandbox fleet. None: the recipe asks for none."""
     name = _boxes_name(request)
     if name is None:
         return None
@@ -152,7 +155,9 @@ async def _start_boxes(request: ReinforcementRequest) -> RepositoryFleet | None:
 
 
 def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, Any]:
-    """Without a chain: one that Ray starts again serves nothing until a version is pinned on it."""
+    """Replica for evaluation, by name. It has no chain, so that after a restart by Ray it serves nothing until a
+    version is pinned on it.
+    """
     if request.evaluation.every_steps is None:
         return {}
     spec = load_spec(Path(request.checkpoint_directory))
@@ -165,7 +170,7 @@ def _start_evaluation_replica(request: ReinforcementRequest) -> dict[str, Any]:
 
 
 def _engine_config(request: ReinforcementRequest, spec: ModelSpec) -> EngineConfig:
-    """Room for what the harness allows: an imported model could often hold much more."""
+    """Engine settings with the context length that the harness allows. An imported model often allows much more."""
     longest = min(spec.max_sequence_tokens, request.harness.context_tokens)
     return configure_engine(
         request.decoding, slots=request.engine_slots, max_context_tokens=longest
@@ -187,10 +192,12 @@ def _worker_builder(
     request: ReinforcementRequest, setup: WorkerSetup, replica_names: Iterable[str]
 ) -> BuildWorker:
     names, boxes = tuple(replica_names), _boxes_name(request)
+    if not setup.harness.is_builtin:  # once, and outside the time limit for a worker's start
+        install_program(setup.harness.foreign_program())
     return functools.partial(build_fleet_worker, setup, names, boxes)
 
 
-def _worker_setup(request: ReinforcementRequest) -> WorkerSetup:
+def _rollout_setup(request: ReinforcementRequest) -> WorkerSetup:
     max_turns = request.rollout.max_turns or request.harness.max_turns
     return _setup(
         request,

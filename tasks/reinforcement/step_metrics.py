@@ -1,4 +1,4 @@
-"""The numbers of one RL step: what was rolled out, what was trained, how long it took."""
+"""Metrics of one RL step: its rollouts and the work of the engines."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,9 +24,9 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "trajectories": count,
         "reward_mean": sum(member.reward.total for member in members) / count,
-        "solve_rate": sum(is_solved(member) for member in members) / count,
+        "solve_rate": sum(member.is_solved for member in members) / count,
         "problems_solved_ratio": sum(
-            any(is_solved(member) for member in group.trajectories) for group in groups
+            any(member.is_solved for member in group.trajectories) for group in groups
         )
         / len(groups),
         "generated_tokens_mean": sum(
@@ -43,7 +43,7 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean of each reward term. One that a trajectory lacks (never graded) counts as 0."""
+    """Mean of each reward term. A term that a trajectory lacks, because it was never graded, counts as 0."""
     names = sorted({name for member in members for name in member.reward.terms})
     return {
         f"reward_{name}_mean": sum(member.reward.terms.get(name, 0.0) for member in members)
@@ -53,7 +53,7 @@ def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class EngineTotals:
-    """Running totals of all replicas, as differences between steps."""
+    """Work of all replicas in each step, computed as differences of their running totals."""
 
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
@@ -66,7 +66,7 @@ class EngineTotals:
         }
 
     def since_last_step(self) -> dict[str, float]:
-        """Work of the engines between the last two calls, up to the newest totals."""
+        """Work of the engines since the last call, up to the newest totals."""
         gained = {
             name: self._now.get(name, 0.0) - self._before.get(name, 0.0) for name in ENGINE_TOTALS
         }
@@ -80,8 +80,3 @@ class EngineTotals:
             "engine_tokens_per_busy_second": gained["generated_tokens"] / busy,
             "engine_batch_mean": gained["occupied_slot_steps"] / max(1.0, gained["steps"]),
         }
-
-
-def is_solved(trajectory: Trajectory) -> bool:
-    """Whether the verdict is a pass."""
-    return trajectory.verdict is not None and trajectory.verdict.passed

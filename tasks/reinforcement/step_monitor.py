@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 HACK_ALARM = "hack_alarm"
 PARITY_ALARM = "parity_alarm"
-UNMEASURED_STEPS = 3  # without a comparable token, after which that is an alarm
+UNMEASURED_STEPS = 3  # steps in a row without a comparable token that raise an alarm
 
 
 def describe_parity(parity: Parity) -> str:
-    """Parity in words, with its limits. Without a token it says so."""
+    """Parity in words, with its limits, or the words that it was not measured."""
     words = [
         f"parity k3 {found.k3_nats:.3g} (limit {limit:g}) of {found.tokens} tokens, {cache} cache"
         for cache, found, limit in parity.compared()
@@ -27,7 +27,7 @@ def describe_parity(parity: Parity) -> str:
 
 
 class StepMonitor:
-    """Hack monitor of one run, and its parity between engine and trainer."""
+    """Alarms of one run: hack patterns, and missing parity between engine and trainer."""
 
     def __init__(
         self,
@@ -38,17 +38,16 @@ class StepMonitor:
     ) -> None:
         self._run_id, self._events, self._wall_clock = run_id, events, wall_clock
         self.hacks = hacks
-        self._unmeasured_steps = 0  # in a row, up to now
-        # the last step, where engine and trainer disagreed
-        self._alarming: StepReport | None = None
+        self._unmeasured_steps = 0  # in a row, up to the last step
+        self._alarming: StepReport | None = None  # last step; None: engine and trainer agreed
 
     def observe(self, groups: Sequence[Group], report: StepReport) -> None:
-        """Judges a step. A hack alarm is told when it begins, a parity alarm at every step."""
+        """Checks a step. A hack alarm is logged when it begins, a parity alarm at every step."""
         self._watch_hacks(groups, report.step)
         self._watch_parity(report)
 
     def alarms(self) -> list[str]:
-        """Standing alarms in words: hack alarms, and the last step's parity alarm."""
+        """Current alarms in words: hack alarms, and the last step's parity alarm."""
         words = [str(alarm) for alarm in self.hacks.alarms()]
         report = self._alarming
         if report is not None:
@@ -65,10 +64,10 @@ class StepMonitor:
             self._events.add(self._run_id, HACK_ALARM, payload, self._wall_clock())
 
     def _watch_parity(self, report: StepReport) -> None:
-        """The mismatch without replay is reported too: if it alone is high, only routing differs
-        and replay makes up for it; if both are, something else differs.
+        """Reports the mismatch without replay too. If only that one is high, routing alone differs
+        and replay corrects it. If both are high, something else differs.
         """
-        parity, live = report.parity, report.mismatch_without_replay
+        parity, without_replay = report.parity, report.mismatch_without_replay
         is_measured = bool(parity.tokens_by_age)
         self._unmeasured_steps = 0 if is_measured else self._unmeasured_steps + 1
         self._alarming = report if parity.alarms() else None
@@ -81,7 +80,7 @@ class StepMonitor:
                 "p99_ratio": mismatch.p99_ratio,
                 "tokens": mismatch.tokens,
                 "alarm_k3": limit,
-                "k3_without_replay": None if live is None else live.k3_nats,
+                "k3_without_replay": None if without_replay is None else without_replay.k3_nats,
             }
             logger.error("engine and trainer disagree %s", fields(run=self._run_id, **payload))
             self._events.add(self._run_id, PARITY_ALARM, payload, self._wall_clock())

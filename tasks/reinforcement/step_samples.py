@@ -1,22 +1,23 @@
-"""Samples of a step, with hints from the problems where the objective distils them.
+"""Samples of a step, with hints if the objective distils them.
 
-A train problem says which line is wrong: the label is free. An attempt whose first edit did not
-solve it is shown that line, as one more tool result before the turn of that edit.
+The record of a problem says which line is wrong. For an attempt that its first edit did not solve,
+the hint names that line in one more tool result before the turn of that edit.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
-from ostinato.infra.agent.transcript import CallStatus, Transcript, TurnRecord
+from ostinato.infra.agent.transcript import Transcript, TurnRecord
 from ostinato.infra.platform.errors import TrainingError
 from ostinato.models.rendering import Renderer, load_renderer
 from ostinato.tasks.problems.published import load_problems
 from ostinato.tasks.records import Group, Hint, LineEdit, Problem, Sample, Trajectory
-from ostinato.tasks.reinforcement.learning.batches.credit import samples_of_step
+from ostinato.tasks.reinforcement.learning.batches.credit import (
+    is_edit,
+    sampled_ranges,
+    samples_of_step,
+)
 from ostinato.tasks.reinforcement.records import ReinforcementRequest
 
 
@@ -35,7 +36,7 @@ class StepSamples:
             }
 
     def of(self, groups: Iterable[Group]) -> list[Sample]:
-        """All samples of a step, in the order that credit gives them."""
+        """Samples of a step, in the order of `samples_of_step`."""
         groups = tuple(groups)
         samples = samples_of_step(groups, self._objective)
         if self._renderer is None:
@@ -55,11 +56,12 @@ class StepSamples:
 def find_hint(
     trajectory: Trajectory, edit: LineEdit, renderer: Renderer
 ) -> tuple[int, Hint] | None:
-    """Number of the segment and the hint before its first edit. None where that edit solved the problem."""
+    """Number of the segment with the first edit, and the hint before that edit. None if there is no edit, or if a
+    single edit solved the problem.
+    """
     transcript = trajectory.transcript
-    edits = sum(map(_is_edit, transcript.turns))
-    is_solved = trajectory.verdict is not None and trajectory.verdict.passed
-    if not edits or (is_solved and edits == 1):
+    edits = sum(map(is_edit, transcript.turns))
+    if not edits or (trajectory.is_solved and edits == 1):
         return None
     number, start, end = _first_edit(transcript)
     tokens = transcript.segments[number].token_ids_T[:start].tolist()
@@ -69,17 +71,17 @@ def find_hint(
             f"{trajectory.trajectory_id}: tokens before its first edit end in {tokens[-len(header) :]}, "
             f"wanted the answer's header {header}"
         )
-    told = renderer.append_results([describe_place(transcript.turns, edit)])
-    context = (*tokens[: -len(header)], *told)
+    hint_tokens = renderer.append_results([describe_place(transcript.turns, edit)])
+    context = (*tokens[: -len(header)], *hint_tokens)
     return number, Hint(turn_start=start, turn_end=end, context_tokens=context)
 
 
 def describe_place(turns: Sequence[TurnRecord], edit: LineEdit) -> str:
-    """The wrong line, by its tag where the attempt was shown it before its first edit."""
+    """Text of the hint. It names the wrong line by its tag if the attempt saw that tag before its first edit."""
     shown = re.compile(rf"^(<L\d+>){re.escape(edit.broken_text)}$", re.MULTILINE)
     place = f"line {edit.line_number} of {edit.path}"
     for turn in turns:
-        if _is_edit(turn):
+        if is_edit(turn):
             break
         for result in turn.results:
             if tagged := shown.search(result):
@@ -88,28 +90,20 @@ def describe_place(turns: Sequence[TurnRecord], edit: LineEdit) -> str:
 
 
 def _only(problem: Problem) -> tuple[LineEdit, ...]:
-    """The one wrong line of a problem. Nothing where more is wrong."""
+    """The wrong line of a problem, or nothing if it has several."""
     return problem.edits if len(problem.edits) == 1 and not problem.blocks else ()
-
-
-def _is_edit(turn: TurnRecord) -> bool:
-    return any(call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in turn.calls)
 
 
 def _first_edit(transcript: Transcript) -> tuple[int, int, int]:
     """Segment and token range of the first turn that edits."""
-    turns = iter([turn for turn in transcript.turns if turn.generated_tokens])
-    for number, segment in enumerate(transcript.segments):
-        mask_T = np.asarray(segment.loss_mask_T).astype(np.int8)
-        edges = np.flatnonzero(np.diff(mask_T, prepend=0, append=0))
-        for start, end in edges.reshape(-1, 2).tolist():
-            if _is_edit(next(turns)):
-                return number, start, end
+    for number, start, end, turn in sampled_ranges(transcript):
+        if turn is not None and is_edit(turn):
+            return number, start, end
     raise TrainingError("no range of sampled tokens belongs to the first edit, wanted one per turn")
 
 
 def _with_hints(samples: Sequence[Sample], hints: dict[str, tuple[int, Hint]]) -> Iterator[Sample]:
-    """Each hint on the first sample of its segment that trains its turn."""
+    """The samples. Each hint is attached to the first sample of its segment that trains its turn."""
     for sample in samples:
         number, hint = hints.get(sample.trajectory_id, (-1, None))
         part = sample.sample_id.rpartition("/")[2].partition(".")[0]

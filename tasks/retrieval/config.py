@@ -1,5 +1,5 @@
-"""Settings of the retrieval stage. Packages are split by name: those that measure are never trained
-on. The default ones are the pinned archives of packages.toml.
+"""Settings of the retrieval stage. Packages are split by name into training, validation and held-out
+packages. The default ones are the pinned archives of packages.toml.
 """
 
 import tomllib
@@ -25,12 +25,12 @@ PACKAGES_FILE = "packages.toml"
 
 
 class CodePackage(SourceArchive):
-    """Code of one package of the index."""
+    """Source archive of one package of the index."""
 
     folder: str = Field(description="folder of the archive that holds the code, such as src/flask")
 
 
-Package = str | CodePackage  # a name alone is that of an installed package
+Package = str | CodePackage  # a string names an installed package
 
 
 def name_of(package: Package) -> str:
@@ -42,7 +42,7 @@ def name_of(package: Package) -> str:
 def shipped_packages(
     use: Literal["train", "validation", "held_out"],
 ) -> tuple[CodePackage, ...]:
-    """The pinned packages that come with the stage."""
+    """Pinned packages of packages.toml for one use."""
     written = tomllib.loads(files("ostinato.tasks.retrieval").joinpath(PACKAGES_FILE).read_text())
     return tuple(CodePackage.model_validate(row) for row in written[use])
 
@@ -51,12 +51,14 @@ class PairsConfig(Record):
     """Selection of functions that become question-answer pairs."""
 
     least_query_words: PositiveInt = 3
-    """words a docstring's first paragraph, or a function's name, must have to be a question"""
+    """least number of words of a docstring's first paragraph, or of a function's name, that make a question"""
     least_body_lines: PositiveInt = 3
-    """lines a function must have, its docstring not counted, to train or to measure"""
-    most_pairs: PositiveInt = Field(default=60_000, description="drawn at random beyond these")
+    """least number of lines of a function without its docstring; shorter functions are not used"""
+    most_pairs: PositiveInt = Field(
+        default=60_000, description="largest number of pairs; from more, a random subset is drawn"
+    )
     name_ratio: NonNegativeFloat = 0.5
-    """pairs name -> body per docstring pair; they teach what short questions look like"""
+    """pairs of a function's name and body per docstring pair, which teach short questions"""
 
 
 class ContrastiveConfig(Record):
@@ -65,11 +67,11 @@ class ContrastiveConfig(Record):
     epochs: NonNegativeInt = 6
     """passes over all pairs; 0: the encoder stays untrained"""
     batch_pairs: int = Field(default=256, ge=2)
-    """pairs of one step; to each question the code of the other pairs is a wrong answer"""
+    """pairs per step; the code of the other pairs is a negative for each question"""
     hard_negatives: NonNegativeInt = 1
-    """wrong answers per question that BM25 ranks high"""
+    """additional negatives per question that BM25 ranks high"""
     learning_rate: PositiveFloat = 2e-3
-    """peak, of Adam, after the first tenth of the steps; it falls to 0"""
+    """peak learning rate of Adam, reached after the first tenth of the steps; it decays to 0"""
 
 
 class RetrievalConfig(Record):
@@ -78,25 +80,25 @@ class RetrievalConfig(Record):
     train_packages: tuple[Package, ...] = Field(
         default_factory=lambda: (STANDARD_LIBRARY, *shipped_packages("train"))
     )
-    """teach: pinned source archives, import names of installed packages, or standard_library, which
-    is the interpreter's own"""
+    """packages for training: pinned source archives, import names of installed packages, or
+    standard_library, which is that of the interpreter"""
     validation_packages: tuple[Package, ...] = Field(
         default_factory=lambda: shipped_packages("validation")
     )
-    """packages that choose the weight of the vectors beside BM25"""
+    """packages on which the weight of the vectors relative to BM25 is chosen"""
     held_out_packages: tuple[Package, ...] = Field(
         default_factory=lambda: shipped_packages("held_out")
     )
-    """these measure; none of their functions is ever trained on"""
+    """packages for the final measurement; none of their functions is trained on"""
     most_queries_a_package: PositiveInt = Field(
-        default=250, description="questions per package of those that measure"
+        default=250, description="most questions per validation or held-out package"
     )
     tower: TowerConfig = TowerConfig()
     pairs: PairsConfig = PairsConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     seed: NonNegativeInt = 0
-    """seed of the encoder's first weights and of which pairs and wrong answers are drawn; unless given,
-    the recipe's"""
+    """seed of the encoder's initial weights and of the draw of pairs and negatives; if not given, the
+    recipe's seed"""
 
     @model_validator(mode="after")
     def _disjoint(self) -> "RetrievalConfig":
@@ -116,7 +118,7 @@ class RetrievalRequest(Record):
 
 
 class RankingScores(Record):
-    """Rank of the right chunk, averaged over queries."""
+    """Metrics of the right chunk's rank, averaged over queries."""
 
     queries: int
     mrr: float = Field(description="mean reciprocal rank")
@@ -133,7 +135,7 @@ class RetrievalResult(Record):
     num_parameters: int
     dense_weight: float
     held_out: dict[str, RankingScores]
-    """bm25, and dense and fused: untrained and trained"""
+    """scores by system: bm25, bm25 by field, and vectors and fused, each untrained and trained"""
     by_package: dict[str, dict[str, float]] = Field(description="package -> system -> MRR")
     loss_nats: tuple[float, ...] = Field(description="mean contrastive loss of each epoch")
     seconds: float

@@ -1,12 +1,13 @@
-"""Reciprocal ranks of the right chunk over pools of held-out functions, by the code that serves."""
+"""Reciprocal ranks of the right chunk over pools of held-out functions, computed with the code of serving."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ostinato.infra.agent.search.chunk_cache import describe_text
+from ostinato.infra.agent.search.chunk_cache import features_of
 from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.field_scores import (
     BODY_ONLY,
@@ -24,12 +25,12 @@ from ostinato.tasks.retrieval.pairs import IndexedFunction
 UNMEASURED_DENSE_WEIGHT = 0.5
 DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
 Scorer = Callable[["CandidatePool"], np.ndarray]
-"""A pool -> scores [queries, codes], higher is better."""
+"""Function of a pool that returns scores [queries, codes]. Higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """Chunks of a package and the questions asked of them."""
+    """Chunks of a package, and questions about them."""
 
     name: str
     codes: tuple[CodeText, ...]
@@ -47,37 +48,35 @@ def make_pool(
 ) -> CandidatePool:
     """All functions of a package, and docstring questions about at most `most_queries` of them.
 
-    A docstring that several functions share names none of them and is not asked.
+    A docstring that several functions share identifies none of them, so it makes no question.
     """
-    whole = [item for item in functions if item.num_lines >= config.least_body_lines]
-    summaries: dict[str, int] = {}
-    for item in whole:
-        summaries[item.summary] = summaries.get(item.summary, 0) + 1
-    asked = [
+    candidates = [item for item in functions if item.num_lines >= config.least_body_lines]
+    summaries = Counter(item.summary for item in candidates)
+    questions = [
         index
-        for index, item in enumerate(whole)
+        for index, item in enumerate(candidates)
         if summaries[item.summary] == 1
         and len(split_words(item.summary)) >= config.least_query_words
     ]
-    chosen = sorted(generator.permutation(len(asked))[:most_queries])
-    answers = tuple(asked[index] for index in chosen)
+    chosen = sorted(generator.permutation(len(questions))[:most_queries])
+    answers = tuple(questions[index] for index in chosen)
     return CandidatePool(
         name,
-        tuple(item.code for item in whole),
-        tuple(whole[index].summary for index in answers),
+        tuple(item.code for item in candidates),
+        tuple(candidates[index].summary for index in answers),
         answers,
     )
 
 
 def index_codes(codes: Sequence[CodeText]) -> ChunkPostings:
-    """A segment of bare pieces of code, in their order."""
-    nothing = np.zeros(0, dtype=np.float32)
-    features = [describe_text(code, nothing) for code in codes]
+    """Postings of pieces of code, in their order and without vectors."""
+    no_vector = np.zeros(0, dtype=np.float32)
+    features = [features_of(code, no_vector) for code in codes]
     return ChunkPostings([Chunk("", 1, 1, "", "")] * len(codes), features)
 
 
 def lexical_scores(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -> np.ndarray:
-    """BM25 as it serves. With BODY_ONLY it is plain BM25."""
+    """BM25 scores as in serving. With BODY_ONLY they are those of plain BM25."""
     segment = index_codes(pool.codes)
     return np.stack(
         [
@@ -88,7 +87,7 @@ def lexical_scores(pool: CandidatePool, rules: Sequence[FieldRule] = BY_FIELD) -
 
 
 def ranks_of(pool: CandidatePool, scores: np.ndarray) -> np.ndarray:
-    """Rank of each answer, 1 for the first. Chunks with the same score count half."""
+    """Rank of each answer, from 1. Other chunks with the same score count half."""
     answers = scores[np.arange(len(pool.answers)), list(pool.answers)][:, None]
     above = (scores > answers).sum(axis=1)
     tied = (scores == answers).sum(axis=1) - 1
@@ -116,22 +115,22 @@ def dense_scores(embedder: Embedder, pool: CandidatePool) -> np.ndarray:
 
 
 def fuse_rows(lexical: np.ndarray, dense: np.ndarray, weight: float) -> np.ndarray:
-    """Standardised fusion of each question's row, as the index does it."""
+    """Standardised fusion of each question's scores, as in the index."""
     rows = zip(lexical, dense, strict=True)
     return np.stack([fuse_standardised(words, products, weight) for words, products in rows])
 
 
 def pick_dense_weight(embedder: Embedder, pools: Sequence[CandidatePool]) -> float:
-    """The weight of the vectors beside BM25 that ranks these pools best."""
+    """The weight of the vectors relative to BM25 with the best mean reciprocal rank on these pools."""
     if not pools:
         return UNMEASURED_DENSE_WEIGHT
     scored = [(pool, lexical_scores(pool), dense_scores(embedder, pool)) for pool in pools]
 
-    def reciprocal(weight: float) -> float:
+    def mean_reciprocal_rank(weight: float) -> float:
         ranks = [ranks_of(pool, fuse_rows(words, dense, weight)) for pool, words, dense in scored]
         return float((1 / np.concatenate(ranks)).mean())
 
-    return max(DENSE_WEIGHTS, key=reciprocal)
+    return max(DENSE_WEIGHTS, key=mean_reciprocal_rank)
 
 
 def measure(
@@ -146,7 +145,7 @@ def measure(
 def measure_systems(
     embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, tuple[RankingScores, dict[str, float]]]:
-    """Figures of every system. Empty without pools."""
+    """Scores of every system, and its MRR by pool. Empty without pools."""
     scorers = make_scorers(embedder, pools, dense_weight) if pools else {}
     return {name: measure(pools, scorer) for name, scorer in scorers.items()}
 
@@ -154,7 +153,7 @@ def measure_systems(
 def make_scorers(
     embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, Scorer]:
-    """The systems that are compared, each scored once per pool."""
+    """Scorers of the compared systems. Each pool is scored once."""
     plain = {pool.name: lexical_scores(pool, BODY_ONLY) for pool in pools}
     words = {pool.name: lexical_scores(pool) for pool in pools}
     dense = {pool.name: dense_scores(embedder, pool) for pool in pools}
@@ -164,8 +163,3 @@ def make_scorers(
         "vectors": lambda pool: dense[pool.name],
         "fused": lambda pool: fuse_rows(words[pool.name], dense[pool.name], dense_weight),
     }
-
-
-def reciprocal_ranks(pools: Sequence[CandidatePool], scorer: Scorer) -> np.ndarray:
-    """One value per question, in the order of pools and questions: systems compare by pairs."""
-    return np.concatenate([1 / ranks_of(pool, scorer(pool)) for pool in pools])

@@ -1,4 +1,4 @@
-"""Functions of packages, and questions made of what people wrote about them."""
+"""Functions of packages, and questions made of their docstrings and names."""
 
 import ast
 import sysconfig
@@ -23,7 +23,7 @@ from ostinato.tasks.retrieval.config import (
 
 LARGEST_FILE_CHARACTERS = 400_000
 _MOST_BODY_CHARACTERS = 6_000
-# tests repeat the names they test; vendored copies would carry one package into another's split
+# Tests repeat the names that they test. Vendored copies would put one package into two splits.
 _TESTS = ("test", "tests", "idlelib", "lib2to3", "turtledemo")
 _COPIES = ("_vendor", "_vendored", "vendored", "extern", "thirdparty_files", "site-packages")
 _SKIPPED = frozenset((*_TESTS, *_COPIES, "__pycache__"))
@@ -31,29 +31,29 @@ _SKIPPED = frozenset((*_TESTS, *_COPIES, "__pycache__"))
 
 @dataclass(frozen=True, slots=True)
 class IndexedFunction:
-    """One function or method as written."""
+    """One function or method of a package."""
 
     package: str
     name: str
-    """Qualified."""
+    """Qualified name."""
     code: CodeText
-    """Text without its docstring."""
+    """Text without the docstring."""
     summary: str
-    """First paragraph of its docstring; empty without one."""
+    """First paragraph of the docstring; empty without one."""
     num_lines: int
     """Lines of `code`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A question and what answers it."""
+    """A question, and the code that answers it."""
 
     query: str
     code: CodeText
 
 
 def read_package(package: Package, archives: Path) -> list[IndexedFunction]:
-    """Every function of a package, in the order of paths and lines. `archives` is the cache."""
+    """Every function of a package, ordered by path and line. `archives`: cache of source archives."""
     name = name_of(package)
     return [
         function
@@ -63,14 +63,14 @@ def read_package(package: Package, archives: Path) -> list[IndexedFunction]:
 
 
 def read_files(package: Package, archives: Path) -> list[tuple[str, str]]:
-    """The Python files of a package by path, without tests, vendored copies and what is no text."""
+    """Python files of a package, ordered by path. Left out: tests, vendored copies, undecodable and very large files."""
     found: list[tuple[PurePosixPath, bytes]] = []
     if isinstance(package, CodePackage):
         content = read_archive(fetch_archive(package, archives), below=package.folder)
         found = [(PurePosixPath(path), data) for path, data in content.items()]
         if not found:
             raise ConfigError(
-                f"source archive of {package.name}=={package.version} holds nothing at "
+                f"source archive of {package.name}=={package.version} holds no files in "
                 f"{package.folder!r}, wanted the folder of its code"
             )
     else:
@@ -106,7 +106,7 @@ def _read(data: bytes) -> str | None:
 
 
 def functions_of(package: str, path: str, text: str) -> list[IndexedFunction]:
-    """The functions of one file. Empty when it is not Python of this version."""
+    """The functions of one file. Empty if it does not parse with this version of Python."""
     try:
         tree = parse_python(text)
     except (SyntaxError, ValueError):
@@ -161,7 +161,7 @@ def make_pairs(
 
 
 def _nameless(code: CodeText) -> CodeText:
-    """The body with the function's own name taken out."""
+    """The code with the function's name replaced by an underscore."""
     head, body = (text.replace(code.name, "_") for text in (code.head, code.body))
     return CodeText(code.scope, "", head, body)
 
@@ -169,10 +169,10 @@ def _nameless(code: CodeText) -> CodeText:
 def remove_duplicates(
     functions: Iterable[IndexedFunction], of: Iterable[IndexedFunction]
 ) -> list[IndexedFunction]:
-    """`functions` whose body and whose docstring occur in none of `of`."""
-    theirs = list(of)
-    bodies = {_fingerprint(function.code) for function in theirs}
-    summaries = {function.summary for function in theirs if function.summary}
+    """Those of `functions` that share neither body nor docstring summary with any of `of`."""
+    others = list(of)
+    bodies = {_fingerprint(function.code) for function in others}
+    summaries = {function.summary for function in others if function.summary}
     return [
         function
         for function in functions
@@ -181,5 +181,5 @@ def remove_duplicates(
 
 
 def _fingerprint(code: CodeText) -> int:
-    """Of the text without its spacing. The path, which stands in the first line, may differ."""
+    """Hash of the text without whitespace and without the first line, which holds the path."""
     return hash("".join(code.body.partition("\n")[2].split()))

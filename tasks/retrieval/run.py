@@ -1,6 +1,6 @@
 """Child entry of the retrieval stage: packages in, a measured encoder out.
 
-A stage of minutes: after a kill it starts again from the code.
+The stage takes minutes. After a kill it starts again from the beginning.
 """
 
 import math
@@ -43,14 +43,14 @@ from ostinato.tasks.retrieval.pairs import (
 )
 
 Report = Callable[[int, int, float], None]
-"""Steps done, steps in all, loss in nats."""
+"""Function of steps done, total steps and loss in nats."""
 _MINED_WORDS = 4
 _MINED_BLOCK_PAIRS = 2_048
 _CLIP_NORM = 1.0
 
 
 def build_embedder(codes: Sequence[CodeText], config: RetrievalConfig) -> Embedder:
-    """An untrained tower: random vectors weighted by rarity, which is TF-IDF in fewer dimensions."""
+    """An untrained encoder: random vectors weighted by rarity, which is TF-IDF in fewer dimensions."""
     counts: Counter[str] = Counter()
     for code in codes:
         counts.update({word for field in code for word in split_words(field)})
@@ -62,16 +62,16 @@ def build_embedder(codes: Sequence[CodeText], config: RetrievalConfig) -> Embedd
 
 
 def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarray:
-    """For each pair, the rows of other pairs that BM25 puts high: [pairs, per_query].
+    """For each pair, the rows of other pairs that BM25 ranks high: [pairs, per_query].
 
-    Looked for among blocks of pairs and by the rarest words of a question only: the whole set would
-    cost the square, and an easier negative is no worse a teacher.
+    The search covers only a block of pairs and the rarest words of a question, because the cost of the
+    whole set is quadratic and easier negatives teach as well.
     """
     found = np.zeros((len(pairs), per_query), dtype=np.int64)
     random = np.random.default_rng(seed)
     for first in range(0, len(pairs) - 1 if per_query else 0, _MINED_BLOCK_PAIRS):
         end = first + _MINED_BLOCK_PAIRS
-        if end == len(pairs) - 1:  # a last pair alone would have no other to be told from
+        if end == len(pairs) - 1:  # a block with the last pair alone would hold no negatives
             end += 1
         block = pairs[first:end]
         segment = index_codes([pair.code for pair in block])
@@ -82,7 +82,7 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
             scores = score_words(segment, rarest, [segment.statistics], rules=BODY_ONLY)
             scores[row] = -1.0
             best = np.argsort(-scores)[: min(2 * per_query, len(block) - 1)]
-            # not always the very best: those are often other right answers
+            # not always the best ones, which are often right answers too
             chosen = random.choice(best, per_query, replace=len(best) < per_query)
             found[first + row] = first + chosen
     return found
@@ -91,8 +91,8 @@ def mine_negatives(pairs: Sequence[Pair], per_query: int, seed: int) -> np.ndarr
 def train_on_code(
     embedder: Embedder, pairs: Sequence[Pair], config: ContrastiveConfig, seed: int, report: Report
 ) -> list[float]:
-    """InfoNCE both ways within batches, with hard negatives. Returns the mean loss of each epoch in
-    nats.
+    """Trains with InfoNCE in both directions within batches, and with hard negatives. Returns the mean
+    loss of each epoch in nats.
     """
     if len(pairs) < 2:
         return []
@@ -101,20 +101,20 @@ def train_on_code(
     codes = [vocabulary.bag_of_code(pair.code) for pair in pairs]
     negatives = mine_negatives(pairs, config.hard_negatives, seed)
     orders, dropped = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    steps_an_epoch = max(1, len(pairs) // config.batch_pairs)
-    num_steps = config.epochs * steps_an_epoch
+    steps_per_epoch = max(1, len(pairs) // config.batch_pairs)
+    num_steps = config.epochs * steps_per_epoch
     optimizer, schedule = _optimizer(embedder, config.learning_rate, num_steps)
     losses: list[float] = []
     for epoch in range(config.epochs):
         total = 0.0
         order = orders.permutation(len(pairs))
-        for step, rows in enumerate(np.array_split(order, steps_an_epoch)):
+        for step, rows in enumerate(np.array_split(order, steps_per_epoch)):
             hard = negatives[rows].ravel()
-            # what is in the batch is a negative already, and the answer of its own question
-            wanted = [*rows, *hard[~np.isin(hard, rows)]]
+            # the code of the batch is there already, as answers and negatives
+            code_rows = [*rows, *hard[~np.isin(hard, rows)]]
             loss = contrastive_loss(
                 embedder.encode_queries([queries[row] for row in rows], dropped),
-                embedder.encode_code([codes[row] for row in wanted], dropped),
+                embedder.encode_code([codes[row] for row in code_rows], dropped),
                 embedder.log_temperature.exp(),
             )
             optimizer.zero_grad(set_to_none=True)
@@ -123,8 +123,8 @@ def train_on_code(
             optimizer.step()
             schedule.step()
             total += loss.item()
-            report(epoch * steps_an_epoch + step + 1, num_steps, loss.item())
-        losses.append(total / steps_an_epoch)
+            report(epoch * steps_per_epoch + step + 1, num_steps, loss.item())
+        losses.append(total / steps_per_epoch)
     return losses
 
 
@@ -149,7 +149,7 @@ ReadPackage = Callable[[Package], list[IndexedFunction]]
 
 
 def main(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
-    """Trains on code, and measures before and after."""
+    """Trains an encoder on code, and measures it before and after."""
     torch.set_num_threads(1)
     with boundary(TrainingError, "retrieval"):
         return _train(request, workspace)
@@ -164,7 +164,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 
     def read(package: Package) -> list[IndexedFunction]:
         name = name_of(package)
-        # packages that measure are read twice: for questions and to leave out copies
+        # validation and held-out packages are used twice: for questions, and to remove duplicates
         if name not in known:
             workspace.progress.update(0, 1, f"reading {name}")
             known[name] = read_package(package, archives)
@@ -181,7 +181,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
         name_of(package): {} for package in config.held_out_packages
     }
 
-    def note(stage: str) -> float:
+    def measure_stage(stage: str) -> float:
         weight = pick_dense_weight(embedder, validation)
         for name, (scores, by_pool) in measure_systems(embedder, held_out, weight).items():
             label = name if name in ("bm25", "bm25 by field") else f"{name}, {stage}"
@@ -190,7 +190,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
                 by_package[pool][label] = mrr
         return weight
 
-    note("untrained")
+    measure_stage("untrained")
     losses = train_on_code(
         embedder,
         pairs,
@@ -200,7 +200,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
             done, total, f"loss {loss:.3f}", loss=loss
         ),
     )
-    weight = note("trained")
+    weight = measure_stage("trained")
     directory = workspace.directory / ENCODER_FOLDER
     save_embedder(embedder, directory, {"dense_weight": weight})
     result = RetrievalResult(
@@ -218,7 +218,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
 
 
 def archives_directory(settings: Settings) -> Path:
-    """Directory of source archives, those of the problem stage among them."""
+    """Cache of source archives, shared with the problem stage."""
     return settings.cache_directory / "archives"
 
 
@@ -228,7 +228,7 @@ def read_pools(
     random: np.random.Generator,
     read: ReadPackage,
 ) -> list[CandidatePool]:
-    """One pool per package that has questions."""
+    """One pool for each package that has questions."""
     most = config.most_queries_a_package
     pools = [
         make_pool(name_of(package), read(package), config.pairs, most, random)
@@ -238,11 +238,11 @@ def read_pools(
 
 
 def read_training_functions(config: RetrievalConfig, read: ReadPackage) -> list[IndexedFunction]:
-    """Functions of the packages that teach, without copies of what measures."""
+    """Functions of the training packages, without duplicates of validation and held-out functions."""
     measured = [
         function
         for package in (*config.validation_packages, *config.held_out_packages)
         for function in read(package)
     ]
-    taught = [function for package in config.train_packages for function in read(package)]
-    return remove_duplicates(taught, measured)
+    functions = [function for package in config.train_packages for function in read(package)]
+    return remove_duplicates(functions, measured)

@@ -1,7 +1,7 @@
 """Rollout workers as Ray actors, and the client that hands them attempts in batches.
 
-Ray's overhead comes once per batch, not per attempt. When a worker process dies its attempts end as
-sandbox_failed and Ray starts it again.
+Batching pays Ray's overhead once per batch instead of once per attempt. When a worker process dies,
+its attempts end as sandbox_failed and Ray restarts it.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
 
-if TYPE_CHECKING:  # it grades and opens boxes, which the run's own process does not
+if TYPE_CHECKING:  # the run's driver does not import the code that grades and opens boxes
     from ostinato.tasks.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.02  # finished trajectories are collected this long into one answer
+GATHER_SECONDS = 0.02  # time over which finished trajectories are collected into one answer
 START_SECONDS = 180.0
-LOOK_SECONDS = 5.0  # a worker that is asked about its boxes answers within this, or is left out
+BOX_USE_SECONDS = 5.0  # a worker that does not report its boxes within this is left out
 RESTARTS = 5
 MAX_CONCURRENCY = 16  # calls at a time: submits, one collect, statistics
 
@@ -49,7 +49,7 @@ class RolloutActor:
         self._finished: Outbox[Finished] = Outbox(GATHER_SECONDS)
 
     async def ready(self) -> None:
-        """Answers once the worker is made. A failure to make it reaches the caller."""
+        """Returns when the worker is built. An error of its construction reaches the caller."""
 
     async def submit(self, requests: Sequence[AttemptRequest]) -> None:
         """Starts attempts and returns at once."""
@@ -59,11 +59,11 @@ class RolloutActor:
             task.add_done_callback(self._tasks.discard)
 
     async def collect(self) -> list[Finished]:
-        """All attempts that ended since the last call. Waits a while for the first."""
+        """Attempts that ended since the last call. Waits a limited time for the first."""
         return await self._finished.collect()
 
     async def boxes(self) -> BoxUse:
-        """Boxes that its attempts have and wait for now."""
+        """Boxes that its attempts use or wait for now."""
         return self._worker.boxes()
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class RolloutActor:
     async def _run(self, request: AttemptRequest) -> None:
         try:
             data = trajectory_to_bytes(await self._worker.attempt(request))
-        except Exception as error:  # noqa: BLE001 - supervision: the orchestrator waits for an answer
+        except Exception as error:  # noqa: BLE001 - the orchestrator waits for a record of every attempt
             reason = as_text(f"fault: {type(error).__name__}: {error}")
             logger.error("%s %s", reason, fields(trajectory=request.trajectory_id))
             data = trajectory_to_bytes(request.lost(reason, time.time()))
@@ -85,8 +85,8 @@ class RolloutActor:
 
 
 def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, ActorHandle]:
-    """Starts one rollout worker per name, on the machines of the cluster in turn, the last machine first:
-    engine replicas begin with this one.
+    """Starts one rollout worker per name, round-robin over the machines of the cluster. It begins with the last
+    machine, because engine replicas begin with this one.
     """
     machines = itertools.cycle(reversed(live_nodes()))
     return {
@@ -105,7 +105,7 @@ def start_workers(names: Sequence[str], build_worker: BuildWorker) -> dict[str, 
 
 
 class RolloutFleet:
-    """Sends attempts to the least busy worker. Belongs to one event loop. `open` it there."""
+    """Client that sends attempts to the least busy worker. It belongs to the event loop in which it is opened."""
 
     def __init__(self, workers: Mapping[str, ActorHandle], clock: Callable[[], float]) -> None:
         self._workers = dict(workers)
@@ -120,7 +120,7 @@ class RolloutFleet:
         self._failure: str | None = None
 
     async def open(self) -> None:
-        """Waits for the workers and begins to collect. ClusterError when one cannot be made."""
+        """Waits for the workers and starts collecting. ClusterError if a worker does not start."""
         for name, worker in self._workers.items():
             try:
                 await asyncio.wait_for(_await(worker.ready.remote()), START_SECONDS)
@@ -129,7 +129,7 @@ class RolloutFleet:
         self._pumps = [asyncio.create_task(self._pump(name)) for name in self._workers]
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:
-        """One attempt on some worker."""
+        """Runs one attempt on the least busy worker."""
         if self._failure is not None:
             raise ClusterError(self._failure)
         name = min(self._waiting, key=lambda worker: len(self._waiting[worker]))
@@ -141,9 +141,9 @@ class RolloutFleet:
         return await future
 
     async def boxes(self) -> BoxUse:
-        """Boxes of all workers that answer."""
+        """Sum of the boxes of all workers that answer."""
         calls = [_await(worker.boxes.remote()) for worker in self._workers.values()]
-        limited = [asyncio.wait_for(call, LOOK_SECONDS) for call in calls]
+        limited = [asyncio.wait_for(call, BOX_USE_SECONDS) for call in calls]
         answers = await asyncio.gather(*limited, return_exceptions=True)
         uses = [answer for answer in answers if isinstance(answer, BoxUse)]
         since = [use.waiting_since for use in uses if use.waiting_since is not None]
@@ -179,12 +179,12 @@ class RolloutFleet:
             try:
                 finished = await _await(self._workers[name].collect.remote())
             except RayActorError as error:
-                deaths += 1
+                deaths += not isinstance(error, ActorUnavailableError)  # such an actor may return
                 self._fail_attempts(name, list(self._waiting[name]), error)
                 logger.error(
                     "worker died %s", fields(worker=name, deaths=deaths, error=repr(error))
                 )
-                if deaths > RESTARTS and not isinstance(error, ActorUnavailableError):
+                if deaths > RESTARTS:
                     self._give_up(f"rollout worker {name} died {deaths} times: {error}")
                     return
                 await asyncio.sleep(1.0)
@@ -198,11 +198,11 @@ class RolloutFleet:
         for trajectory_id, data in finished:
             known = self._waiting[name].pop(trajectory_id, None)
             if known is None or known[1].done():
-                continue  # cancelled meanwhile, or from before the worker's restart
+                continue  # cancelled, or started before the worker's restart
             try:
                 trajectory = trajectory_from_bytes(data)
-            except Exception as error:  # one record that cannot be read takes no others with it
-                logger.exception("no record %s", fields(trajectory=trajectory_id))
+            except Exception as error:  # an unreadable record must not lose the others
+                logger.exception("unreadable record %s", fields(trajectory=trajectory_id))
                 reason = f"fault: {type(error).__name__}: {error}"
                 trajectory = known[0].lost(reason, self._clock())
             known[1].set_result(trajectory)

@@ -1,4 +1,4 @@
-"""Attempts of a run: those that wait for a slot, those in flight, and retries."""
+"""Attempts of a run: waiting for a slot, in flight, and retries."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 
 
 class AttemptPool:
-    """Attempts that wait or are in flight. `on_change` is called when one ended or may start."""
+    """Attempts that wait or are in flight. `on_change` is called when an attempt has ended or may start."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class AttemptPool:
         self._ended: list[asyncio.Task[Trajectory]] = []
         self._retries: set[asyncio.TimerHandle] = set()
         self.dispatched = 0
-        self.busy_seconds = 0.0  # of slots
+        self.busy_seconds = 0.0  # summed over slots
 
     @property
     def num_running(self) -> int:
@@ -46,17 +46,17 @@ class AttemptPool:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether a slot would stay empty."""
+        """Whether waiting and running attempts leave a slot empty."""
         return len(self._running) + len(self._pending) < self._config.concurrent_trajectories
 
     def group_id(self, number: int) -> str:
-        """Name of the group of that number."""
+        """Id of the group with this number."""
         return f"{self._run_id}.g{number:06d}"
 
     def request(
         self, problem: Problem, group_id: str, attempt: int, retry: int = 0
     ) -> AttemptRequest:
-        """An attempt with an id and a seed of its own."""
+        """Request for an attempt, with its own id and seed."""
         suffix = f".r{retry}" if retry else ""
         trajectory_id = f"{group_id}.t{attempt}{suffix}"
         seed = xxhash.xxh3_64_intdigest(f"{self._config.seed}:{trajectory_id}".encode()) >> 1
@@ -65,11 +65,10 @@ class AttemptPool:
         )
 
     def add(self, requests: Iterable[AttemptRequest]) -> None:
-        """Queues attempts."""
         self._pending.extend(requests)
 
     def add_retry(self, again: AttemptRequest) -> None:
-        """Queues a new attempt before all others, after a wait that doubles with each retry."""
+        """Queues an attempt before all others, after a wait that doubles with each retry."""
 
         def enqueue() -> None:
             self._pending.appendleft(again)
@@ -81,7 +80,7 @@ class AttemptPool:
         self._retries.add(handle)
 
     def fill_slots(self) -> None:
-        """Starts what waits while there are slots."""
+        """Starts waiting attempts until all slots are in use."""
         while self._pending and len(self._running) < self._config.concurrent_trajectories:
             request = self._pending.popleft()
             task = asyncio.ensure_future(self._timed(request))
@@ -89,14 +88,14 @@ class AttemptPool:
             self._running[task] = request
             self.dispatched += 1
 
-    def take_ended(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
-        """Attempts that ended."""
+    def pop_finished(self) -> Iterator[tuple[AttemptRequest, Trajectory]]:
+        """Attempts that ended since the last call, with their trajectories."""
         ended, self._ended = self._ended, []
         for task in ended:
             yield self._running.pop(task), task.result()
 
     async def cancel(self) -> list[str]:
-        """Ends everything. Returns the ids of the trajectories that were in flight."""
+        """Cancels all attempts and retries. Returns the ids of the trajectories that were in flight."""
         for handle in self._retries:
             handle.cancel()
         for task in self._running:
@@ -110,13 +109,13 @@ class AttemptPool:
 
     async def _timed(self, request: AttemptRequest) -> Trajectory:
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        started_at = clock()
         try:
             trajectory = await self._attempt(request)
         except (
             Exception
-        ) as error:  # an outcome like any other; the orchestrator counts the groups lost
-            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+        ) as error:  # the orchestrator counts lost groups and ends the run at a limit
+            logger.exception("attempt failed %s", fields(trajectory=request.trajectory_id))
             trajectory = request.lost(f"fault: {type(error).__name__}: {error}", clock())
-        self.busy_seconds += clock() - begun
+        self.busy_seconds += clock() - started_at
         return trajectory

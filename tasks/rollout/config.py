@@ -18,9 +18,9 @@ from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
 from ostinato.tasks.grading.config import GradingConfig
 
-# many boxes that start at once wait for one another's processor time
+# Many boxes that start at once compete for processor time, so the start limit is generous.
 BOX_LIMITS = SandboxLimits(start_seconds=180.0)
-# Each an Admission of staleness.py.
+# Functions of type Admission (staleness.py) by name.
 ADMISSIONS = PluginGroup(
     "ostinato.admissions",
     "admission",
@@ -32,20 +32,20 @@ ADMISSIONS = PluginGroup(
 
 
 class StalenessConfig(Record):
-    """Bound on staleness, and patience with late groups."""
+    """Bound on staleness, and how long steps wait for late groups."""
 
     max_staleness_versions: NonNegativeInt = 2
-    """a sample is trained only when trainer version minus its oldest weight version is at most
-    this; 0: synchronous"""
+    """largest trainer version minus oldest weight version with which a sample is trained; 0:
+    synchronous"""
     admission: str = "expected"
-    """rule of when a group starts, never beyond the bound. expected: when the trainer will have used up
-    those before it about when it is ready; cap: as early as the bound allows, so that finished
-    groups wait; others by the entry point group ostinato.admissions"""
+    """rule for when a group starts, always within the bound. expected: so late that the trainer has used
+    up the earlier groups at about the time when it is ready; cap: as early as the bound allows, so that
+    finished groups wait; the entry point group ostinato.admissions adds others"""
     pace_limit_seconds: NonNegativeFloat = 60.0
-    """longest a step is held for groups that would become stale without it; after that they end as
+    """longest time that a step is held for groups that would become stale without it; later they end as
     stale"""
     update_interval_steps: PositiveInt = 1
-    """steps from one weight update of the engines to the next; more saves transfers and makes rollouts
+    """steps between weight updates of the engines; larger values save transfers and make rollouts
     older. At most max_staleness_versions + 1; at that value rollouts wait for each update"""
 
     @field_validator("admission")
@@ -59,13 +59,13 @@ class StalenessConfig(Record):
         if self.update_interval_steps > self.max_staleness_versions + 1:
             raise ValueError(
                 f"update_interval_steps is {self.update_interval_steps}, wanted at most "
-                f"{self.max_staleness_versions + 1}, one more than max_staleness_versions: rollouts of the engines' "
-                "version would be too old before the next update"
+                f"{self.max_staleness_versions + 1}, one more than max_staleness_versions: rollouts would be too old "
+                "before the engines' next update"
             )
         return self
 
     def updates_engines(self, step: int) -> bool:
-        """Whether the engines follow to the weights of this step."""
+        """Whether the engines apply the weights of this step."""
         return step % self.update_interval_steps == 0
 
 
@@ -73,8 +73,8 @@ class CurriculumConfig(Record):
     """Choice of problems."""
 
     revisit_groups: NonNegativeInt = 0
-    """groups of other problems before a problem may come again; 0: never, a single epoch, and the
-    run ends with its problems"""
+    """groups of other problems before a problem may be drawn again; 0: each problem is drawn once, and
+    the run ends when all have been"""
 
 
 class RolloutConfig(Record):
@@ -85,24 +85,24 @@ class RolloutConfig(Record):
     groups_per_step: PositiveInt = 16
     """groups that one optimiser step trains on"""
     least_spread: NonNegativeFloat = 0.1
-    """largest minus smallest reward from which a group counts towards groups_per_step; others are
-    trained along with them; 0: every group counts"""
+    """least difference between largest and smallest reward for a group to count towards groups_per_step;
+    other groups are trained too but do not count; 0: every group counts"""
     concurrent_trajectories: PositiveInt = 64
-    """attempts in flight, over all rollout workers"""
+    """attempts in flight, summed over all rollout workers"""
     boxes: Literal["worker", "fleet"] = "worker"
-    """place where attempts run: worker: in boxes of the rollout worker's own machine; fleet: in boxes of
-    the sandbox fleet, on whichever machine of the cluster has room"""
+    """place where attempts run. worker: in boxes on the rollout worker's machine; fleet: in boxes of the
+    sandbox fleet, on any machine of the cluster with free capacity"""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """kind of box for an agent's commands, in rollouts, evaluation and the gateway: namespace: a
+    """kind of box for an agent's commands, in rollouts, evaluation and the gateway. namespace: a
     bubblewrap box; microvm: a virtual machine, which needs QEMU"""
     forked_share: Share = 0.0
-    """share of groups whose other attempts branch off the first, box and context, after its first
+    """share of groups whose other attempts continue from the first one's box and context after its first
     failing test run, and are compared from there on (tasks/rollout/forks.py); 0: none"""
     infrastructure_retries: NonNegativeInt = 3
-    """new attempts after a sandbox or engine failure of a member"""
+    """retries of an attempt after a sandbox or engine failure"""
     max_turns: PositiveInt | None = None
-    """answers of the model in one attempt of a rollout; fewer than the harness allows put the
-    reward on the first edits; None: the harness's"""
+    """most turns in one attempt of a rollout; fewer than the harness allows concentrate the reward on
+    the first edits; None: the limit of the harness"""
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature of rollouts")
     seed: NonNegativeInt = Field(default=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
@@ -110,7 +110,7 @@ class RolloutConfig(Record):
 
 
 class WorkerSetup(Record):
-    """Everything a worker process needs beside a model."""
+    """Everything that a worker process needs apart from a model."""
 
     tokenizer_directory: str
     problems_directory: str
@@ -118,6 +118,6 @@ class WorkerSetup(Record):
     grading: GradingConfig
     concurrent_trajectories: int
     search_directory: str | None = None
-    """A trained encoder's files; None: codebase_search ranks by words alone."""
+    """Files of a trained encoder; None: codebase_search ranks by words only."""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
-    """Kind of box for agents' commands, in boxes of this process."""
+    """Kind of this process's boxes for agents' commands."""

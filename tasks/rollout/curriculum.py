@@ -1,9 +1,9 @@
 """Choice of the next problem.
 
-A problem weighs as much as the probability that a group on it has mixed results, under a Beta
-posterior on its solve rate whose older results fade. Unless the recipe allows revisits, each is
-drawn once. The choice is a pure function of the groups drawn and their results, so a resumed run
-continues the same curriculum.
+The weight of a problem is the probability that a group of attempts at it has mixed results, under a
+Beta posterior of its solve rate in which older results count less. Unless the recipe allows revisits,
+each problem is drawn once. The choice is a pure function of the drawn groups and their results, so a
+resumed run continues the same curriculum.
 """
 
 import math
@@ -17,14 +17,14 @@ from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.tasks.records import Problem
 from ostinato.tasks.rollout.config import CurriculumConfig
 
-HALF_LIFE_GROUPS = 4.0  # a group counts half after so many later groups of the same problem
-PRIOR_ATTEMPTS = 2.0  # of the prior, half of them solved
-FLOOR_WEIGHT = 0.05  # so that solved and hopeless problems are looked at again
+HALF_LIFE_GROUPS = 4.0  # later groups of the same problem after which a group counts half
+PRIOR_ATTEMPTS = 2.0  # attempts of the prior, half of them solved
+FLOOR_WEIGHT = 0.05  # so that solved and hopeless problems are sometimes tried again
 
 
 @dataclass(slots=True)
 class ProblemStatistics:
-    """Results on one problem. Recent groups weigh more."""
+    """Decayed counts of one problem's results. Recent groups count more."""
 
     attempts: float = 0.0
     solved: float = 0.0
@@ -43,7 +43,7 @@ def spread_probability(solved_weight: float, failed_weight: float, group_size: i
 
 
 class Curriculum:
-    """Draws problems and learns from the groups that come back."""
+    """Draws problems and updates their weights with the results of finished groups."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class Curriculum:
         self._order = sorted(problem.problem_id for problem in problems)
         self._problems = {problem.problem_id: problem for problem in problems}
         self.statistics = {problem_id: ProblemStatistics() for problem_id in self._order}
-        self._weights: dict[str, float] = {}  # of problems whose statistics did not change since
+        self._weights: dict[str, float] = {}  # cache, dropped when a problem's statistics change
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every problem had its only group."""
+        """Whether every problem was drawn and none may be drawn again."""
         return not self._revisit_groups and len(self._last_draw) == len(self._order)
 
     def weight(self, problem_id: str) -> float:
-        """Expected worth of a group on this problem, in FLOOR_WEIGHT..1."""
+        """Weight of this problem in the draw, in FLOOR_WEIGHT..1."""
         if problem_id not in self._weights:
             known = self.statistics[problem_id]
             solved = PRIOR_ATTEMPTS / 2 + known.solved
@@ -81,19 +81,19 @@ class Curriculum:
         return self._weights[problem_id]
 
     def draw(self, in_flight: Collection[str]) -> Problem:
-        """The next problem: not in flight, and one that may come again, if any is left."""
+        """Draws the next problem: if possible one that is not in flight and that may be drawn."""
         if self.is_exhausted:
             raise ValueError(f"all {len(self._order)} problems were drawn, wanted one that was not")
         free = [name for name in self._order if name not in in_flight] or self._order
-        candidates = [name for name in free if self._may_come(name)] or free
-        chance = random.Random(f"{self.seed}:{self.draws}")
-        chosen = chance.choices(candidates, [self.weight(name) for name in candidates])[0]
+        candidates = [name for name in free if self._is_drawable(name)] or free
+        rng = random.Random(f"{self.seed}:{self.draws}")
+        chosen = rng.choices(candidates, [self.weight(name) for name in candidates])[0]
         self._last_draw[chosen] = self.draws
         self.draws += 1
         return self._problems[chosen]
 
     def observe(self, problem_id: str, *, attempts: int, solved: int) -> None:
-        """Learns the result of one group. A problem that left the pool is ignored."""
+        """Adds the result of one group. Problems that are no longer in the pool are ignored."""
         statistics = self.statistics.get(problem_id)
         if statistics is None:
             return
@@ -103,13 +103,13 @@ class Curriculum:
         self._weights.pop(problem_id, None)
 
     def resume(self, drawn: Mapping[int, str]) -> None:
-        """Continues after groups of an earlier process: number -> problem."""
+        """Continues after the groups of earlier processes. `drawn`: group number -> problem id."""
         for number, problem_id in sorted(drawn.items()):
             if problem_id in self._problems:
                 self._last_draw[problem_id] = number
             self.draws = max(self.draws, number + 1)
 
-    def _may_come(self, problem_id: str) -> bool:
+    def _is_drawable(self, problem_id: str) -> bool:
         last = self._last_draw.get(problem_id)
         if last is None:
             return True
@@ -127,7 +127,7 @@ class GroupResult:
 
 
 class GroupHistory:
-    """Append-only results of one run."""
+    """Append-only file of one run's group results."""
 
     def __init__(self, path: Path) -> None:
         self._log = MetricsLog(path)
@@ -138,7 +138,7 @@ class GroupHistory:
         self._lines += 1
 
     def replay(self, curriculum: Curriculum) -> int:
-        """Teaches a curriculum everything in the file, each group once. Returns how many."""
+        """Adds every group in the file to a curriculum once. Returns the number of groups."""
         results: dict[str, dict[str, Any]] = {}
         for row in read_lines(self._log.path):
             results.setdefault(row["group_id"], row)

@@ -1,5 +1,5 @@
-"""Durable rollouts: rows in the ledger, payloads in the object store. A group counts from its commit on;
-its payload is stored before.
+"""Durable rollouts: rows in the ledger, payloads in the object store. A group counts from its commit on, and
+its payload is stored before that.
 """
 
 from collections.abc import Sequence
@@ -17,30 +17,26 @@ RESTARTED = "the orchestrator restarted before the group was complete"
 
 @dataclass(frozen=True, slots=True)
 class UntrainedGroup:
-    """A committed group that no kept step has trained."""
+    """A committed group that the restored weights have not been trained on."""
 
     group: Group
     birth_version: int
 
 
 class GroupJournal(Protocol):
-    """Record of attempts and groups that the orchestrator writes while it runs."""
+    """Journal of attempts and groups, written by the orchestrator."""
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
-        """Notes attempts before they are dispatched."""
-        ...
+        """Records attempts before they are dispatched."""
 
     def fail(self, trajectory: Trajectory) -> None:
-        """Notes an attempt that infrastructure ended."""
-        ...
+        """Records an attempt that ended by a failure of infrastructure."""
 
     def commit(self, group: Group) -> None:
-        """Hands the group to the trainer."""
-        ...
+        """Makes a group available to the trainer."""
 
     def retire(self, group: Group, reason: str) -> None:
-        """Notes that a group is never trained, and why."""
-        ...
+        """Records that a group is never trained, and why."""
 
 
 class RolloutJournal:
@@ -52,7 +48,6 @@ class RolloutJournal:
         self._run_id = run_id
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
-        """Notes attempts before they are dispatched."""
         entries = [
             Reservation(
                 group_id=request.group_id,
@@ -65,32 +60,28 @@ class RolloutJournal:
         self._rows.reserve(self._run_id, entries)
 
     def fail(self, trajectory: Trajectory) -> None:
-        """Notes an attempt that infrastructure ended. It has no payload."""
         self._rows.finish([_finish(trajectory, None)])
 
     def commit(self, group: Group) -> None:
-        """Stores the payload, then hands the group to the trainer."""
+        """Stores the payload, then makes the group available to the trainer."""
         key = self._key(group.group_id)
         self._objects.put_bytes(key, group_to_bytes(group))
         self._rows.finish([_finish(member, key) for member in group.trajectories])
         self._rows.commit_group(group.group_id)
 
     def retire(self, group: Group, reason: str) -> None:
-        """Notes that a group is never trained, and why."""
         self._rows.finish([_finish(member, None) for member in group.trajectories])
         self._rows.discard_groups([group.group_id], reason)
 
     def mark_trained(self, group_ids: Sequence[str], step: int) -> None:
-        """Notes that a step used these groups. Call it before the checkpoint of that step is
-        committed.
+        """Records that a step used these groups. Call it before the checkpoint of that step is written.
 
-        A crash between the two restores the checkpoint before, which makes the groups owed again
-        (`restore`).
+        After a crash in between, the checkpoint before is restored and `restore` returns the groups.
         """
         self._rows.mark_trained(group_ids, step)
 
     def restore(self, checkpoint_step: int) -> list[UntrainedGroup]:
-        """Groups owed after a restart from a step's checkpoint. Open attempts are forgotten."""
+        """Groups that are still to be trained after a restart from a step's checkpoint. Unfinished attempts are deleted."""
         self._rows.release_reserved(self._run_id)
         self._rows.reopen_after(self._run_id, checkpoint_step)
         orphans = {row.group_id for row in self._rows.finished_uncommitted(self._run_id)}
@@ -115,11 +106,11 @@ class RolloutJournal:
         return [group_from_bytes(self._objects.get_bytes(key)) for key in keys]
 
     def release(self) -> None:
-        """Forgets attempts that were cancelled at the end of a run."""
+        """Deletes attempts that were cancelled at the end of a run."""
         self._rows.release_reserved(self._run_id)
 
     def drawn(self) -> dict[int, str]:
-        """Problem of every group that was reserved and not forgotten, by the group's number."""
+        """Problem id of every group in the journal, by group number."""
         return {
             int(row.group_id.rsplit(".g", 1)[1]): row.problem_id
             for row in self._rows.rows(self._run_id)

@@ -1,15 +1,16 @@
 """The orchestrator: starts groups, collects trajectories, starts steps.
 
-Whenever something changed it looks at the slot table and does what the policy allows. There is no
-barrier: generation goes on while a step runs. Effects come in as callables and time as the loop's
-clock, so the same code runs on Ray and on a virtual clock.
+After every change it reads the group table and starts what the staleness policy allows. There is no
+barrier: generation continues while a step runs. Effects are passed in as callables and time is the
+loop's clock, so that the same code runs on Ray and on a virtual clock.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from ostinato.infra.platform.errors import ClusterError
 from ostinato.infra.platform.telemetry import fields
@@ -31,8 +32,8 @@ from ostinato.tasks.rollout.staleness import Admission, ConsumptionEstimate, Sta
 from ostinato.tasks.rollout.steps import RunProgress, StepFunction, StepRunner
 
 logger = logging.getLogger(__name__)
-_FAILED_GROUPS_LIMIT = 4  # in a row, lost to infrastructure: the run ends
-LEAST_WAIT_SECONDS = 0.001  # a timer that rounding fires early must not spin
+_FAILED_GROUPS_LIMIT = 4  # groups in a row lost to infrastructure that end the run
+LEAST_WAIT_SECONDS = 0.001  # prevents a busy loop when rounding makes a timer fire early
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Limits:
 
 
 class Orchestrator:
-    """Runs one asynchronous reinforcement run."""
+    """Control loop of one asynchronous reinforcement run."""
 
     def __init__(
         self,
@@ -81,17 +82,24 @@ class Orchestrator:
         self.cancelled: list[str] = []  # trajectories in flight when the run ended
 
     def engine_applied(self, version: int) -> None:
-        """Every replica now serves at least this version."""
+        """Records that every replica now serves at least this version."""
         self.progress.engine_version = max(self.progress.engine_version, version)
         self._changed.set()
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the run with the error of a part that the orchestrator does not see itself."""
-        self._failure = error
-        self._changed.set()
+    def start_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts background work, for the caller to cancel. Its error ends the run."""
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._failure = error
+                self._changed.set()
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(note_end)
+        return task
 
     async def run(self) -> RunProgress:
-        """Runs until a limit. Returns where it ended. Work in flight is cancelled then."""
+        """Runs until a limit is reached, then cancels work in flight. Returns the progress."""
         clock = asyncio.get_running_loop().time
         self.progress.started_at = clock()
         self.steps.begin(self.progress.started_at)
@@ -111,16 +119,16 @@ class Orchestrator:
     # --- reconciliation
 
     def _collect(self, now: float) -> None:
-        """Takes in everything that ended. An error of a step surfaces here."""
+        """Processes ended attempts and steps. Raises the error of a failed step."""
         if self._failure is not None:
             raise self._failure
-        for request, trajectory in self.attempts.take_ended():
-            self._take_trajectory(request, trajectory)
-        seconds = self.steps.take_ended(now)
+        for request, trajectory in self.attempts.pop_finished():
+            self._process_trajectory(request, trajectory)
+        seconds = self.steps.pop_finished(now)
         if seconds is not None:
-            self._consumption.saw_step(seconds)
+            self._consumption.record_step(seconds)
 
-    def _take_trajectory(self, request: AttemptRequest, trajectory: Trajectory) -> None:
+    def _process_trajectory(self, request: AttemptRequest, trajectory: Trajectory) -> None:
         self.table.outcomes[trajectory.outcome.value] += 1
         if trajectory.outcome in INFRASTRUCTURE_OUTCOMES:
             self._journal.fail(trajectory)
@@ -147,9 +155,9 @@ class Orchestrator:
         self.attempts.add(self._forks.continued(request, trajectory))
         slot = self.table.finish(trajectory)
         if slot is not None:
-            self._take_group(slot)
+            self._process_group(slot)
 
-    def _take_group(self, slot: GroupSlot) -> None:
+    def _process_group(self, slot: GroupSlot) -> None:
         if slot.state is GroupState.FAILED:
             self._journal.retire(slot.group, f"infrastructure: {slot.trajectories[0].reason}")
             self._failed_groups_in_row += 1
@@ -163,7 +171,7 @@ class Orchestrator:
             return
         self._failed_groups_in_row = 0
         group = slot.group
-        self._consumption.record_duration(asyncio.get_running_loop().time() - slot.started_at)
+        self._consumption.record_group(asyncio.get_running_loop().time() - slot.started_at)
         self._journal.commit(group)
         solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
         result = GroupResult(
@@ -190,18 +198,18 @@ class Orchestrator:
             logger.warning("group is stale %s", fields(group=slot.group_id, reason=reason))
 
     def _admit(self, now: float) -> None:
-        """Starts groups while slots would stay empty and the staleness bound allows it."""
+        """Starts groups while slots are empty and the staleness bound allows it."""
         running = self.attempts.num_running
         while self.attempts.has_capacity:
             if self.curriculum.is_exhausted:
                 self.progress.note("rollouts", "nothing", "every problem had its group", now)
                 return
-            room = self.table.capacity(
+            capacity = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
                 useful_groups=self._admission(self._consumption, self.config.groups_per_step),
             )
-            if room == 0:
+            if capacity == 0:
                 detail = f"{len(self.table.groups)} groups, {running} attempts in flight"
                 self.progress.note("rollouts", "the trainer", detail, now)
                 return
@@ -232,7 +240,7 @@ class Orchestrator:
     def _start_step(self, now: float) -> None:
         if self.steps.is_running or self._is_over(now):
             return
-        batch = self.steps.next_batch(now, is_last=self._is_drained)
+        batch = self.steps.next_batch(now, is_last=self.is_drained)
         if not batch.slots:
             self.progress.note("trainer", batch.waits_for, batch.detail, now)
             return
@@ -247,7 +255,7 @@ class Orchestrator:
     def _is_over(self, now: float) -> bool:
         if self.progress.steps_done >= self.limits.max_steps:
             return True
-        if self._is_drained and not self.table.filling:
+        if self.is_drained and not self.table.filling:
             return True
         return (
             self.limits.budget_seconds is not None
@@ -255,12 +263,12 @@ class Orchestrator:
         )
 
     @property
-    def _is_drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether no group is running and none can start any more."""
         return self.curriculum.is_exhausted and not self.table.num_running
 
     def used_seconds(self, now: float) -> float:
-        """Of the budget, over all processes of this run."""
+        """Seconds used by this and all earlier processes of the run."""
         return self.limits.used_seconds + now - self.progress.started_at
 
     async def _wait(self, now: float) -> None:

@@ -1,6 +1,6 @@
 """Boxes of one process, for all its trajectories.
 
-Agents' boxes may come from the sandbox fleet instead; tests are run and judged here all the same.
+The sandbox fleet may provide agents' boxes instead. This process still runs and judges the tests.
 """
 
 import asyncio
@@ -8,21 +8,26 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.infra.agent.config import HarnessConfig
+from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.search.index import SearchService
+from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.records import Problem
 from ostinato.tasks.rollout.config import BOX_LIMITS
 
-if TYPE_CHECKING:  # it needs Ray, which evaluations do without
+if TYPE_CHECKING:  # it imports Ray, which evaluations do not need
     from ostinato.infra.sandbox.fleet.client import FleetClient
 
-# more only wait for one another's processor time, until the start limit fails them
+# More starts at a time would compete for processor time until the start limit fails them.
 STARTS_AT_A_TIME = 4
 TEST_SERVER_BYTES = 2 << 30
 
@@ -37,8 +42,10 @@ class Sandboxes:
         concurrent_trajectories: int,
         kind: SandboxKind = SandboxKind.NAMESPACE,
         fleet: "FleetClient | None" = None,
+        limits: SandboxLimits = BOX_LIMITS,
+        mounts: Mapping[str, Path] | None = None,
     ) -> None:
-        """`fleet`: where agents' boxes come from. None: this process makes them, of this kind."""
+        """`fleet` provides agents' boxes. None: this process makes them with `kind`, `limits` and `mounts` of the host."""
         server = BOX_LIMITS.model_copy(update={"memory_bytes": TEST_SERVER_BYTES})
         self._backend = open_backend(kind)
         self._environments = {
@@ -46,8 +53,9 @@ class Sandboxes:
                 repository,
                 self._backend,
                 concurrent_trajectories,
-                limits=BOX_LIMITS,
+                limits=limits,
                 test_limits=server,
+                mounts=mounts,
             )
             for repository in repositories
         }
@@ -56,6 +64,25 @@ class Sandboxes:
         self._leased = 0
         self._numbers = itertools.count()
         self._waiting_since: dict[int, float] = {}
+
+    def workplace(
+        self,
+        problem: Problem,
+        sandbox: Sandbox,
+        broken: Mapping[str, bytes],
+        harness: HarnessConfig,
+        search: SearchService,
+    ) -> AgentEnvironment:
+        """The environment of an agent in its box. `broken`: files that differ from the repository at the start."""
+        boxes = self.of(problem)
+        return make_workplace(
+            sandbox,
+            boxes.test_server,
+            test_ids=problem.visible_tests,
+            test_limit_seconds=harness.call_time_limit_seconds,
+            search=search,
+            baseline={**boxes.repository.files, **broken},
+        )
 
     def of(self, problem: Problem) -> RepositoryEnvironment:
         """The environment for a problem. ProblemError for an unknown repository."""
@@ -72,21 +99,21 @@ class Sandboxes:
     async def leased(
         self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
     ) -> AsyncIterator[Sandbox]:
-        """A clean box with `files` laid over the repository, for the length of a block."""
-        async with AsyncExitStack() as lent:
+        """A clean box for the length of a block. `files` replace or extend those of the repository."""
+        async with AsyncExitStack() as stack:
             with self._waits():
                 if self._fleet is not None:
                     lease = self._fleet.leased(environment.repository, files)
-                    sandbox = await lent.enter_async_context(lease)
+                    sandbox = await stack.enter_async_context(lease)
                 else:
                     async with self._starts:
                         sandbox = await environment.lease(files)
-                    lent.push_async_callback(environment.release, sandbox)
+                    stack.push_async_callback(environment.release, sandbox)
             with self._uses():
                 yield sandbox
 
     def use(self) -> BoxUse:
-        """Boxes that trajectories have and wait for now."""
+        """Boxes that trajectories use or wait for now."""
         waiting = self._waiting_since.values()
         return BoxUse(
             leased=self._leased, waiting=len(waiting), waiting_since=min(waiting, default=None)
@@ -110,7 +137,7 @@ class Sandboxes:
             self._leased -= 1
 
     async def close(self) -> None:
-        """Ends every box. Those of the fleet go back."""
+        """Ends every box. Boxes of the fleet are returned to it."""
         if self._fleet is not None:
             await self._fleet.close()
         for environment in self._environments.values():

@@ -1,5 +1,5 @@
-"""Slots of the orchestrator: every group that was started and what became of it. Each dispatched
-trajectory has exactly one outcome.
+"""Group table of the orchestrator: every started group and its state. Each dispatched trajectory has
+exactly one outcome.
 """
 
 import itertools
@@ -13,9 +13,9 @@ from enum import StrEnum
 from ostinato.tasks.records import Group, Outcome, Trajectory
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 
-SPREAD_LEARNING_RATE = 0.05  # about the latest 20 groups
-NAMED_GROUPS = 16  # late ones, in messages
-LEAST_SPREAD_RATIO = 0.25  # admission never counts on more than 4 groups for one that fills
+SPREAD_LEARNING_RATE = 0.05  # the average covers about the latest 20 groups
+NAMED_GROUPS = 16  # most late groups that a message names
+LEAST_SPREAD_RATIO = 0.25  # admission starts at most 4 groups for each one that fills a step
 INFRASTRUCTURE_OUTCOMES = frozenset({Outcome.SANDBOX_FAILED, Outcome.ENGINE_FAILED})
 
 
@@ -24,10 +24,12 @@ class GroupState(StrEnum):
 
     RUNNING = "running"  # some trajectories are not finished
     READY = "ready"  # committed, waiting for a step
-    TRAINING = "training"  # in the step under way
+    TRAINING = "training"  # in the running step
     TRAINED = "trained"
-    STALE = "stale"  # too old when its turn came
-    FAILED = "failed"  # infrastructure left fewer than two trajectories, or each was a fault
+    STALE = "stale"  # became too old before a step used it
+    FAILED = (
+        "failed"  # fewer than two trajectories are usable, or each ended by an unknown exception
+    )
 
 
 @dataclass(slots=True)
@@ -55,13 +57,14 @@ class GroupSlot:
 
 
 def reward_spread(group: Group) -> float:
-    """Largest reward less the smallest: at zero all advantages are zero."""
-    rewards = [trajectory.reward.total for trajectory in group.trajectories]
+    """Largest minus smallest reward of all segments. If it is zero, all advantages are zero."""
+    reports = [trajectory.reward for trajectory in group.trajectories]
+    rewards = [report.total + offset for report in reports for offset in report.segments or (0.0,)]
     return max(rewards) - min(rewards)
 
 
 def oldest_version(group: Group) -> int | None:
-    """Oldest weight version that made a token of the group. None when nothing was sampled."""
+    """Oldest weight version that sampled a token of the group. None: nothing was sampled."""
     versions = [
         segment.oldest_version
         for trajectory in group.trajectories
@@ -82,21 +85,21 @@ class Batch:
 
 
 class GroupTable:
-    """All outstanding groups and the counts of those that ended."""
+    """All outstanding groups, and counts of ended ones."""
 
     def __init__(self, policy: StalenessPolicy, *, least_spread: float) -> None:
         self.policy = policy
         self.least_spread = least_spread  # of rewards, for a group to count towards groups_per_step
         self.groups: dict[str, GroupSlot] = {}
-        self.problems: Counter[str] = Counter()  # of running groups
-        self._running: dict[int, dict[str, GroupSlot]] = {}  # by birth version, as they were opened
+        self.problems: Counter[str] = Counter()  # running groups by problem
+        self._running: dict[int, dict[str, GroupSlot]] = {}  # by birth version, in order of start
         self._ready: list[GroupSlot] = []  # oldest first
         self._num_known = 0  # groups that are not running and fill a step
-        self._changes = 0  # of groups: opened, made ready, taken, ended
+        self._changes = 0  # changes so far: groups opened, made ready, taken, ended
         self._decided: tuple[tuple[int, int, bool, bool], Batch] | None = None
         self.outcomes: Counter[str] = Counter()  # trajectories by outcome, retries included
         self.ended: Counter[str] = Counter()  # groups by final state
-        self.spread_ratio = 1.0  # share of groups that fill a step, of those that came back lately
+        self.spread_ratio = 1.0  # share of groups that fill a step, among recently finished ones
         self._ready_count = 0
 
     def open(self, slot: GroupSlot) -> None:
@@ -108,7 +111,7 @@ class GroupTable:
         self.problems[slot.problem_id] += 1
 
     def restore(self, group: Group, birth_version: int) -> GroupSlot:
-        """Adds a committed group of an earlier process as ready."""
+        """Adds a group that an earlier process committed as ready."""
         slot = GroupSlot(
             group_id=group.group_id,
             problem_id=group.problem_id,
@@ -122,7 +125,7 @@ class GroupTable:
         return slot
 
     def finish(self, trajectory: Trajectory) -> GroupSlot | None:
-        """Puts a final trajectory into its group. The slot when that completes the group."""
+        """Adds a final trajectory to its group. Returns the slot if the group is now complete."""
         slot = self.groups[trajectory.group_id]
         if trajectory.attempt in slot.trajectories:
             raise ValueError(
@@ -139,7 +142,7 @@ class GroupTable:
         return slot
 
     def take(self, slots: Iterable[GroupSlot]) -> None:
-        """Moves ready groups into the step under way."""
+        """Moves ready groups into the step that starts now."""
         self._changes += 1
         for slot in slots:
             slot.state = GroupState.TRAINING
@@ -160,26 +163,28 @@ class GroupTable:
 
     @property
     def num_running(self) -> int:
-        """Groups of which some trajectories are not finished."""
+        """Number of groups with unfinished trajectories."""
         return sum(map(len, self._running.values()))
 
     def capacity(
         self, *, trainer_version: int, engine_version: int, useful_groups: int | None = None
     ) -> int:
-        """Groups that may start now. Ready groups without spread take no room in a step. Of the
-        running ones the share is expected that was seen lately. Should more come back, the step
-        takes them along. `useful_groups` may be outstanding at most.
+        """Number of groups that may start now. Ready groups without spread do not fill a step, so they
+        are not counted. Of the running groups, the recent share with spread is counted; if more have
+        spread, later steps train them too. `useful_groups`: most outstanding groups.
         """
         outstanding = math.ceil(self.num_running * self.spread_ratio + self._num_known)
-        room = self.policy.capacity(
+        capacity = self.policy.capacity(
             trainer_version=trainer_version,
             engine_version=engine_version,
             outstanding_groups=outstanding,
         )
-        return room if useful_groups is None else max(0, min(room, useful_groups - outstanding))
+        if useful_groups is None:
+            return capacity
+        return max(0, min(capacity, useful_groups - outstanding))
 
     def stale(self, trainer_version: int) -> list[GroupSlot]:
-        """Ready groups that can no longer be trained."""
+        """Ready groups that are too old to be trained."""
         return list(
             itertools.takewhile(
                 lambda slot: self.policy.is_stale(slot.birth_version, trainer_version), self._ready
@@ -194,8 +199,8 @@ class GroupTable:
     def next_batch(
         self, trainer_version: int, *, pace: bool = True, is_last: bool = False
     ) -> Batch:
-        """The groups of the next step, oldest first, or what they wait for. Without pace late
-        groups are not waited for. The last step of a run takes fewer groups where no more come.
+        """The groups of the next step, oldest first, or what it waits for. `pace`: wait for late
+        groups. `is_last`: no more groups will finish, so that fewer make a step.
         """
         key = self._changes, trainer_version, pace, is_last
         if self._decided is None or self._decided[0] != key:
@@ -216,14 +221,14 @@ class GroupTable:
         chosen = filling[:wanted]
         left_behind = Counter(slot.birth_version for slot in filling[wanted:])
         left_behind.update({birth: len(slots) for birth, slots in self._running.items()})
-        tight = self.policy.latest_birth_version(left_behind, trainer_version)
-        if pace and tight is not None:
+        crowded = self.policy.latest_birth_version(left_behind, trainer_version)
+        if pace and crowded is not None:
             late_births = [
                 birth
                 for birth in self._running
-                if birth <= tight
+                if birth <= crowded
                 and (
-                    chosen[-1].birth_version > tight
+                    chosen[-1].birth_version > crowded
                     or self.policy.is_stale(birth, trainer_version + 1)
                 )
             ]
@@ -236,16 +241,16 @@ class GroupTable:
                     late_groups=late,
                 )
         taken = {slot.group_id for slot in chosen}
-        riding = [
+        additional = [
             slot
             for slot in self._ready
             if slot.group_id not in taken
             and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
         ]
-        return Batch(slots=tuple(chosen + riding))
+        return Batch(slots=tuple(chosen + additional))
 
     def describe(self, batch: Batch, trainer_version: int) -> dict[str, float]:
-        """Figures of a batch, and of all groups and outcomes so far."""
+        """Metrics of a batch, and totals of stale groups and of outcomes so far."""
         ages = [trainer_version - slot.birth_version for slot in batch.slots]
         return {
             "groups": len(batch.slots),
@@ -257,7 +262,7 @@ class GroupTable:
         }
 
     def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
-        """Whether a group that is not in this step can never be trained."""
+        """Whether the group is too old for the step after this one."""
         return self.policy.is_stale(slot.birth_version, trainer_version + 1)
 
     def _leave_running(self, slot: GroupSlot) -> None:

@@ -1,4 +1,4 @@
-"""Steps of a run: what it has done so far, the step under way, and the pace of the next one."""
+"""Steps of a run: its progress so far, the running step, and the pacing of the next one."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ class StepRequest:
     step: int
     trainer_version: int
     groups: tuple[Group, ...]
-    metrics: dict[str, float]  # of the rollouts in it
+    metrics: dict[str, float]  # of its rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ StepFunction = Callable[[StepRequest], Awaitable[int]]  # returns the new traine
 
 @dataclass(slots=True)
 class RunProgress:
-    """Counters of a run, and what its parts wait for."""
+    """Counters of a run, and reasons why its parts wait."""
 
     steps_done: int = 0
     trainer_version: int = 0
@@ -48,14 +48,14 @@ class RunProgress:
     waits: dict[str, Wait] = field(default_factory=dict)
 
     def note(self, part: str, what: str, detail: str, now: float) -> None:
-        """Records what a part waits for. The time stays while `what` stays the same."""
+        """Records what a part waits for. The start of the wait is kept while `what` stays the same."""
         known = self.waits.get(part)
         since = known.since_seconds if known is not None and known.what == what else now
         self.waits[part] = Wait(what, detail, since)
 
 
 class StepRunner:
-    """One step under way. A batch is held for late groups up to the pace limit."""
+    """Runs one step at a time. A step waits for late groups up to the pace limit."""
 
     def __init__(
         self,
@@ -76,20 +76,20 @@ class StepRunner:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is running."""
         return self._task is not None
 
     @property
     def held_until(self) -> float | None:
-        """Time up to which late groups are waited for. None: none are."""
+        """Time until which the next step waits for late groups. None: it does not wait for any."""
         return None if self._held_since is None else self._held_since + self._pace_limit_seconds
 
     def begin(self, now: float) -> None:
         """Counts the trainer as idle from now on."""
         self._free_since = now
 
-    def take_ended(self, now: float) -> float | None:
-        """Seconds of the step that ended, None where none did. An error of it surfaces here."""
+    def pop_finished(self, now: float) -> float | None:
+        """Seconds of the step that ended, or None. Raises the error of a failed step."""
         if self._task is None or not self._task.done():
             return None
         self._progress.trainer_version = self._task.result()
@@ -102,7 +102,7 @@ class StepRunner:
         return now - self._started_at
 
     def next_batch(self, now: float, *, is_last: bool) -> Batch:
-        """The next batch. Late groups are waited for up to the pace limit."""
+        """The batch of the next step. It waits for late groups up to the pace limit."""
         version = self._progress.trainer_version
         batch = self._table.next_batch(version, is_last=is_last)
         if not batch.late_groups:
@@ -117,7 +117,7 @@ class StepRunner:
         return batch
 
     def start(self, batch: Batch, now: float, rollout_metrics: dict[str, float]) -> None:
-        """Starts a step on a batch."""
+        """Starts a step with a batch."""
         version = self._progress.trainer_version
         self._slots = batch.slots
         self._table.take(batch.slots)
@@ -137,7 +137,7 @@ class StepRunner:
         self._task.add_done_callback(lambda _: self._on_change())
 
     async def cancel(self) -> None:
-        """Ends the step under way, if there is one."""
+        """Cancels the running step, if there is one."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,10 +1,11 @@
-"""One trajectory from a problem to a graded record, in training as in evaluation.
+"""One attempt from a problem to a graded trajectory, in training and evaluation.
 
-Failures of infrastructure are outcomes, not rewards. A box that dies under the agent's own calls is
-no such failure: the attempt is judged as one that changed nothing. Nor is an exception that nothing
-here knows: the attempt has failed, with a flag.
+A failure of infrastructure is an outcome without a verdict. Two other failures are graded: if the
+agent's own calls ruin its box, the attempt is judged as if it had changed nothing, and an unknown
+exception after the dialogue makes the attempt fail with a flag.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
@@ -15,7 +16,6 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import OnTurn
 from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
-from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
@@ -23,6 +23,7 @@ from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, as_text
+from ostinato.tasks.grading.environments import dialogue_of
 from ostinato.tasks.problems.published import facts_of
 from ostinato.tasks.records import Branch, Outcome, Problem, RewardReport, Trajectory, Verdict
 from ostinato.tasks.rollout.forks import BranchWatch, branch_of, opening_of
@@ -37,6 +38,7 @@ OUTCOMES = {
     EndReason.BROKEN_CALLS: Outcome.BROKEN,
     EndReason.TIMED_OUT: Outcome.TIMED_OUT,
     EndReason.BOX_RUINED: Outcome.BROKEN,
+    EndReason.HARNESS_FAILED: Outcome.BROKEN,
     EndReason.FAULT: Outcome.BROKEN,
     EndReason.SANDBOX_FAILED: Outcome.SANDBOX_FAILED,
     EndReason.ENGINE_FAILED: Outcome.ENGINE_FAILED,
@@ -63,7 +65,7 @@ class Converse(Protocol):
 
 
 class RolloutWorker:
-    """Worker that runs any number of attempts at a time on one event loop."""
+    """Worker that runs any number of concurrent attempts on one event loop."""
 
     def __init__(
         self,
@@ -74,56 +76,67 @@ class RolloutWorker:
         grade: GradeFunction,
         clock: Callable[[], float],
         search: SearchService | None = None,
+        close_dialogue: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`converse` holds the dialogue with the model. `search` answers codebase_search. None: words alone."""
+        """`converse` holds the dialogue with the model. `search` answers codebase_search, None: by words only.
+        `close_dialogue` closes the resources of `converse`.
+        """
         self._converse = converse
         self._harness = harness
         self._sandboxes = sandboxes
         self._grade = grade
         self._clock = clock
         self._search = search or SearchService(None)
+        self._close_dialogue = close_dialogue
 
     async def attempt(self, request: AttemptRequest) -> Trajectory:
-        """The whole attempt, graded. Whatever is raised in it is its outcome."""
+        """Runs and grades one attempt. An exception in it becomes its outcome."""
         started_at = self._clock()
         try:
             return await self._attempt_in_box(request, started_at)
         except SandboxError as error:
             detail = str(error)
-        except Exception as error:  # no attempt ends a run; the orchestrator counts those in a row
-            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # the cancelled task is not this one, but one that the attempt waited for
+            detail = f"fault: {error!r}"
+        except (
+            Exception
+        ) as error:  # one attempt does not end a run; the orchestrator counts failures
+            logger.exception("attempt failed %s", fields(trajectory=request.trajectory_id))
             detail = f"fault: {type(error).__name__}: {error}"
         seconds = self._clock() - started_at
         transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, detail, seconds)
         return self._record(request, transcript, started_at)
 
     def boxes(self) -> BoxUse:
-        """Boxes that its attempts have and wait for now."""
+        """Boxes that its attempts use or wait for now."""
         return self._sandboxes.use()
 
     async def close(self) -> None:
         await self._sandboxes.close()
+        if self._close_dialogue is not None:
+            await self._close_dialogue()
 
     async def _attempt_in_box(self, request: AttemptRequest, started_at: float) -> Trajectory:
         problem = request.problem
         boxes = self._sandboxes.of(problem)
         broken = problem.break_files(boxes.repository.files)
-        branch, found, ended = branch_of(request), None, None
-        given = broken if branch is None else {**broken, **branch.contents()}
+        branch, own_branch, dialogue = branch_of(request), None, None
+        start = broken if branch is None else {**broken, **branch.contents()}
         try:
-            async with self._sandboxes.leased(boxes, given) as sandbox:
-                environment = make_workplace(
-                    sandbox,
-                    boxes.test_server,
-                    test_ids=problem.visible_tests,
-                    test_limit_seconds=self._harness.call_time_limit_seconds,
-                    search=self._search,
-                    baseline={**boxes.repository.files, **broken},
+            async with self._sandboxes.leased(boxes, start) as sandbox:
+                environment = self._sandboxes.workplace(
+                    problem, sandbox, broken, self._harness, self._search
                 )
+                environment.dialogue = dialogue_of(problem)
                 if branch is not None and branch.state is not None:
                     environment.state = deepcopy(branch.state)
-                watch = BranchWatch(environment) if request.is_trunk else None
-                ended = await self._converse(
+                is_trunk = request.is_trunk and environment.dialogue is None
+                watch = BranchWatch(environment) if is_trunk else None
+                dialogue = await self._converse(
                     environment,
                     AgentRequest(
                         prompt=problem.prompt,
@@ -138,25 +151,25 @@ class RolloutWorker:
                     clock=self._clock,
                     on_turn=None if watch is None else watch.on_turn,
                 )
-                if ended.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
-                    return self._record(request, ended, started_at)
-                transcript, changes = await _read_changes(sandbox, ended, broken)
+                if dialogue.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
+                    return self._record(request, dialogue, started_at)
+                transcript, changes = await _read_changes(sandbox, dialogue, broken)
             if watch is not None:
-                found = watch.branch(transcript)
+                own_branch = watch.branch(transcript)
             elif branch is not None:
-                found = Branch(turns=branch.turns)
+                own_branch = Branch(turns=branch.turns)
             patches = describe_changes(boxes.repository, broken, changes)
             verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         except SandboxError:
             raise
         except Exception as error:
-            if ended is None:
+            if dialogue is None:
                 raise  # there is no dialogue to judge
-            logger.exception("attempt broke %s", fields(trajectory=request.trajectory_id))
+            logger.exception("attempt failed %s", fields(trajectory=request.trajectory_id))
             fault = {"end_reason": EndReason.FAULT, "detail": f"{type(error).__name__}: {error}"}
-            transcript, patches = ended.model_copy(update=fault), {}
+            transcript, patches = dialogue.model_copy(update=fault), {}
             verdict, reward = await self._grade(problem, broken, transcript, boxes.test_server)
-        return self._record(request, transcript, started_at, verdict, reward, patches, found)
+        return self._record(request, transcript, started_at, verdict, reward, patches, own_branch)
 
     def _record(
         self,
@@ -185,7 +198,7 @@ class RolloutWorker:
 async def _read_changes(
     sandbox: Sandbox, transcript: Transcript, broken: Changes
 ) -> tuple[Transcript, Changes]:
-    """What the attempt left in its box. `broken`, as if it had done nothing, where it ruined it."""
+    """The transcript and the changed files in the box. If the attempt ruined its box, `broken`, as if it had changed nothing."""
     if transcript.end_reason in (EndReason.BOX_RUINED, EndReason.FAULT):
         return transcript, broken
     try:
@@ -202,13 +215,13 @@ async def _read_changes(
 def describe_changes(
     repository: PreparedRepository, broken: Mapping[str, bytes], changes: Changes
 ) -> dict[str, str]:
-    """Files the agent changed, by path. `changes` is against the pristine repository."""
+    """Patches of the files that the agent changed, by path. `changes` is relative to the pristine repository."""
     patches: dict[str, str] = {}
     for path in sorted({*broken, *changes}):
         pristine = repository.files.get(path)
         before = broken.get(path, pristine)
         after = changes.get(path, pristine)
         if before != after:
-            # a name on disk need not be text, which records are
+            # names and contents may not be valid text, but records hold text
             patches[as_text(path)] = as_text(unified_diff(path, before, after, context_lines=0))
     return patches

@@ -20,6 +20,7 @@ USED_BY_NAME = {
     "s3fs": ("infra/platform/objects", "s3"),
     "transformer-engine": ("models/network/transformer_engine.py", "transformer_engine.pytorch"),
     "vllm": ("infra/serving", "vllm"),
+    "verifiers": ("tasks/grading/verifiers_environments.py", "verifiers"),
     "pyright": ("Makefile", "pyright"),
     "import-linter": ("Makefile", "lint-imports"),
     "pytest-timeout": ("pyproject.toml", "--timeout="),

@@ -263,12 +263,13 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
         "# Ablations of RL on nano",
         "",
         "Written by `python -m tests.benchmarks.ablations` from [ablations.jsonl](ablations.jsonl).",
-        f"Every arm: `{' '.join(plan.every_arm)}`, from the SFT checkpoint of its seed. Points of solve",
-        "rate over that start and, in the second line, over the baseline of the same seed on the same",
-        "problems, 95 % by function; `*`: above every control at equal tokens. Two arms differ in earnest",
-        'when the second interval leaves 0 out; half its width is about the smallest difference seen. "All',
-        'seeds": the mean of those second lines, its interval from theirs, as of independent runs; the seeds',
-        "share their problems. No interval holds what another run of the same RL would give.",
+        f"Every arm: `{' '.join(plan.every_arm)}`, from the SFT checkpoint of its seed. The first line of a",
+        "cell is the difference in solve rate to that start, the second the difference to the baseline of the",
+        "same seed on the same problems, in points with 95 % intervals by function; `*`: above every control at",
+        "equal tokens. Two arms differ if the second interval excludes 0; half its width is about the smallest",
+        'difference that can be seen. "All seeds" is the mean of the second lines, with an interval as for',
+        "independent runs, although the seeds share their problems. No interval includes the variation between",
+        "runs of the same RL.",
         "",
         f"| {' | '.join(heads)} |",
         f"|{' --- |' * len(heads)}",
@@ -279,8 +280,8 @@ def write_page(plan: Plan, known: Mapping[tuple[str, int], Row]) -> str:
         lines.append(f"| {' | '.join([f'`{name}`', _all_seeds(own), *cells, arm.says])} |")
     lines += [
         "",
-        "Wall time of RL to half of the rise that the baseline of the seed makes (mean reward of five",
-        "steps in a row), synchronous over asynchronous: "
+        "Wall time of RL until half of the baseline's rise in reward is reached (mean of five consecutive",
+        "steps), synchronous over asynchronous: "
         + ", ".join(f"seed {seed} {_speed_up(known, seed)}" for seed in seeds)
         + ".",
     ]
@@ -299,8 +300,8 @@ def _mismatch_table(known: Mapping[tuple[str, int], Row]) -> list[str]:
     ]
     return [
         "",
-        "Trainer beside engine, k3 in nats, mean over steps: tokens of the trainer's own weights, all tokens",
-        "trained on, and tokens of its own weights scored on the routes that the trainer would choose.",
+        "Mismatch KL between trainer and engine (k3 in nats, mean over steps): tokens sampled at the trainer's",
+        "weights, all trained tokens, and the former scored on the routes that the trainer would choose.",
         "",
         f"| arm | seed | {' | '.join(MISMATCHES)} |",
         f"|{' --- |' * (2 + len(MISMATCHES))}",

@@ -82,7 +82,7 @@ def locating_row(problem: Problem, trajectory: Trajectory) -> LocatingRow:
         problem_id=problem.problem_id,
         attempt=trajectory.attempt,
         function=f"{problem.repository}/{problem.path}::{problem.symbol}",
-        solved=trajectory.verdict is not None and trajectory.verdict.passed,
+        solved=trajectory.is_solved,
         shown=any(_names_place(problem, turn) for turn in turns),
         located=found is not None,
         turns=len(before),

@@ -46,9 +46,7 @@ class GroupRow(Record):
             step=step,
             problem_id=problem_id,
             rewards=tuple(attempt.reward.total for attempt in attempts),
-            solved=sum(
-                attempt.verdict is not None and attempt.verdict.passed for attempt in attempts
-            ),
+            solved=sum(attempt.is_solved for attempt in attempts),
             tokens=sum(attempt.transcript.turns[-1].generated_tokens for attempt in attempts),
         )
 

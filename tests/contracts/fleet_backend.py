@@ -33,7 +33,7 @@ class FleetBackend:
         if key not in self._fleets:
             repository = PreparedRepository.from_directory("held", spec.repository, (), ())
             name = f"fleet-of-tests-{os.getpid()}-{next(_numbers)}"
-            node = start_node(name, this_node(), 0, [repository], spec.limits, most_boxes=16)
+            node = start_node(name, this_node(), 0, [repository], spec.limits, max_boxes=16)
             await ask(node.load.remote(), f"a node of {name}", _SECONDS)
             self._fleets[key] = (node, FleetClient(name))
         box = await self._fleets[key][1].acquire("held")

@@ -115,6 +115,7 @@ def transcripts(toy: Toy) -> list[Transcript]:
     ],
 )
 @each_way
+@pytest.mark.sampled(42)
 async def test_nothing_is_taken_out_of_thoughts(
     tmp_path: Path,
     api: Api,

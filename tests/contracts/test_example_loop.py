@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 from ostinato.models.checkpoint import load_checkpoint
-from ostinato.tasks.problems.published import REPOSITORIES_FOLDER
-from ostinato.tasks.problems.run import write_problems
+from ostinato.tasks.problems.published import REPOSITORIES_FOLDER, write_problems
 from tests.fakes.one_line_problem import break_line, write_package
 
 LOOP = Path(__file__).parents[2] / "examples" / "loop.py"
 SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
 TESTS = "from pkg.code import one\n\n\ndef test_one():\n    assert one() == 1\n"
+
+
+def test_loop_is_one_page() -> None:
+    assert len(LOOP.read_text().splitlines()) <= 150
 
 
 def test_loop_takes_its_steps_and_leaves_a_checkpoint(tmp_path: Path) -> None:

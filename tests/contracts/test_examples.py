@@ -109,7 +109,7 @@ def test_a_recipe_names_all_six_and_the_error_lists_them(tmp_path: Path) -> None
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
     assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
-    with pytest.raises(ConfigError, match="wanted one of tallies"):
+    with pytest.raises(ConfigError, match="wanted one of verifiers, tallies"):
         load_recipe(make_recipe(tmp_path, "[environments.tallys]\n"))
 
 

@@ -24,7 +24,7 @@ TAUGHT = Path(__file__).with_name("taught_hacks.toml")
 
 @pytest.fixture(scope="module")
 def trials() -> BlindTrials:
-    return BlindTrials(chance=random.Random(0))
+    return BlindTrials(rng=random.Random(0))
 
 
 @pytest.fixture(scope="module")

@@ -328,7 +328,7 @@ async def test_tools_that_an_answer_could_not_tell_of_are_refused(tmp_path: Path
     body = {"model": "ostinato", "input": QUESTION, "tools": [dotted | {"parameters": {"x": 0}}]}
     async with connected(tmp_path, harness=EXPLAINED) as (client, toy):
         for tools in ([dotted, space], [dotted, dotted]):
-            with pytest.raises(openai.BadRequestError, match=r"two tools are 'a\.b'"):
+            with pytest.raises(openai.BadRequestError, match=r"two tools are named 'a\.b'"):
                 await ask(client, tools=tools)
         with pytest.raises(openai.BadRequestError, match=r"wanted a tool of type function$"):
             await ask(client, tools=[space | {"tools": [space]}])

@@ -10,6 +10,7 @@ from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 
 GROUPS_PER_STEP = 2
+HARNESS = HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128)
 
 
 def miniature_request(
@@ -19,6 +20,7 @@ def miniature_request(
     *,
     world_size: int = 1,
     boxes: Literal["worker", "fleet"] = "worker",
+    harness: HarnessConfig = HARNESS,
 ) -> ReinforcementRequest:
     """A run from a random checkpoint; every group is trained, also one whose attempts end alike."""
     return ReinforcementRequest(
@@ -34,7 +36,7 @@ def miniature_request(
             boxes=boxes,
         ),
         learning=LearningConfig(world_size=world_size, keep_for_replay=True),
-        harness=HarnessConfig(max_turns=2, max_generated_tokens=48, context_tokens=128),
+        harness=harness,
         max_steps=max_steps,
         engine_slots=4,
     )

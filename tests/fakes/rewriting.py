@@ -128,8 +128,17 @@ def is_private_name(node: ast.AST) -> bool:
 
 
 def plain_function(place: Place) -> None:
-    """Requires a function without decorators whose special names do not steer its class."""
+    """Requires a function without decorators that hands itself to nobody, who might show its `__name__`, and whose
+    special names do not steer its class.
+    """
     require(not place.node.decorator_list)
+    nodes = [*ast.walk(place.node)]
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    require(
+        not any(
+            isinstance(it, ast.Name) and it.id == place.name for it in nodes if it not in called
+        )
+    )
     require(place.name not in ("__new__", "__init_subclass__", "__class_getitem__"))
 
 

@@ -30,11 +30,11 @@ FAULTS = (
         "late-run", "flow run", "a run that is due in a pool without a worker", "no worker"
     ),
     InjectedFault(
-        "leaked-lease", "lease", "a slot of a deployment taken by nobody", "no run that holds it"
+        "leaked-lease", "lease", "a slot of a deployment taken by nobody", "no run holds them"
     ),
     InjectedFault("lost-run", "flow run", "a run set to Running without a process", "no process"),
     InjectedFault(
-        "stuck-run", "flow run", "a run set to Pending that nobody starts", "did not begin"
+        "stuck-run", "flow run", "a run set to Pending that nobody starts", "did not start"
     ),
     InjectedFault(
         "silent-gateway", "gateway", "a port that accepts and never answers", "does not answer"
@@ -52,7 +52,7 @@ FAULTS = (
         "wedged-upload", "chain", "weights on the chain without a manifest", "without its manifest"
     ),
     InjectedFault(
-        "lost-checkpoint", "champion", "a file of the champion removed", "is not in the store as it was"
+        "lost-checkpoint", "champion", "a file of the champion removed", "is missing or damaged in the store"
     ),
     InjectedFault("failed-stage", "run", "a child that raises", "no space left"),
     InjectedFault("killed-stage", "run", "SIGKILL to a stage", "was killed"),
@@ -68,5 +68,5 @@ FAULTS = (
         "starved-engine", "run", "replicas that generate nothing while attempts run", "no token"
     ),
     InjectedFault("starved-boxes", "run", "attempts that wait for a box", "wait for a box"),
-    InjectedFault("forgotten-cycle", "cycle", "a cycle left open by its run", "nobody works on it"),
+    InjectedFault("forgotten-cycle", "cycle", "a cycle left open by its run", "continues it"),
 )  # fmt: skip

@@ -1,12 +1,15 @@
 """A command that is stopped leaves no process behind, at whatever moment, and goes on when typed again."""
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -40,14 +43,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
         process.kill()
 
 
-def start(home: Path) -> subprocess.Popen[str]:
+def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command as a terminal starts it: jobs in the background of a shell ignore SIGINT at first, those
-    of nohup SIGHUP.
+    of nohup SIGHUP. Without arguments it pretrains.
     """
     recipe = home / "stopped.toml"
     recipe.write_text(RECIPE)
+    pretraining = ("run", "continued_pretraining", "--recipe", str(recipe))
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, "run", "continued_pretraining", "--recipe", recipe],
+        [sys.executable, "-P", "-c", COMMAND, *(arguments or pretraining)],
         env={**os.environ, "OSTINATO_HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -117,3 +121,46 @@ def test_killed_command_takes_server_and_flow_along(home: Path, with_server: boo
     command.kill()
     command.wait()
     wait_for_end(lambda: of_home(home))
+
+
+@contextlib.contextmanager
+def silent_model() -> Iterator[tuple[str, threading.Event]]:
+    """The address of an API that takes requests and never answers, and the event of the first request."""
+    asked, closing = threading.Event(), threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            asked.set()
+            closing.wait()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        closing.set()
+        server.shutdown()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("with_flow", [False, True], ids=["command", "command and flow"])
+def test_an_evaluation_that_waits_for_a_model_ends_with_its_command(
+    home: Path, with_flow: bool
+) -> None:
+    with silent_model() as (url, asked):
+        command = start(
+            home, "evaluate", "--recipe", "miniature", "--endpoint", url, "--model", "m"
+        )
+        while not asked.wait(0.5):
+            assert command.poll() is None, command.communicate()[0]
+        flows = [one for one in of_home(home) if "run_flow" in command_line(one)]
+        assert flows
+        if with_flow:
+            for flow in flows:
+                flow.terminate()
+        begun = time.monotonic()
+        stop(home, command, signal.SIGTERM)
+        assert time.monotonic() - begun < 35.0  # 11 to 14 s on two busy cores

@@ -34,7 +34,7 @@ async def _start(
         **({"memory_bytes": 256 << 20, "writable_bytes": 32 << 20} if is_machine else {}),
     )
     nodes = [
-        start_node(name, this_node(), index, repositories, limits, kind, most_boxes=16)
+        start_node(name, this_node(), index, repositories, limits, kind, max_boxes=16)
         for index in range(num_nodes)
     ]
     await asyncio.gather(*map(_load, nodes))
@@ -61,13 +61,13 @@ def test_killed_holder_gives_its_boxes_back(ray_here):
         )
         assert holder.stdout is not None
         line = await asyncio.to_thread(holder.stdout.readline)
-        held = (await _load(node)).lent
+        held = (await _load(node)).leased
         assert line.split() == ["held"] * 3
         holder.send_signal(signal.SIGKILL)
         holder.wait()
 
         async def is_empty() -> bool:
-            return (await _load(node)).lent == 0
+            return (await _load(node)).leased == 0
 
         await _until(is_empty)
         return held
@@ -103,7 +103,7 @@ def test_killed_node_ends_its_leases_and_leaves_the_others(ray_here, kind, num_b
 
         async def is_back() -> bool:
             try:
-                return (await _load(node)).lent == 0
+                return (await _load(node)).leased == 0
             except ClusterError:
                 return False
 

@@ -18,9 +18,9 @@ from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import Fault, StatusRow
 from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.stage_status import (
+    BlockedOn,
     BoxUse,
     DecodingActivity,
-    PartWait,
     ReplicaStatus,
     StageStatus,
 )
@@ -70,6 +70,7 @@ def check(fault: InjectedFault, scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", INJECTIONS)
+@pytest.mark.sampled(9)
 def test_fault_is_named_alone_and_in_time(name: str, scene: Scene) -> None:
     with INJECTIONS[name](scene):
         check(BY_NAME[name], scene)
@@ -159,7 +160,7 @@ def test_healthy_home_has_no_finding(scene: Scene) -> None:
     status = StageStatus(
         phase="running",
         at=time.time(),
-        waits={"trainer": PartWait(what="ready groups", detail="has 1, wants 4", since=5.0)},
+        waits={"trainer": BlockedOn(what="ready groups", detail="has 1, wants 4", since=5.0)},
         replicas={"run.engine0": ReplicaStatus(state="serving", since=7.0, version=3)},
         generation=DecodingActivity(
             computed_tokens=9.0, since=time.time() - 5, attempts_in_flight=4

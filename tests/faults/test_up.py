@@ -116,7 +116,7 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
         first.kill()
         first.wait()
         second, said = machine.up()
-        assert "goes on" in said
+        assert "resumes" in said
         release.touch()
         wait_until("its end", lambda: here.state(run_id)["type"] == "COMPLETED", 240)
         assert steps_of(work) == [str(step) for step in range(STEPS)]  # one child, never a second
@@ -135,5 +135,5 @@ def test_services_start_again_and_a_killed_up_is_taken_over(
 
     second.send_signal(signal.SIGINT)
     said, _ = second.communicate(timeout=240)
-    assert "will go on" in said
+    assert "will resume" in said
     wait_for_end(lambda: of_home(machine.home))

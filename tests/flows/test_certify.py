@@ -27,7 +27,7 @@ def test_a_checkpoint_tells_the_difficulty_of_the_problems_it_was_tried_on(
     assert difficulty["attempts_per_problem"] == 2
     assert list(difficulty["solved"].values()) == [0.0]
     known = CliRunner().invoke(app, ["certify", str(written), "--verify"])
-    assert "signature holds" in known.output
+    assert "valid signature" in known.output
 
 
 def test_a_wrong_recipe_or_checkpoint_is_refused_before_a_problem_is_tried(

@@ -91,7 +91,7 @@ def test_gate_decides_the_exit_code_and_the_report_names_what_was_compared(
         assert (read.checkpoint, read.against, read.commit) == (checkpoint, against, "3f2a")
         assert read.decision.passed == (code == 0)
         assert f"`{checkpoint}`" in (report / "scorecard.md").read_text()
-        assert f"held against {against}" in capsys.readouterr().err
+        assert f"compared with {against}" in capsys.readouterr().err
         assert read.in_training_text == ("not known",)  # made from no corpus
 
 
@@ -112,6 +112,12 @@ def test_an_outside_baseline_stands_beside_a_checkpoint_and_is_not_judged(
     text = (report / "scorecard.md").read_text()
     assert "Outside baseline" in text
     assert f"| {mine} |" in text
+
+
+def test_an_outside_baseline_of_a_foreign_program_is_refused(home: Path) -> None:
+    outside = Endpoint(url="http://127.0.0.1:1/v1", model="m")
+    with pytest.raises(ConfigError, match=r"endpoint is given with .* 'mini_swe_agent'"):
+        chain.endpoint_artifact(StageContext.open("mini_swe_agent"), outside)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_image_of_a_pool_of_processes_is_refused_at_once(tmp_path: Path) -> None
         {"PREFECT_API_URL": "http://127.0.0.1:9/api"}, tmp_path, "--image", "ostinato:1"
     )
     assert refused.returncode == 2
-    assert "--image is 'ostinato:1' with a pool of processes" in " ".join(refused.stderr.split())
+    assert "--image is 'ostinato:1' with --pool process" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.nightly

@@ -88,7 +88,7 @@ def test_what_is_no_problem_set_is_refused_before_a_stage_starts(
     state: State = flow(str(tmp_path / "mine.toml"), problems=str(checkpoint), return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, ConfigError)
-    assert "reinforced/mine@1 is no problem set" in str(error)
+    assert "reinforced/mine@1 is not a problem set" in str(error)
     assert list(home.glob("runs/*/*/child.pid")) == []
 
 

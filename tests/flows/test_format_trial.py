@@ -8,11 +8,13 @@ import pytest
 from ostinato.flows.commands.models import import_model
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.format_trial import format_trial, formats_to_try
+from ostinato.flows.stages.run_options import RunOptions
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.evaluation.formats.config import FormatTrialResult
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import add_own_problems, open_context
+from tests.fakes.foreign_programs import python_program
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.published_model import write_published_model
 from tests.flows.test_checkpoint_evaluation import problems_result
@@ -31,10 +33,9 @@ context_tokens = 512
 """
 
 
-def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommended(
-    prefect_server: None, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    context = open_context(tmp_path, "mine", AMOUNTS)
+def run_trial(tmp_path: Path, home: Path, text: str, dialects: list[str]) -> FormatTrialResult:
+    """The result of `ostinato try` with the recipe `text` on a small untrained model of others."""
+    context = open_context(tmp_path, "mine", text)
 
     def publish(folder: Path) -> tuple[Path, dict]:
         directory = make_problem_set(folder / "published", Split.TRAIN)
@@ -44,9 +45,15 @@ def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommend
     write_published_model(tmp_path / "theirs", max_position_embeddings=1024)
     model = str(import_model(load_settings(), str(tmp_path / "theirs"), "theirs"))
     command = ["format_trial", "--recipe", str(tmp_path / "mine.toml"), "--parameters"]
-    assert run_flow([*command, json.dumps({"checkpoint": model, "dialects": ["mistral"]})]) == 0
+    assert run_flow([*command, json.dumps({"checkpoint": model, "dialects": dialects})]) == 0
     (written,) = (home / "objects").rglob("trial.json")
-    result = FormatTrialResult.model_validate_json(written.read_bytes())
+    return FormatTrialResult.model_validate_json(written.read_bytes())
+
+
+def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommended(
+    prefect_server: None, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = run_trial(tmp_path, home, AMOUNTS, ["mistral"])
     assert {score.format.edits for score in result.scores} == {
         "tool", "whole_function", "search_replace", "udiff",
     }  # fmt: skip
@@ -57,6 +64,28 @@ def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommend
     assert result.best.parsed == 0
     assert "no format could be read" in capfd.readouterr().err
     assert all(example.ending == "unread" and example.text for example in result.examples)
+
+
+@pytest.mark.slow
+def test_a_foreign_program_is_tried_in_its_one_form(
+    prefect_server: None, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = python_program(
+        "chat([user(PROMPT)], max_tokens=8)\nopen('new.py', 'w').write('a = 1')"
+    )
+    shape = program.model_dump(include={"command", "environment", "files"})
+    tables = [
+        f"{name} = {{ {', '.join(f'{json.dumps(key)} = {json.dumps(text)}' for key, text in shape[name].items())} }}"
+        for name in ("environment", "files")
+    ]
+    command = "\n".join(["[harness.command]", f"command = {json.dumps(program.command)}", *tables])
+    result = run_trial(tmp_path, home, f'{AMOUNTS}program = "command"\n{command}\n', [])
+    (score,) = result.scores
+    assert score.format.program == "command"
+    assert score.attempts == score.changed == 2
+    said = capfd.readouterr().err
+    assert "program command: 0 of 2 attempts solved, 2 changed a file" in said
+    assert "recommended" not in said
 
 
 def test_edits_in_plain_answers_are_tried_in_the_dialect_of_the_import_alone() -> None:
@@ -74,6 +103,9 @@ def test_a_checkpoint_of_our_own_dialect_and_a_form_without_one_are_refused(
     own = context.ensure("reinforcement", {}, (), lambda it: (make_checkpoint(it / "made"), {}))
     with pytest.raises(ConfigError, match="compact dialect, wanted an imported model"):
         format_trial.fn(recipe=str(tmp_path / "mine.toml"), checkpoint=str(own))
+    foreign = RunOptions(overrides=('harness.program="mini_swe_agent"',))
+    with pytest.raises(ConfigError, match=r"dialects is mistral with harness\.program"):
+        format_trial.fn("short_repairs", checkpoint=str(own), dialects=["mistral"], options=foreign)
     with pytest.raises(ConfigError, match="checkpoint is empty"):
         format_trial.fn()
     with pytest.raises(ConfigError, match="morse"):

@@ -63,7 +63,7 @@ def test_instances_of_swe_bench_become_problems(tmp_path: Path) -> None:
     [
         (("from", "rows.jsonl"), "needs --clones DIR"),
         (("from", "tasks", "--clones", "."), "wanted it with SWE-bench"),
-        (("from", "kit==1", "--clones", "."), "wanted it with instances of SWE-bench"),
+        (("from", "kit==1", "--clones", "."), "wanted it with SWE-bench instances"),
         (("export", "nothing", "out"), "wanted a folder with problems.jsonl"),
         (("export", "nothing", "out", "--format", "zip"), "wanted harbor"),
     ],

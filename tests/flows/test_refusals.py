@@ -32,5 +32,5 @@ def test_home_that_is_a_file_is_named_by_each_command(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(ConfigError, match=r"HOME is '.*/file/home': .*/file is no folder"):
+    with pytest.raises(ConfigError, match=r"HOME is '.*/file/home': .*/file is not a folder"):
         CliRunner().invoke(app, command.split(), catch_exceptions=False)

@@ -55,7 +55,7 @@ def test_run_that_dies_before_it_begins_is_not_begun_for_ever(
         run = died_unbegun(client, times)
         state = run_resuming(str(run.id), return_state=True)
         if times + 1 < MAX_ATTEMPTS:
-            assert str(state.message).endswith(f"begins again in {10 * 2**times} s")
+            assert str(state.message).endswith(f"restarts in {10 * 2**times} s")
         else:
             assert state.name == GIVEN_UP
             access = ServerAccess(str(get_current_settings().api.url))
@@ -80,7 +80,7 @@ def test_status_names_a_run_that_died_before_it_began(prefect_server: None, tmp_
             )
             [row] = [row for row in asked.rows() if row.part == f"flow run {run.name}"]
             assert row.fault == Fault.STUCK_RUN
-            assert row.cause == "it died before it began: ModuleNotFoundError: no"
+            assert row.cause == "it died before it started: ModuleNotFoundError: no"
             assert row.progress == f"attempt 3 of {MAX_ATTEMPTS}"
         client.delete_flow_run(run.id)
 
@@ -101,9 +101,9 @@ def test_crashed_run_begins_again_after_a_pause_that_doubles(
         assert starts is not None
         seconds = 10 * 2 ** (times - 1)
         assert starts.timestamp() - before.timestamp() >= seconds
-        assert str(state.message).endswith(f"begins again in {seconds} s")
+        assert str(state.message).endswith(f"restarts in {seconds} s")
         state = run_resuming(str(run.id), return_state=True)
-        assert "is scheduled by now" in str(state.message)
+        assert "is now scheduled" in str(state.message)
 
 
 def test_crash_whose_event_was_lost_is_resumed_by_up(prefect_server: None) -> None:

@@ -140,7 +140,7 @@ def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
     tmp_path: Path, home: Path
 ) -> None:
     quick = open_context(tmp_path, "quick", TESTS)
-    with pytest.raises(ConfigError, match="wanted --line tests if that is meant"):
+    with pytest.raises(ConfigError, match="wanted --line tests to serve it nevertheless"):
         quick.recipe.served_line(None)
     assert quick.recipe.served_line("tests") == "tests"
     assert open_context(tmp_path, "mine", MINE).recipe.served_line(None) == "mine"

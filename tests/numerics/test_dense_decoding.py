@@ -101,8 +101,9 @@ def assert_same_answers(
         {"tie_word_embeddings": False, "rope_parameters": BANDS},
         {"model_type": "qwen2"},
         {"model_type": "qwen3"},
+        {"model_type": "phi3", "tie_word_embeddings": False, "pad_token_id": 0},
     ],
-    ids=["tied", "bands", "qwen2", "qwen3"],
+    ids=["tied", "bands", "qwen2", "qwen3", "phi3"],
 )
 def test_dense_model_decodes_as_in_transformers(fields: dict, tmp_path: Path) -> None:
     theirs = write_published_model(tmp_path / "in", **fields)

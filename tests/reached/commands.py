@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
      "--set", "learning.objective.hint_coefficient=0.1", "--set", "learning.objective.entropy_floor_nats=9.0"),
     ("problems", "from", "shop", "--problems", "20", "--commits", "20"),
     ("problems", "export", "problems/shop@1", "tasks", "--format", "harbor", "--limit", "4"),
+    ("problems", "export", "problems/shop@1", "shop-problems", "--format", "verifiers", "--limit", "4"),
     ("problems", "from", "tasks", "--as", "again"),
     ("certify", "problems/shop@1", "--limit", "2", "--report", "certified"),
     ("certify", "certified/certificate.json", "--verify"),

@@ -34,11 +34,8 @@ def _run(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProces
         str(tmp_path),
         *options,
     ]
-    alone = {
-        **os.environ,
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": "",
-    }  # ours take five seconds to load
+    # ours take five seconds to load
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
 
 

@@ -1,7 +1,7 @@
-"""Content of the dashboard at a moment: parts, curves of the newest training, weight versions, cycles, canaries.
+"""Snapshot of the dashboard's content: parts, curves of the newest training, weight versions, cycles, canaries.
 
-Read from the home's files, the object store and the ledger, as `ostinato status` does; nothing that
-runs is asked for more than its health.
+It is read from the home's files, the object store and the ledger, as by `ostinato status`. Running services are asked
+only for their health.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ class WeightVersion(Record):
 
 
 class DashboardSnapshot(Record):
-    """Content of the page at a moment."""
+    """Content of the page at one time."""
 
     at: float
     parts: tuple[StatusRow, ...]
     curves: tuple[Curve, ...]
     chains: tuple[tuple[WeightVersion, ...], ...] = Field(
-        description="versions of a chain, oldest first; newest chain first"
+        description="versions of each chain, oldest first; newest chain first"
     )
     cycles: tuple[CycleRow, ...] = Field(description="newest first")
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
@@ -62,14 +62,14 @@ class DashboardSnapshot(Record):
 
 
 class SnapshotReader:
-    """Reader of snapshots of a home. Committed weight versions never change and are read once."""
+    """Reader of a home's snapshots. Committed weight versions never change, so they are read once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._versions: dict[tuple[str, int], WeightVersion] = {}
 
     def take(self) -> DashboardSnapshot:
-        """A snapshot. A store or ledger that fails is a part with a fault and leaves its lists empty."""
+        """A new snapshot. A failing store or ledger is a part with a fault, and its lists are empty."""
         home, parts = self._settings.home, tuple(collect(self._settings))
         has_ledger = any(row.part == "ledger" and row.state == "up" for row in parts)
         cycles, promotions = self._read_ledger() if has_ledger else ((), ())
@@ -133,7 +133,7 @@ class SnapshotReader:
 
 
 def _newest_curves(home: Path) -> list[Curve]:
-    """Curves of the RL stage and of the loss whose metrics changed last."""
+    """Curves of the most recently changed RL metrics and of the most recently changed loss."""
     files = sorted(home.glob(f"runs/*/*/{METRICS}"), key=_changed_at, reverse=True)
     steps: list[Curve] = []
     losses: list[Curve] = []
@@ -151,7 +151,7 @@ def _newest_curves(home: Path) -> list[Curve]:
 
 
 def _thin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MOST_STEPS rows, evenly spread, the last one among them."""
+    """At most MOST_STEPS rows, evenly spread and including the last one."""
     every = -(-len(rows) // MOST_STEPS) or 1
     return rows[::-1][::every][::-1]
 

@@ -18,14 +18,14 @@ from ostinato.infra.platform.cluster.processes import marked_processes
 
 _AFTER_CRASH = ("Crashed", "AwaitingRetry")
 _RECENT = timedelta(days=1)
-_UNDER_WAY = ["RUNNING", "PENDING", "CANCELLING"]
-_OF_DEPLOYMENT = "deployment:"  # how Prefect begins the name of a deployment's own limit
+_ACTIVE = ["RUNNING", "PENDING", "CANCELLING"]
+_DEPLOYMENT_PREFIX = "deployment:"  # Prefect's prefix for the name of a deployment's limit
 _WITHOUT_SLOT = "AwaitingConcurrencySlot"
-_START_A_WORKER = "`ostinato up` starts one, `prefect worker start --pool {}` too"
+_START_A_WORKER = "`ostinato up` or `prefect worker start --pool {}` starts one"
 
 
 class PrefectRows:
-    """Findings about one server at one moment."""
+    """Rows about a Prefect server, from a snapshot of its state."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class PrefectRows:
         self._workers = {
             name: self._ask(f"work_pools/{name}/workers/filter", {}) for name in self._pools
         }
-        self._under_way = self._runs(_UNDER_WAY)
-        # after the runs: one that begins meanwhile is in neither; stages inherit the variable
+        self._active = self._runs(_ACTIVE)
+        # Read after the runs, so that a run that starts in between is in neither. Stages inherit the variable.
         self._engines = marked_processes("PREFECT__FLOW_RUN_ID", "prefect.engine")
 
     def rows(self) -> Iterator[StatusRow]:
-        """Workers, then runs that are under way, died before they began or are late, then leases that nobody holds."""
+        """Rows of workers, of runs that are active, died before they started or are late, and of leaked leases."""
         for pool in self._pools:
             yield from self._worker_rows(pool)
-        for run in self._under_way:
-            yield self._under_way_row(run)
+        for run in self._active:
+            yield self._active_row(run)
         scheduled = self._runs(["SCHEDULED"])
         for run in (*self._recently_crashed(), *scheduled):
             if run["run_count"] == 0 and run["state"]["name"] in _AFTER_CRASH:
-                yield self._unbegun_row(run)
+                yield self._unstarted_row(run)
         for run in scheduled:
             due = _instant(run["expected_start_time"])
             if due is not None and self._now - due >= self._thresholds.late:
@@ -72,22 +72,23 @@ class PrefectRows:
         since = datetime.fromtimestamp(self._now, tz=UTC) - _RECENT
         return self._runs(["CRASHED"], end_time={"after_": since.isoformat()})
 
-    def _unbegun_row(self, run: Mapping[str, Any]) -> StatusRow:
-        """A run whose process ended before the flow's first line, and what the process said."""
+    def _unstarted_row(self, run: Mapping[str, Any]) -> StatusRow:
+        """Row of a run that ended before the flow's first line, with the last message of its process."""
         states = states_of(self._api, run["id"])
         crashes = [state for state in states if state["type"] == "CRASHED"]
         if not crashes:
             return StatusRow(part=_name(run), state=run["state_type"].lower())
         errors = {"logs": {"flow_run_id": {"any_": [run["id"]]}, "level": {"ge_": logging.ERROR}}}
-        said = [line["message"] for line in self._ask("logs/filter", errors)]
-        why = (said or [crashes[-1]["message"] or "its process ended"])[-1].strip().splitlines()[-1]
+        messages = [line["message"] for line in self._ask("logs/filter", errors)]
+        messages = messages or [crashes[-1]["message"] or "its process ended"]
+        why = messages[-1].strip().splitlines()[-1]
         row = StatusRow(
             part=_name(run),
             state=run["state_type"].lower(),
             since=_instant(crashes[-1]["timestamp"]),
             progress=f"attempt {count_attempts(states)} of {MAX_ATTEMPTS}",
         )
-        return row.changed(fault=Fault.STUCK_RUN, cause=f"it died before it began: {why[:300]}")
+        return row.changed(fault=Fault.STUCK_RUN, cause=f"it died before it started: {why[:300]}")
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self._api.post(path, json=body).raise_for_status().json()
@@ -116,9 +117,9 @@ class PrefectRows:
         if self._online(pool):
             return
         start = _START_A_WORKER.format(pool)
-        # one that ended is of interest only where no other took its place
+        # an ended worker matters only when no other has replaced it
         newest = max(
-            self._workers[pool], key=lambda one: one["last_heartbeat_time"] or "", default=None
+            self._workers[pool], key=lambda item: item["last_heartbeat_time"] or "", default=None
         )
         if newest is None:
             yield StatusRow(part="worker", state="not running", waits_for=start)
@@ -126,7 +127,7 @@ class PrefectRows:
             cause = f"no heartbeat of the worker of pool {pool}: it ended or hangs; {start}"
             yield _silent_worker(_instant(newest["last_heartbeat_time"]), cause)
 
-    def _under_way_row(self, run: Mapping[str, Any]) -> StatusRow:
+    def _active_row(self, run: Mapping[str, Any]) -> StatusRow:
         state, since = run["state_type"], _instant(run["state"]["timestamp"])
         row = StatusRow(part=_name(run), state=state.lower(), since=since)
         pids = self._engines.get(run["id"].replace("-", ""), [])
@@ -136,16 +137,16 @@ class PrefectRows:
         if run["deployment_id"] is None or pids:  # without a deployment it may run anywhere
             return row
         if state == "RUNNING" and not self._has_ended(run):
-            cause = "no process of this machine runs it; `ostinato up` takes it up again"
+            cause = "no process of this machine runs it; `ostinato up` resumes it"
             return row.changed(fault=Fault.LOST_RUN, cause=cause)
         if state == "PENDING" and self._now - (since or self._now) >= self._thresholds.pending:
             log = self._home / "logs" / "prefect-worker.log"
-            cause = f"a worker took it and its process did not begin; see {log}"
+            cause = f"a worker took it and its process did not start; see {log}"
             return row.changed(fault=Fault.STUCK_RUN, cause=cause)
         return row
 
     def _has_ended(self, run: Mapping[str, Any]) -> bool:
-        """Whether it is over by now: its process may have ended since the runs were listed."""
+        """Whether the run's state has changed: its process may have ended since the runs were listed."""
         now = self._api.get(f"flow_runs/{run['id']}").raise_for_status().json()
         return now["state_type"] != run["state_type"]
 
@@ -157,27 +158,27 @@ class PrefectRows:
         if pool not in self._pools:
             return row.changed(waits_for=f"a worker of pool {pool}")
         queues = self._ask(f"work_pools/{pool}/queues/filter", {})
-        found = next((one for one in queues if one["name"] == queue), None)
+        found = next((item for item in queues if item["name"] == queue), None)
         if self._pools[pool]["is_paused"] or (found is not None and found["is_paused"]):
             cause = f"work queue {queue} of pool {pool} is paused: resume it in the UI"
             return row.changed(waits_for=f"queue {queue}", fault=Fault.LATE_RUN, cause=cause)
         limit = found["concurrency_limit"] if found is not None else None
-        ahead = [one["name"] for one in self._under_way if one["work_queue_name"] == queue]
+        ahead = [item["name"] for item in self._active if item["work_queue_name"] == queue]
         if limit is not None and len(ahead) >= limit:
             waits_for = f"queue {queue}, which runs {limit} at a time: {', '.join(ahead)}"
             return row.changed(state="queued", waits_for=waits_for)
         if not self._online(pool):
-            cause = f"no worker of pool {pool} is there; {_START_A_WORKER.format(pool)}"
+            cause = f"pool {pool} has no worker; {_START_A_WORKER.format(pool)}"
             return row.changed(waits_for="a worker", fault=Fault.LATE_RUN, cause=cause)
         cause = f"the worker of pool {pool} does not take it; see its log"
         return row.changed(waits_for="a worker", fault=Fault.LATE_RUN, cause=cause)
 
     def _lease_rows(self) -> Iterator[StatusRow]:
         for limit in self._ask("v2/concurrency_limits/filter", {}):
-            if not limit["name"].startswith(_OF_DEPLOYMENT):
+            if not limit["name"].startswith(_DEPLOYMENT_PREFIX):
                 continue
-            identity = limit["name"].removeprefix(_OF_DEPLOYMENT)
-            holders = [run for run in self._under_way if run["deployment_id"] == identity]
+            identity = limit["name"].removeprefix(_DEPLOYMENT_PREFIX)
+            holders = [run for run in self._active if run["deployment_id"] == identity]
             num_leaked = limit["active_slots"] - len(holders)
             since = self._lease_since(limit["id"]) or _instant(limit["updated"])
             if num_leaked <= 0 or self._now - (since or self._now) < self._thresholds.lease:
@@ -185,8 +186,8 @@ class PrefectRows:
             answer = self._api.get(f"deployments/{identity}")
             name = answer.json()["name"] if answer.is_success else identity
             cause = (
-                f"{num_leaked} of {limit['limit']} slots are taken and there is no run that holds "
-                "it: it ends with its lease, or set the limit's active slots to 0"
+                f"{num_leaked} of {limit['limit']} slots are taken although no run holds "
+                "them: wait for the end of the lease, or set the limit's active slots to 0"
             )
             yield StatusRow(
                 part=f"lease {name}",
@@ -198,16 +199,16 @@ class PrefectRows:
             )
 
     def _lease_since(self, limit_id: str) -> float | None:
-        """When the oldest lease of a limit was given, as the server of `ostinato up` keeps it."""
+        """Creation time of a limit's oldest lease, from the files of `ostinato up`'s server."""
         instants = []
         for path in (self._home / "prefect" / "concurrency_leases").glob("*-*.json"):
             try:
                 lease = json.loads(path.read_text())
-            except (OSError, ValueError):  # it ended meanwhile
+            except (OSError, ValueError):  # the lease ended meanwhile
                 continue
             if limit_id in lease["resource_ids"]:
                 instants.append(_instant(lease["created_at"]))
-        return min((one for one in instants if one is not None), default=None)
+        return min((instant for instant in instants if instant is not None), default=None)
 
 
 def _name(run: Mapping[str, Any]) -> str:

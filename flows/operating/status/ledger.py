@@ -1,4 +1,4 @@
-"""Rows of the ledger and its records: champions, open cycles and canaries."""
+"""Rows of the ledger and of its champions, open cycles and canaries."""
 
 import contextlib
 import fcntl
@@ -26,14 +26,14 @@ from ostinato.tasks.realtime.promotion.canary_status import (
 )
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 
-_WRITE_LOCK_BYTE = 120  # of the index beside a SQLite file with a write-ahead log (walformat)
+_WRITE_LOCK_BYTE = 120  # offset in the -shm file of SQLite with a write-ahead log (walformat)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def ledger_rows(
     settings: Settings, thresholds: Thresholds, idle_seconds: Callable[[CycleRow], float | None]
 ) -> Iterator[StatusRow]:
-    """The ledger, then open cycles. `idle_seconds`: how long nobody worked on one, where that is known."""
+    """Rows of the ledger, then of open cycles. `idle_seconds`: time for which a cycle was idle; None: unknown."""
     path = sqlite_file(settings)
     if path is not None and not path.exists():
         yield StatusRow(part="ledger", state="not made yet")
@@ -55,7 +55,7 @@ def ledger_rows(
 
 
 def champion_rows(settings: Settings) -> Iterator[StatusRow]:
-    """The checkpoint that serves each line, with all its files in the store."""
+    """A row per line with the checkpoint it serves, and whether all files of the checkpoint are in the store."""
     path = sqlite_file(settings)
     if path is not None and not path.exists():
         return
@@ -79,14 +79,14 @@ def champion_rows(settings: Settings) -> Iterator[StatusRow]:
 
 def _lost_files(artifacts: Artifacts, checkpoint: str) -> str:
     """The first missing file of a checkpoint, and the remedy. Empty when nothing is missing."""
-    remedy = "`ostinato cycle roll-back` serves the one before it"
+    remedy = "`ostinato cycle roll-back` serves the previous champion"
     try:
         damaged = artifacts.find_damage(artifacts.get(checkpoint))
     except (ConfigError, StorageError) as error:
-        return f"{checkpoint} is not in the store as it was: {first_line(error)}; {remedy}"
+        return f"{checkpoint} is missing or damaged in the store: {first_line(error)}; {remedy}"
     if not damaged:
         return ""
-    return f"{damaged[0]} of {checkpoint} is not in the store as it was; {remedy}"
+    return f"{damaged[0]} of {checkpoint} is missing or damaged in the store; {remedy}"
 
 
 def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Thresholds) -> StatusRow:
@@ -99,7 +99,7 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
     if idle_seconds is None or idle_seconds < thresholds.cycle:
         return row
     cause = (
-        f"nobody works on it since {idle_seconds:.0f} s; the next run of realtime-cycle goes on, "
+        f"idle for {idle_seconds:.0f} s; the next run of realtime-cycle continues it, "
         "`ostinato cycle skip` ends it"
     )
     waits_for = "a run of realtime-cycle"
@@ -107,13 +107,13 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
 
 
 def sqlite_file(settings: Settings) -> Path | None:
-    """The database file, which nothing here makes. None when the ledger is on a server."""
+    """The database file, which status never creates. None when the ledger is on a server."""
     parts = urlsplit(settings.ledger_url.get_secret_value())
     return Path(parts.path.removeprefix("/")) if parts.scheme == "sqlite" else None
 
 
 def _refused(path: Path, wait_seconds: float) -> StatusRow | None:
-    """Why a SQLite file cannot be written now. None when it can."""
+    """The row that says why a SQLite file cannot be written now. None when it can."""
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=wait_seconds)) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -127,7 +127,7 @@ def _refused(path: Path, wait_seconds: float) -> StatusRow | None:
             state="locked",
             waits_for="its lock",
             fault=Fault.HELD_LOCK,
-            cause=f"{cause}: end it if it does not go on",
+            cause=f"{cause}: end it if it hangs",
         )
     except sqlite3.DatabaseError as error:
         return unusable_ledger(f"{path}: {error}")
@@ -135,7 +135,7 @@ def _refused(path: Path, wait_seconds: float) -> StatusRow | None:
 
 
 def _lock_holder(path: Path) -> str:
-    """The process that has a SQLite file's write lock, as the kernel tells it."""
+    """The process that holds a SQLite file's write lock, according to the kernel."""
     index = path.with_name(f"{path.name}-shm")
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITE_LOCK_BYTE, 1, 0)
     with contextlib.suppress(OSError), index.open("rb") as file:
@@ -151,7 +151,7 @@ def unusable_ledger(cause: str) -> StatusRow:
 
 
 def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryStatus]:
-    """Open canaries of all lines in the ledger, tested as the recipe of the running `ostinato up` says."""
+    """Open canaries of all lines in the ledger, tested with the guard of the running `ostinato up`'s recipe."""
     path = sqlite_file(settings)
     if path is not None and not path.exists():
         return []
@@ -167,17 +167,17 @@ def open_canaries(settings: Settings, up: UpProcess, now: float) -> list[CanaryS
 
 def canary_rows(settings: Settings, up: UpProcess, now: float) -> Iterator[StatusRow]:
     """A row per open canary: share and interactions of each arm, looks of the guard, and the wait."""
-    for one in open_canaries(settings, up, now):
+    for canary in open_canaries(settings, up, now):
         arms = ", ".join(
             f"{name} {arm.checkpoint} {arm.share:.0%} of sessions, {arm.interactions} interactions"
-            for name, arm in (("control", one.control), ("candidate", one.candidate))
+            for name, arm in (("control", canary.control), ("candidate", canary.candidate))
         )
         yield StatusRow(
-            part=f"canary of {one.line}",
+            part=f"canary of {canary.line}",
             state="open",
-            since=one.since,
-            waits_for=_waits_for(one, now, is_served=up.service(GATEWAY) is not None),
-            progress=arms if one.test is None else f"{arms}; {_describe_test(one.test)}",
+            since=canary.since,
+            waits_for=_waits_for(canary, now, is_served=up.service(GATEWAY) is not None),
+            progress=arms if canary.test is None else f"{arms}; {_describe_test(canary.test)}",
         )
 
 
@@ -186,17 +186,17 @@ def _guard_of(up: UpProcess) -> GuardConfig | None:
         return None
     try:
         canary = up.state.recipe.load().cycle.canary
-    except ConfigError:  # its file has changed since
+    except ConfigError:  # the recipe's file has changed since
         return None
     return None if canary is None else canary.guard
 
 
-def _waits_for(one: CanaryStatus, now: float, *, is_served: bool) -> str:
-    test = one.test
+def _waits_for(canary: CanaryStatus, now: float, *, is_served: bool) -> str:
+    test = canary.test
     if test is None:
-        where = "is another recipe's" if is_served else "runs elsewhere or not at all"
+        where = "runs another recipe" if is_served else "runs elsewhere or not at all"
         return f"the gateway of the line, which {where}"
-    arms = {"control": one.control, "candidate": one.candidate}
+    arms = {"control": canary.control, "candidate": canary.candidate}
     if test.next_look_sessions is not None:
         seen = ", ".join(f"{name} {arm.sessions}" for name, arm in arms.items())
         wanted = f"{test.next_look_sessions} settled sessions of each arm, {seen} so far"
@@ -211,10 +211,10 @@ def _waits_for(one: CanaryStatus, now: float, *, is_served: bool) -> str:
 
 
 def _describe_test(test: SequentialTestStatus) -> str:
-    said = f", {test.said}" if test.said else ""
+    result = f", {test.said}" if test.said else ""
     promoted_from = _minute(test.promoted_from)
     return (
-        f"{test.looks_done} of {test.looks} looks done{said}; not promoted before {promoted_from}"
+        f"{test.looks_done} of {test.looks} looks done{result}; not promoted before {promoted_from}"
     )
 
 

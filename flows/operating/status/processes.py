@@ -1,4 +1,4 @@
-"""Live processes of this machine at a moment: families, stopped and computing ones."""
+"""Snapshots of this machine's processes: descendants, stopped processes, computing processes."""
 
 import contextlib
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-# what strangers' code does in a box is no state of ours: a box is stopped while its files are read
+# Processes in boxes run other people's code, and a box is stopped while its files are read, so they are left out.
 _BOXES = ("bwrap", "qemu-system")
 _COMPUTING_RATIO = 0.03  # of a core
 _SAMPLES = 4
@@ -34,7 +34,7 @@ class ProcessTable:
             self._children.setdefault(process.parent, []).append(found.pid)
 
     def family(self, pid: int, *, with_boxes: bool = False) -> list[int]:
-        """A process and all below it. Without boxes, their processes are left out too."""
+        """A process and its descendants. Boxes and the processes in them are left out unless `with_boxes`."""
         known = self._processes.get(pid)
         if known is None or (known.name.startswith(_BOXES) and not with_boxes):
             return []
@@ -42,7 +42,7 @@ class ProcessTable:
         return [pid, *(member for members in below for member in members)]
 
     def is_any_running(self, pids: Collection[int]) -> bool:
-        """Whether any of the processes runs, or waits for a processor alone."""
+        """Whether any of the processes is running or runnable."""
         return any(
             pid in self._processes and self._processes[pid].state == psutil.STATUS_RUNNING
             for pid in pids
@@ -57,18 +57,18 @@ class ProcessTable:
         ]
 
     def is_live(self, pid: int) -> bool:
-        """Whether the process exists and is no zombie."""
+        """Whether the process exists and is not a zombie."""
         return pid in self._processes and self._processes[pid].state != psutil.STATUS_ZOMBIE
 
 
 def say_stopped(pids: Sequence[int]) -> str:
-    """Cause of a stall by a signal."""
+    """The cause of a stall for processes that a signal stopped."""
     text = " ".join(map(str, pids))
-    return f"process {text} is stopped by a signal; `kill -CONT {text}` lets it go on"
+    return f"process {text} is stopped by a signal; `kill -CONT {text}` continues it"
 
 
 def are_computing(roots: Sequence[int]) -> bool:
-    """Whether processes, or any below them, compute, wait for a core, or start others."""
+    """Whether the processes or their descendants compute, wait for a core, or start others."""
     before: dict[int, float] = {}
     for sample in range(_SAMPLES):
         table = ProcessTable()
@@ -86,7 +86,7 @@ def are_computing(roots: Sequence[int]) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of its children that ended."""
+    """CPU time of a process and of its ended children."""
     with contextlib.suppress(psutil.Error):
         return float(sum(psutil.Process(pid).cpu_times()[:4]))
     return 0.0

@@ -1,5 +1,5 @@
-"""All rows of `ostinato status`. Parts are asked in parallel, each within a time limit, so that a part that hangs
-delays no other.
+"""All rows of `ostinato status`. Parts are probed in parallel with a time limit, so that a hanging part does not delay
+the others.
 """
 
 import sqlite3
@@ -37,7 +37,7 @@ from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
 
-_LAST_SECONDS = 1.0  # beyond the limit of a question, for the rows to be made
+_LAST_SECONDS = 1.0  # time for making the rows, beyond the limit of an answer
 
 
 def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[StatusRow]:
@@ -53,13 +53,13 @@ def collect(settings: Settings, thresholds: Thresholds | None = None) -> list[St
         if not is_own_server(settings.prefect_port, settings.home):
             return
         with open_api(own_access(settings, settings.prefect_port), limits.answer) as client:
-            asked = PrefectRows(
+            prefect = PrefectRows(
                 client, up, processes, home=settings.home, now=now, thresholds=limits
             )
-            yield from asked.rows()
+            yield from prefect.rows()
 
     def idle_seconds(cycle: CycleRow) -> float | None:
-        # a database that machines share has no record of the others' stages
+        # a database that several machines share does not record the other machines' stages
         is_here = settings.ledger_url.get_secret_value().startswith("sqlite")
         return stages.idle_seconds(cycle.opened_at) if is_here else None
 
@@ -105,7 +105,7 @@ def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
 
 
 def ago(instant: float | None, now: float) -> str:
-    """How long ago, in words."""
+    """The age of an instant in words. Empty for None."""
     if instant is None:
         return ""
     seconds = max(0.0, now - instant)
@@ -113,18 +113,18 @@ def ago(instant: float | None, now: float) -> str:
 
 
 class Probe:
-    """A question about one part, asked in a thread of its own from the start."""
+    """A query about one part, started in a thread at construction."""
 
     def __init__(self, part: str, ask: Callable[[], Iterable[StatusRow]]) -> None:
         self.part = part
         self._ask = ask
         self._rows: list[StatusRow] = []
-        # a part that never answers must not keep the command from ending
+        # daemon, so that a part that never answers does not keep the command from ending
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def rows_by(self, deadline: float) -> list[StatusRow]:
-        """The rows, or a row that says that no answer came in time or that asking failed."""
+        """The rows, or one row that says that no answer came in time or that the query failed."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return [StatusRow(part=self.part, state=SILENT)]
@@ -141,7 +141,7 @@ SILENT, FAILING = "silent", "failing"
 
 
 def _without_repeats(found: dict[str, list[StatusRow]], limits: Thresholds) -> list[StatusRow]:
-    """The rows in their order, without faults that the row of another part has already."""
+    """The rows in their order, without faults that another part's row already reports."""
     if _is_state(found["store"], SILENT):
         found["store"] = [slow_store(f"no answer within {limits.answer:.0f} s")]
     if _is_state(found["ledger"], SILENT):

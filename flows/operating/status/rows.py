@@ -1,4 +1,4 @@
-"""Rows of `ostinato status`, names of its findings, and thresholds of time."""
+"""Rows of `ostinato status`, names of its findings, and time thresholds."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from ostinato.infra.platform.record import Record
 
 
 class Fault(StrEnum):
-    """Finding about a part. docs/troubleshooting.md has the remedy of each."""
+    """Finding about a part. docs/troubleshooting.md has the remedy for each."""
 
     SILENT_SERVER = "silent-server"
     DEAD_SERVICE = "dead-service"
@@ -38,28 +38,28 @@ class Fault(StrEnum):
 
 
 class Thresholds(Record):
-    """Times in seconds from which a state is a finding."""
+    """Times in seconds after which a state is a finding."""
 
-    answer: float = Field(default=5.0, description="limit for an answer of one part")
+    answer: float = Field(default=5.0, description="time limit for an answer of one part")
     slow: float = Field(default=2.0, description="answer of the object store that counts as slow")
     lock: float = Field(default=2.0, description="wait for the ledger's write lock")
-    late: float = Field(default=60.0, description="delay of a run that is due")
-    pending: float = Field(default=120.0, description="time that a run's process may take to begin")
-    lease: float = Field(default=60.0, description="age of a slot that nobody holds")
+    late: float = Field(default=60.0, description="delay of a due run")
+    pending: float = Field(default=120.0, description="start-up time of a run's process")
+    lease: float = Field(default=60.0, description="age of a slot that no run holds")
     heartbeat: float = Field(
         default=30.0, description="pause between heartbeats, which are due every five seconds"
     )
     progress: float = Field(
-        default=120.0, description="time without progress and without computing"
+        default=120.0, description="time without progress and without computation"
     )
     status: float = Field(
         default=60.0, description="age of a `status.json` that is due every second"
     )
     starved: float = Field(default=180.0, description="time without a token, or without a box")
     upload: float = Field(
-        default=60.0, description="age of a weight version to which nothing is added"
+        default=60.0, description="time for which an unfinished weight version has not grown"
     )
-    cycle: float = Field(default=600.0, description="age of an open cycle on which nobody works")
+    cycle: float = Field(default=600.0, description="idle time of an open cycle")
 
 
 class StatusRow(Record):
@@ -82,5 +82,5 @@ class StatusRow(Record):
 
 
 def first_line(error: object) -> str:
-    """The first line of an error."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

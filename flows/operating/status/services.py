@@ -23,11 +23,11 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key
 
 SERVER, WORKER, GATEWAY = "prefect-server", "prefect-worker", "gateway"
-_STARTING_SECONDS = 90.0  # until a service of `up` listens, or a worker is known to the server
+_STARTING_SECONDS = 90.0  # time for a service of `up` to listen, or for a worker to register
 
 
 class UpProcess:
-    """The `ostinato up` of a home, by its file and the process table."""
+    """The `ostinato up` of a home, from its file and the process table."""
 
     def __init__(self, settings: Settings, processes: ProcessTable) -> None:
         self._path = settings.home / UP_FILE
@@ -36,7 +36,7 @@ class UpProcess:
         self._processes = processes
 
     def rows(self) -> list[StatusRow]:
-        """The row of `up` itself. Empty where it was ended in order, or never started."""
+        """The row of `up` itself. Empty when it was shut down properly, or never started."""
         if self.state is None:
             return []
         pid = self.state.process.pid
@@ -50,12 +50,12 @@ class UpProcess:
         return [StatusRow(part="up", state="up", since=self.state.since, progress=recipe)]
 
     def service(self, name: str) -> ServiceState | None:
-        """A service of an `up` that lives."""
+        """A service of the running `up`. None without one."""
         services = self.state.services if self.state is not None and self.is_alive else ()
         return next((item for item in services if item.name == name), None)
 
     def dead_row(self, part: str, name: str) -> StatusRow | None:
-        """The row of a service that died, or whose process is stopped. None when it works."""
+        """The row of a service that died. None when it lives, or is not a service of the running `up`."""
         service = self.service(name)
         if service is None:
             return None
@@ -73,13 +73,13 @@ class UpProcess:
         return self._processes.stopped(self._processes.family(service.process.pid))
 
     def is_starting(self, name: str, now: float) -> bool:
-        """Whether a service began a moment ago."""
+        """Whether a service started so recently that it may not answer yet."""
         service = self.service(name)
         return service is not None and now - service.since < _STARTING_SECONDS
 
 
 def server_row(up: UpProcess, settings: Settings, now: float, thresholds: Thresholds) -> StatusRow:
-    """State of the home's Prefect server. Another program on its port is none."""
+    """State of the home's Prefect server. Another program on its port does not count."""
     port = settings.prefect_port
     url = f"http://127.0.0.1:{port}/api/health"
     row = _listening_row("server", url, Fault.SILENT_SERVER, thresholds)
@@ -87,7 +87,7 @@ def server_row(up: UpProcess, settings: Settings, now: float, thresholds: Thresh
         return row
     if row is not None:
         cause = (
-            f"port {port} is taken by {_name_listener(port)}, which is no Prefect server of this home; end it, or "
+            f"port {port} is taken by {_name_listener(port)}, which is not this home's Prefect server; end it, or "
             "set OSTINATO_PREFECT_PORT"
         )
         return StatusRow(part="server", state="not running", waits_for=f"port {port}", cause=cause)
@@ -119,7 +119,7 @@ def gateway_row(up: UpProcess, url: str, thresholds: Thresholds) -> StatusRow:
 
 
 def _listening_row(part: str, url: str, fault: Fault, limits: Thresholds) -> StatusRow | None:
-    """None when nobody listens on the url's port."""
+    """State of the service at a URL. None when nothing listens on its port."""
     port = urlsplit(url).port or 0
     with socket.socket() as probe:
         probe.settimeout(0.5)
@@ -160,13 +160,13 @@ def disk_row(settings: Settings) -> StatusRow:
     if free >= settings.minimum_free_disk_bytes:
         return StatusRow(part="disk", state="up", progress=seen)
     wanted = f"{settings.minimum_free_disk_bytes / 2**30:.1f}"
-    cause = f"{seen} at {place}, wanted {wanted}: `ostinato gc`, or a larger disk by OSTINATO_HOME"
+    cause = f"{seen} at {place}, wanted {wanted}: run `ostinato gc`, or move OSTINATO_HOME"
     row = StatusRow(part="disk", state="full", waits_for="room")
     return row.changed(fault=Fault.FULL_DISK, cause=cause)
 
 
 def store_row(settings: Settings, thresholds: Thresholds) -> StatusRow:
-    """Whether the object store answers, and how fast."""
+    """State of the object store, by whether it answers and how fast."""
     refused = _refused_folder(settings.object_store_url)
     if refused:
         return _unusable(refused)
@@ -182,13 +182,13 @@ def store_row(settings: Settings, thresholds: Thresholds) -> StatusRow:
 
 
 def slow_store(cause: str) -> StatusRow:
-    """Row of a store that answers late, or not at all."""
+    """Row of a store that answers late or not at all."""
     return StatusRow(part="store", state="slow", fault=Fault.SLOW_STORE, cause=cause)
 
 
 def upload_rows(objects: ObjectStore, now: float, thresholds: Thresholds) -> Iterator[StatusRow]:
-    """Weight versions newer than their chain's last committed one, to which nothing was added for a
-    while. A version exists from its manifest on, which is written last.
+    """Weight versions newer than their chain's last committed one that have not grown for a while. A version
+    is committed by its manifest, which is written last.
     """
     parts: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for key, changed_at in objects.changed_at(CHAINS).items():
@@ -205,7 +205,7 @@ def upload_rows(objects: ObjectStore, now: float, thresholds: Thresholds) -> Ite
         if version <= committed[chain] or now - since < thresholds.upload:
             continue
         cause = (
-            f"{len(names)} payloads lie in the store without its manifest: its publisher hangs, or "
+            f"{len(names)} payloads are in the store without its manifest: its publisher hangs, or "
             "was killed and has not resumed"
         )
         yield StatusRow(
@@ -219,7 +219,7 @@ def upload_rows(objects: ObjectStore, now: float, thresholds: Thresholds) -> Ite
 
 
 def _refused_folder(url: str) -> str:
-    """Why a folder cannot be a store. Empty when it can, or when the store is no folder."""
+    """Why a folder cannot be a store. Empty when it can, or when the store is not a folder."""
     parts = urlsplit(url)
     if parts.scheme != "file":
         return ""
@@ -227,7 +227,7 @@ def _refused_folder(url: str) -> str:
     if not place.is_dir():
         return f"{place} is a file, wanted a folder; check OSTINATO_OBJECT_STORE_URL"
     if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} may not be written, wanted a folder that may; see its owner"
+        return f"{place} is not writable, wanted a writable folder; check its owner"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Rows of stages: finished, failed, interrupted, killed, not started, and why a live stage stalls."""
+"""Rows of stages: finished, failed, interrupted, killed, not started, and the reason why a live stage stalls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from ostinato.infra.platform.cluster.workspace import (
 )
 
 _SUPERSEDED = ".superseded-"
-_RANK_FOLDERS = (".", "steps")  # of a stage's directory: the trainer of RL has its own
-_STEP = "step "  # how the trainer's wait begins while it takes a step
+_RANK_FOLDERS = (".", "steps")  # folders with marks of ranks: the stage's, and RL's trainer's
+_STEP = "step "  # prefix of the trainer's wait during a step
 _RUNNING = "running"
-# states of infra/serving/engine/health.py, which loads without torch and its package does not
-_SERVING, _BEGINNING = "serving", ("starting", "restarting")
+# copied from infra/serving/engine/health.py, because importing its package would load torch
+_SERVING, _STARTING = "serving", ("starting", "restarting")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class StageFiles:
         return max((sign for sign in signs if sign is not None), default=None)
 
     def live_ranks(self) -> dict[int, ProcessMark]:
-        """Ranks of the attempt under way: marks of an earlier one are older than its process."""
+        """Ranks of the current attempt. Marks of an earlier attempt are older than the stage's process."""
         if self.mark is None:
             return {}
         began = self.mark.started_at
@@ -103,12 +103,12 @@ class StageRows:
         self._stages = [StageFiles.read(path) for path in ordered if _SUPERSEDED not in path.name]
 
     def rows(self) -> Iterator[StatusRow]:
-        """Oldest first. Those of a running stage's ranks, replicas, engines and boxes after it."""
+        """Rows of stages, oldest first, each followed by rows of its ranks, replicas, engines and boxes."""
         for stage in self._stages:
             yield from self._rows_of(stage)
 
     def idle_seconds(self, since: float) -> float:
-        """How long no stage here worked, at most since then."""
+        """Time for which no stage of this home has run, counted from `since` at the earliest."""
         last = since
         for stage in self._stages:
             if stage.mark is not None and is_alive(stage.mark):
@@ -122,7 +122,7 @@ class StageRows:
         for name in (PUBLISHED, RESULT):
             ended = _changed_at(stage.directory / name)
             if ended is not None:
-                # what was left of its progress would read as if it went on
+                # a stage's last progress would look as if it still ran
                 yield row.changed(state="finished", since=ended, progress="")
                 return
         if stage.mark is not None and is_elsewhere(stage.mark):
@@ -195,7 +195,7 @@ class StageRows:
     def _diagnose_stall(
         self, stage: StageFiles, mark: ProcessMark, members: list[int], row: StatusRow
     ) -> StatusRow | None:
-        """The row of a live stage that does nothing, with the cause. None for a stage that works."""
+        """The row of a live stage that makes no progress, with the cause. None for a stage that works."""
         stopped = self._processes.stopped(members)
         if stopped:
             return _stalled(row, stage.last_sign_at, Fault.STOPPED_PROCESS, say_stopped(stopped))
@@ -216,8 +216,8 @@ class StageRows:
             [mark.pid, *(r.pid for r in stage.live_ranks().values() if not is_elsewhere(r))]
         ):
             cause = (
-                f"no progress for {stalled:.0f} s and nothing is computed: a collective, the network "
-                "or a lock does not come"
+                f"no progress for {stalled:.0f} s and nothing is computed: it waits for a collective, the network "
+                "or a lock"
             )
             return _stalled(row, since, Fault.STALLED_STAGE, cause)
         return None
@@ -227,7 +227,7 @@ class StageRows:
 
 
 def _last_progress_at(stage: StageFiles) -> float | None:
-    """When the stage last made progress. None where it waits for something that it names."""
+    """Time of the stage's last progress. None when it reports what it waits for."""
     status = stage.status
     if status is None:
         return stage.progress.at if stage.progress is not None else None
@@ -270,9 +270,9 @@ def _part_rows(
 def _replica_row(part: str, replica: ReplicaStatus) -> StatusRow:
     version = "" if replica.version is None else f"version {replica.version}"
     row = StatusRow(part=part, state=replica.state, since=replica.since, progress=version)
-    if replica.state == _SERVING or replica.state in _BEGINNING:
+    if replica.state == _SERVING or replica.state in _STARTING:
         return row
-    cause = f"{replica.reason}; Ray starts a dead one again, up to five times"
+    cause = f"{replica.reason}; Ray restarts a dead one up to five times"
     return row.changed(fault=Fault.DEAD_REPLICA, cause=cause)
 
 

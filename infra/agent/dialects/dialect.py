@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
 from ostinato.infra.agent.extensions import DIALECTS, TOOLS
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
+
+_NONE: Mapping[str, Tool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +24,16 @@ class Dialect:
     """How a call is written, for the system prompt. Empty: the model knows the format by its
     tokens, so it gets no system prompt, and results carry no call ids."""
     write: Callable[[str, Mapping[str, str]], str] | None = None
-    """A call as a model writes it, for demonstrations. None: none can be made."""
+    """A call as a model writes it, for demonstrations. None: there are no demonstrations."""
     whole_call: str = "(?!)"
-    """Pattern of a whole call, of any tool: marks of thoughts in its arguments are not the answer's."""
+    """Pattern of a whole call of any tool. Thought marks in its arguments do not count as the answer's."""
     is_published: bool = False
-    """Whether other people's models were trained on the form: then the chat template, or a server, states
+    """Whether published models were trained on the form. The chat template, or a server, then states
     the tools and writes results."""
     several_calls: bool = True
     """Whether one answer may hold several calls."""
     tools: Mapping[str, Tool] | None = None
-    """A closed set of tools; None: the tools that the settings name, of the group ostinato.tools."""
+    """A closed set of tools; None: tools of the group ostinato.tools, as the settings name them."""
 
     @property
     def is_explained(self) -> bool:
@@ -59,17 +62,21 @@ def _load_tools(dialect: str, names: tuple[str, ...]) -> Mapping[str, Tool]:
     return {name: TOOLS.load(name) if closed is None else closed[name] for name in names}
 
 
-def offered_tools(config: HarnessConfig, policy: ToolPolicy) -> dict[str, Tool]:
-    """The tools that the model is told of: those it may call, but for those that blocks stand for."""
+def offered_tools(
+    config: HarnessConfig, policy: ToolPolicy, own: Mapping[str, Tool] = _NONE
+) -> dict[str, Tool]:
+    """The tools that the model sees: those it may call, except those that edit blocks replace."""
     hidden = () if config.edits == "tool" else (EDIT_FILE, WRITE_FILE)
-    tools = enabled_tools(config, policy).items()
+    tools = enabled_tools(config, policy, own).items()
     return {name: tool for name, tool in tools if name not in hidden}
 
 
-def enabled_tools(config: HarnessConfig, policy: ToolPolicy) -> dict[str, Tool]:
-    """The tools that may run in an attempt under this policy."""
+def enabled_tools(
+    config: HarnessConfig, policy: ToolPolicy, own: Mapping[str, Tool] = _NONE
+) -> dict[str, Tool]:
+    """The tools that may run in an attempt under this policy. `own`: tools of its environment."""
     return {
         name: tool
-        for name, tool in catalogue_of(config).items()
+        for name, tool in {**catalogue_of(config), **own}.items()
         if policy.tools is None or name in policy.tools
     }

@@ -1,9 +1,9 @@
-r"""Thoughts in an answer, where no call is looked for.
+r"""Thoughts in an answer, which are not searched for calls.
 
-A thought runs from its opening mark to the next closing one. It also begins with the answer where the
-prompt's last words opened it, and where a closing mark comes that nothing opened: then all before the last
-such mark is a thought. One that is not closed runs to the end. A mark within a whole call is a part of the
-call's arguments, and one between quotes or backticks is only spoken of.
+A thought runs from an opening mark to the next closing mark, or else to the end of the answer. The answer begins
+within a thought if the end of the prompt opened one. If a closing mark has no opening mark, all text before the last
+such mark is a thought. A mark within a whole call belongs to the call's arguments, and a mark between quotes or
+backticks is only mentioned.
 """
 
 import re
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.models.rendering import Renderer
 
-_NAMES = "think|thinking|thoughts?|reason|reasoning|seed:think"
-_OPENS = rf"<(?:{_NAMES})>|\[THINK\]|\u25c1think\u25b7|<\|START_THINKING\|>|<\|begin_of_thought\|>"
-_CLOSES = rf"</(?:{_NAMES})>|\[/THINK\]|\u25c1/think\u25b7|<\|END_THINKING\|>|<\|end_of_thought\|>"
+# from the templates and special tokens of Qwen3, Hermes 3, Seed OSS, MiniMax M3, LongCat and others
+_NAMES = r"(?i:(?:\w+[:_]|ant)?think(?:ing)?|thoughts?|reason(?:ing)?|reflection|scratch_?pad|inner_monologue)"
+_OPENS = rf"<{_NAMES}>|\[THINK\]|\u25c1think\u25b7|<\|START_THINKING\|>|<\|begin_of_thought\|>"
+_CLOSES = rf"</{_NAMES}>|\[/THINK\]|\u25c1/think\u25b7|<\|END_THINKING\|>|<\|end_of_thought\|>"
 
 
 def _not_quoted(marks: str) -> str:
@@ -30,7 +31,7 @@ _MOST_HEADER_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """Places of an answer's thoughts, and of its first call outside of them."""
+    """Positions of an answer's thoughts, and of its first call outside of them."""
 
     thoughts: tuple[tuple[int, int], ...]
     call_at: int | None = None
@@ -63,7 +64,7 @@ def part_answer(text: str, call: str, *, is_opened: bool) -> AnswerParts:
 def parse_outside(
     text: str, call: str, parse: Callable[[str], ParsedAnswer], *, is_opened: bool
 ) -> ParsedAnswer:
-    """The calls and prose of a text in which thoughts are prose, whatever they hold."""
+    """The calls and prose of a text. Thoughts are prose, even if they contain calls."""
     thoughts = part_answer(text, call, is_opened=is_opened).thoughts
     if not thoughts:
         return parse(text)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import dialect_of, offered_tools
@@ -30,6 +31,7 @@ from ostinato.infra.agent.loop.prompts import (
 )
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
+from ostinato.infra.agent.tools.mcp_servers import start_servers
 from ostinato.infra.agent.transcript import (
     MODEL_FAULTS,
     CallStatus,
@@ -54,6 +56,21 @@ OnTurn = Callable[[TurnRecord], Awaitable[None]]
 Ending = tuple[EndReason, str]
 
 
+class Dialogue(Protocol):
+    """One attempt's dialogue in tokens, from an opened engine to the transcript."""
+
+    async def __call__(
+        self,
+        model: ModelClient,
+        renderer: Renderer,
+        request: AgentRequest,
+        config: HarnessConfig,
+        *,
+        clock: Callable[[], float],
+        on_turn: OnTurn | None,
+    ) -> Transcript: ...
+
+
 async def run_agent(
     model: ModelClient,
     renderer: Renderer,
@@ -65,6 +82,10 @@ async def run_agent(
     on_turn: OnTurn | None = None,
 ) -> Transcript:
     """Runs the attempt to its end."""
+    if environment.dialogue is not None:
+        dialogue = environment.dialogue
+        return await dialogue(model, renderer, request, config, clock=clock, on_turn=on_turn)
+    await start_servers(environment, config)
     conversation = open_conversation(model, renderer, environment, request, config)
     earlier = () if request.opening is None else request.opening.turns
     try:
@@ -90,14 +111,14 @@ def open_conversation(
 ) -> TokenConversation:
     """The attempt's conversation in tokens, opened with the dialect's prompts."""
     policy = environment.policy_under(config)
-    tools = offered_tools(config, policy)
+    tools = offered_tools(config, policy, environment.tools)
     stated = stated_tools(renderer, config, tools)
     system, prompt = first_messages(request, config, tools, policy, states_tools=bool(stated))
     return TokenConversation(
         model,
         renderer,
         request,
-        call_reader(config, policy),
+        call_reader(config, policy, environment.tools),
         prompt=prompt,
         system_prompt=system,
         tools=stated,
@@ -113,8 +134,8 @@ def first_messages(
     *,
     states_tools: bool,
 ) -> tuple[str | None, str]:
-    """System message, if any, and the user's first message, in the dialect's words. `states_tools`:
-    somebody else states the tools.
+    """System message, if any, and the user's first message, in the dialect's words. `states_tools`: the chat
+    template or the server states the tools.
     """
     if not dialect_of(config).is_explained:
         return request.system_prompt, request.prompt
@@ -143,27 +164,9 @@ async def run_conversation(
     started = clock()
     attempt = _Attempt(conversation, environment, prompt, config, on_turn, list(earlier))
     attempt.generated_tokens = sum(turn.generated_tokens for turn in earlier)
-    detail = ""
-    try:
-        async with asyncio.timeout(config.attempt_time_limit_seconds):
-            end_reason, detail = await attempt.run()
-    except TimeoutError:
-        end_reason = EndReason.TIMED_OUT
-        detail = f"attempt ran longer than {config.attempt_time_limit_seconds:g} seconds"
-    except EngineError as error:
-        end_reason, detail = EndReason.ENGINE_FAILED, str(error)
-    except (SandboxError, AgentError) as error:
-        end_reason, detail = EndReason.SANDBOX_FAILED, str(error)
-        # SandboxHostLost is of the test server, which many attempts share, not of this one's box
-        if environment.sandbox.is_lost and not isinstance(error, SandboxHostLost):
-            end_reason = EndReason.BOX_RUINED
-    except OstinatoError as error:
-        if not is_retryable(error):
-            raise
-        end_reason, detail = EndReason.SANDBOX_FAILED, f"{type(error).__name__}: {error}"
-    except Exception as error:
-        logger.exception("fault in a dialogue")
-        end_reason, detail = EndReason.FAULT, f"{type(error).__name__}: {error}"
+    end_reason, detail = await run_to_end(
+        attempt.run(), config, lambda: environment.sandbox.is_lost
+    )
     return Transcript(
         segments=conversation.segments(),
         turns=tuple(attempt.turns),
@@ -172,6 +175,34 @@ async def run_conversation(
         detail=detail,
         wall_seconds=clock() - started,
     )
+
+
+async def run_to_end(
+    attempt: Awaitable[Ending],
+    config: HarnessConfig,
+    is_box_lost: Callable[[], bool] = lambda: False,
+) -> Ending:
+    """Awaits a dialogue within the time limit of an attempt. Returns the reason of its end, also for errors."""
+    try:
+        async with asyncio.timeout(config.attempt_time_limit_seconds):
+            return await attempt
+    except TimeoutError:
+        limit = f"{config.attempt_time_limit_seconds:g} seconds"
+        return EndReason.TIMED_OUT, f"attempt ran longer than {limit}"
+    except EngineError as error:
+        return EndReason.ENGINE_FAILED, str(error)
+    except (SandboxError, AgentError) as error:
+        # SandboxHostLost comes from the test server, which many attempts share, not from this attempt's box
+        if is_box_lost() and not isinstance(error, SandboxHostLost):
+            return EndReason.BOX_RUINED, str(error)
+        return EndReason.SANDBOX_FAILED, str(error)
+    except OstinatoError as error:
+        if not is_retryable(error):
+            raise
+        return EndReason.SANDBOX_FAILED, f"{type(error).__name__}: {error}"
+    except Exception as error:
+        logger.exception("unexpected error in a dialogue")
+        return EndReason.FAULT, f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
@@ -191,7 +222,7 @@ class _Attempt:
     num_restarts: int = 0
 
     async def run(self) -> Ending:
-        """Takes turns until something ends the attempt. The reason and its detail."""
+        """Takes turns until something ends the attempt. Returns the reason and its detail."""
         while True:
             answer = await self._answer()
             if answer is None:
@@ -285,7 +316,7 @@ class _Attempt:
             await self.on_turn(turn)
 
     def _check_progress(self) -> Ending | None:
-        """Ends attempts that only break calls, repeat themselves or are out of turns."""
+        """The end of an attempt that only breaks calls, repeats itself or has no turns left, else None."""
         turn = self.turns[-1]
         is_broken = bool(turn.calls) and all(call.status in MODEL_FAULTS for call in turn.calls)
         self.broken_turns = self.broken_turns + 1 if is_broken else 0
@@ -300,7 +331,7 @@ class _Attempt:
         return None
 
     def _starts_over(self, answer: ModelAnswer) -> bool:
-        """Whether the model asks for a new beginning and has one left."""
+        """Whether the model asks to start over and may still do so."""
         if answer.parsed.calls or self.num_restarts >= self.config.max_restarts:
             return False
         return answer.text.lstrip().startswith(START_OVER)
@@ -322,8 +353,7 @@ class _Attempt:
     async def _summarise_if_due(self) -> Ending | None:
         """Past the trigger, the model writes a summary and the next segment starts from it.
 
-        Bounded three times: by max_summaries, by the turn that each summary counts as, and by the
-        tokens that it is sampled from.
+        Three limits bound summaries: max_summaries, max_turns (a summary is a turn) and max_generated_tokens.
         """
         config = self.config
         trigger = config.summarise_at_tokens

@@ -22,7 +22,7 @@ from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.call_results import NamedCall
 
 CallReader = Callable[[str, bool], ParsedAnswer]
-"""Calls and prose of an answer's text; whether the prompt opened a thought."""
+"""Returns the calls and prose of an answer's text. The flag: whether the prompt opened a thought."""
 SHORTEST_CUT_CHARACTERS = 40
 INTERRUPTED = "error: stopped by the user before it ended"
 
@@ -51,7 +51,7 @@ class Conversation(Protocol):
     def append_results(
         self, results: Sequence[str], note: str | None, room_tokens: int | None
     ) -> None:
-        """Tool results in call order. Cut further where they take more than `room_tokens`."""
+        """Adds tool results in call order, cut further if they take more than `room_tokens`."""
         ...
 
     def append_user(self, text: str) -> None: ...
@@ -75,8 +75,8 @@ class TokenConversation:
     read_calls: CallReader
     prompt: str
     system_prompt: str | None
-    tools: tuple[dict[str, Any], ...] = ()  # which the template states
-    is_published: bool = False  # results stand as the template writes those of its own calls
+    tools: tuple[dict[str, Any], ...] = ()  # tools that the template states
+    is_published: bool = False  # results have the form of the template
     builder: SegmentBuilder = field(init=False)
     finished_segments: list[Segment] = field(default_factory=list)
     num_requests: int = 0
@@ -168,8 +168,8 @@ class TokenConversation:
         self.has_header, self.unanswered = True, []
 
     def append_user(self, text: str) -> None:
-        """Adds a user message in place of the header, which no engine has seen yet. Calls that were
-        interrupted are answered first: no call is left without a result.
+        """Adds a user message in place of the header, which no engine has seen yet. Interrupted calls are
+        answered first, so that every call has a result.
         """
         if self.unanswered:
             self.append_results([INTERRUPTED] * len(self.unanswered), None, None)
@@ -199,7 +199,7 @@ class TokenConversation:
 
 
 def cut_to_fit(text: str, limit_characters: int) -> str:
-    """The beginning of a result that the context has no room for."""
+    """The beginning of a result that does not fit into the context."""
     note = " [cut: context nearly full]"
     return text[: max(0, limit_characters - len(note))] + note
 
@@ -207,19 +207,24 @@ def cut_to_fit(text: str, limit_characters: int) -> str:
 def stated_tools(
     renderer: Renderer, config: HarnessConfig, tools: Mapping[str, Tool]
 ) -> tuple[dict[str, Any], ...]:
-    """The tools that the chat template states. None where the dialect is our own, or the template states none."""
+    """The tools that the chat template states. Empty for our own dialects, and if the template states no tools."""
     is_stated = renderer.states_functions and dialect_of(config).is_published
     return tuple(tool_schemas(tools.values())) if is_stated else ()
 
 
 def call_reader(
-    config: HarnessConfig, policy: ToolPolicy, *, reads_calls: bool = True
+    config: HarnessConfig,
+    policy: ToolPolicy,
+    own: Mapping[str, Tool] | None = None,
+    *,
+    reads_calls: bool = True,
 ) -> CallReader:
-    """The parser of a dialect over the tools an attempt may call, and of edits in the answer's text.
-    `reads_calls`: False where a server has read the calls, and text that looks like one is prose.
+    """The parser of the calls of a dialect, for the tools that an attempt may call, and of edits in the answer's text.
+    `own`: tools of its environment. `reads_calls`: False if a server has read the calls, so that the text is prose.
     """
     dialect = dialect_of(config)
-    offered, tools = offered_tools(config, policy), enabled_tools(config, policy)
+    own = own or {}
+    offered, tools = offered_tools(config, policy, own), enabled_tools(config, policy, own)
 
     def parse(text: str) -> ParsedAnswer:
         answer = dialect.parse(text, offered) if reads_calls else ParsedAnswer((), text)

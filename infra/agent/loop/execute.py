@@ -1,9 +1,9 @@
 """Runs the calls of one turn.
 
-The order: a call waits for the earlier calls it conflicts with (one writes a resource that the other touches)
-and otherwise runs beside them; there is exactly one result per call, in call order, whatever fails.
-A mistake of the model is a result that it reads. An infrastructure failure is retried and then
-raised, after the other calls have ended: such an attempt is masked in training, not punished.
+A call waits for the earlier calls that it conflicts with (one writes a resource that the other touches) and otherwise
+runs at the same time. There is exactly one result per call, in call order, whatever fails. A mistake of the model
+becomes a result that it reads. An infrastructure failure is retried and then raised, after the other calls have ended:
+such an attempt is masked in training, not punished.
 """
 
 import asyncio
@@ -63,15 +63,14 @@ async def execute_calls(
 ) -> list[CallResult]:
     """One result per call, in call order.
 
-    Raises the first failure of infrastructure (SandboxLost, AgentError ...) that trying again did
-    not mend.
+    Raises the first infrastructure failure (SandboxLost, AgentError ...) that remains after retries.
     """
     calls = _with_ids(calls, turn) if dialect_of(config).is_explained else calls
     if config.edits != "tool":
         calls = [await place_edit(call, environment, config) for call in calls]
     if config.place_tags:  # before any call runs: a tag refers to results that the model has read
         calls = [await follow_place(call, environment) for call in calls]
-    tools = catalogue_of(config)
+    tools = {**catalogue_of(config), **environment.tools}
     touched = [_touched(call, tools) for call in calls]
     tasks: list[asyncio.Task[_Ran]] = []
     async with asyncio.TaskGroup() as group:
@@ -133,7 +132,7 @@ def _word_results(
 
 
 def _title(call: ParsedCall, ran: _Ran) -> str:
-    """A block in a plain answer has no id."""
+    """Title of a result: the call's id, tool and status."""
     return " ".join(filter(None, (call.call_id, call.tool or "call", ran.status)))
 
 
@@ -227,8 +226,8 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _limit_seconds(call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig) -> float:
-    """Time limit of a call. The full dialect's terminal gets a margin: it ends its command itself, to
-    keep the output.
+    """Time limit of a call. The full dialect's terminal gets a margin, because it ends its command itself to keep
+    the output.
     """
     if call.tool == ASK_USER and environment.ask_limit_seconds is not None:
         return environment.ask_limit_seconds

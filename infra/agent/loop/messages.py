@@ -1,9 +1,8 @@
 """Attempts by a model behind an OpenAI-style API.
 
-`MessageConversation`: the same loop and tools as in training, over `/v1/chat/completions`. The
-server keeps the tokens (our gateway continues the very tokens it sampled), so there are no segments
-here. Works with any server that speaks the format; our own also names the interaction each answer
-was recorded as.
+`MessageConversation` runs the loop and tools of training over `/v1/chat/completions`. The server keeps the tokens (our
+gateway continues exactly the tokens that it sampled), so there are no segments here. Works with any server of the
+format; our own also names the interaction that it recorded for each answer.
 """
 
 import json
@@ -28,6 +27,7 @@ from ostinato.infra.agent.loop.conversation import (
 )
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, tool_schemas
+from ostinato.infra.agent.tools.mcp_servers import start_servers
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ConfigError, EngineError, boundary
 
@@ -50,7 +50,7 @@ class MessageConversation:
     temperature: float = 1.0
     session_id: str = ""
     sends_max_tokens: bool = True
-    """False for servers with contexts that may be smaller than the harness's: they refuse larger limits"""
+    """False for servers whose context may be smaller than the harness's: they refuse larger limits"""
     messages: list[dict[str, Any]] = field(default_factory=list)
     interaction_ids: list[str] = field(default_factory=list)
     _counted_tokens: int = 0
@@ -79,7 +79,7 @@ class MessageConversation:
             return self._read(reply.json())
 
     def _read(self, reply: Any) -> ModelAnswer:
-        """The answer in a reply. Appends it to the messages."""
+        """Returns the answer in a reply and appends it to the messages."""
         choice = reply["choices"][0]
         message = choice["message"]
         usage = reply.get("usage") or {}
@@ -122,12 +122,12 @@ class MessageConversation:
         for call_id, text in zip(self._pending_ids, texts, strict=True):
             if call_id is not None:
                 self._append({"role": "tool", "content": text, "tool_call_id": call_id})
-            else:  # behind results with ids a server takes none without
+            else:  # after results with ids, servers refuse results without
                 self._append({"role": "user" if has_ids else "tool", "content": text})
         self._pending_ids = []
 
     def append_user(self, text: str) -> None:
-        """A further message of the user. Calls that were interrupted are answered first."""
+        """Adds a message of the user. Interrupted calls are answered first."""
         if self._pending_ids:
             self.append_results([INTERRUPTED] * len(self._pending_ids), None, None)
         self._append({"role": "user", "content": text})
@@ -199,7 +199,7 @@ def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
 
 
 def _is_too_long(response: httpx.Response) -> bool:
-    """Tells by OpenAI's error code, or by the message of servers that send no code."""
+    """Whether the messages exceed the context, by OpenAI's error code, or by the message of other servers."""
     return "context_length" in response.text or "context length" in response.text
 
 
@@ -220,7 +220,13 @@ async def run_agent_outside(
     clock: Callable[[], float] = time.monotonic,
     on_turn: OnTurn | None = None,
 ) -> Transcript:
-    """Runs the attempt to its end, as `run_agent` does with a model of ours."""
+    """Runs the attempt to its end, like `run_agent`, with a model behind an API."""
+    if environment.dialogue is not None:
+        raise ConfigError(
+            "the problem's environment holds the dialogue itself, wanted an engine that gives tokens, "
+            "not the address of a server"
+        )
+    await start_servers(environment, config)
     conversation = open_messages(client, model_name, environment, request, config)
     return await run_conversation(
         conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
@@ -241,15 +247,15 @@ def open_messages(
     to the server in a header.
     """
     policy = environment.policy_under(config)
-    tools = offered_tools(config, policy)
+    tools = offered_tools(config, policy, environment.tools)
     states_tools = dialect_of(config).is_published  # the server, to which they are sent
     system, prompt = first_messages(request, config, tools, policy, states_tools=states_tools)
     return MessageConversation(
         client=client,
         model_name=model_name,
         tools=tools,
-        read_calls=call_reader(config, policy),
-        read_edits=call_reader(config, policy, reads_calls=False),
+        read_calls=call_reader(config, policy, environment.tools),
+        read_edits=call_reader(config, policy, environment.tools, reads_calls=False),
         prompt=prompt,
         system_prompt=system,
         temperature=request.temperature,

@@ -29,7 +29,7 @@ def write_system_prompt(
     states_tools: bool = False,
 ) -> str:
     """The system message of a dialect that is explained: the config's own, or the explanation.
-    `states_tools`: the chat template, or a server, says what tools there are and how they are called.
+    `states_tools`: the chat template or a server states the tools and how to call them.
     """
     if config.system_prompt is not None:
         return config.system_prompt
@@ -54,9 +54,16 @@ def write_system_prompt(
     return "\n\n".join(parts)
 
 
+def explain_tools(tools: Iterable[Tool], config: HarnessConfig) -> str:
+    """Explanation of calls and tools, for a prompt that is written elsewhere."""
+    return "\n\n".join(
+        [_describe_calls(config, states_tools=False), *_describe_tools(tools, config)]
+    )
+
+
 def write_first_message(prompt: str, facts: PromptFacts, config: HarnessConfig) -> str:
-    """The user's message after the files that the user has looked at lately, and before the form of edits:
-    small models follow what they read last.
+    """The user's message, after recently viewed files and before the form of edits: small models follow what they
+    read last.
     """
     if config.edits != "tool" and config.system_prompt is None:
         prompt = f"{prompt}\n\n{REMINDERS[config.edits]}"
@@ -88,7 +95,7 @@ def summary_request(config: HarnessConfig) -> str:
 
 
 def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str | None:
-    """Note of the budget left, once little is. None before."""
+    """Note on the remaining budget, once little is left. None before."""
     few_turns = 0 < turns_left <= config.announce_turns
     few_tokens = 0 < tokens_left <= config.announce_tokens
     if not few_turns and not few_tokens:
@@ -98,7 +105,7 @@ def budget_note(config: HarnessConfig, turns_left: int, tokens_left: int) -> str
 
 
 def _describe_tools(tools: Iterable[Tool], config: HarnessConfig) -> list[str]:
-    """Tools in words, or as the JSON that published models know them by."""
+    """Descriptions of tools in words, or as JSON schemas for published models."""
     if not dialect_of(config).is_published:
         return ["# Tools", *(describe_tool(tool) for tool in tools)]
     return ["# Tools", "\n".join(json.dumps(schema) for schema in tool_schemas(tools))]
@@ -111,10 +118,19 @@ def describe_tool(tool: Tool) -> str:
 
 def _describe_argument(argument: Argument) -> str:
     kind = {"line": "text", "list": "lines"}.get(argument.kind, argument.kind)
+    if argument.kind == "json":
+        kind = "text" if argument.schema_types == ("string",) else _declared(argument)
     details = [kind, "required" if argument.is_required else "optional"]
     if argument.kind in ("integer", "choice"):
         details.insert(1, argument.wanted.removeprefix("an integer "))
     return f"- {argument.name} ({', '.join(details)}): {argument.description}"
+
+
+def _declared(argument: Argument) -> str:
+    """The JSON schema of a value, without its description, which is shown elsewhere."""
+    declared = argument.declared or {}
+    shown = {key: value for key, value in declared.items() if key != "description"}
+    return f"JSON of {json.dumps(shown, ensure_ascii=False)}"
 
 
 def _describe_place(facts: PromptFacts) -> str:

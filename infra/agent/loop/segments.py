@@ -1,7 +1,7 @@
 """Builds the token record of one conversation while it grows.
 
-`SegmentBuilder`: prompt and result tokens and `Generation`s in, one `Segment` with its parallel
-arrays out. Nothing is ever encoded again here. Shapes: T tokens, L MoE layers, K experts per token.
+`SegmentBuilder` makes one `Segment` with parallel arrays from the tokens of prompt and results and from `Generation`s,
+without encoding any text again. Shapes: T tokens, L MoE layers, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class SegmentBuilder:
         sampling: SamplingDistribution,
         opening: Segment | None = None,
     ) -> None:
-        """`sampling`: of all answers. `opening`: segment of an earlier attempt that sampled `prompt_ids`."""
+        """`sampling`: settings of all answers. `opening`: the earlier attempt's segment with the tokens `prompt_ids`."""
         self._sampling = sampling
         self._opening = opening
         self.token_ids: list[int] = list(prompt_ids)
@@ -32,17 +32,25 @@ class SegmentBuilder:
         self.token_ids.extend(token_ids)
 
     def drop_answer_header(self, num_tokens: int) -> None:
-        """Takes back the last template tokens, which were never sent to a model."""
+        """Removes the last template tokens, which were never sent to a model."""
         del self.token_ids[len(self.token_ids) - num_tokens :]
 
     def append_generation(self, generation: Generation) -> None:
-        """Adds tokens that the model sampled after those so far."""
+        """Adds tokens that the model sampled after the present ones."""
         self._sampled.append((len(self.token_ids), generation))
         self.token_ids.extend(generation.token_ids)
 
-    def build(self) -> Segment:
-        """The finished record."""
+    def build(
+        self,
+        earlier: "Sequence[SegmentBuilder]" = (),
+        context: "Sequence[SegmentBuilder]" = (),
+    ) -> Segment:
+        """The finished record. `earlier` and `context`: builders of the tokens that this one begins with. Tokens that
+        `earlier` sampled are trained here too; those that `context` sampled are trained in another segment.
+        """
         total = len(self.token_ids)
+        trained = [part for builder in (*earlier, self) for part in builder._sampled]
+        read = [part for builder in context for part in builder._sampled]
         loss_mask_T = np.zeros(total, dtype=bool)
         logprobs_T = np.zeros(total, dtype=np.float32)
         weight_versions_T = np.full(total, -1, dtype=np.int64)
@@ -53,10 +61,12 @@ class SegmentBuilder:
             logprobs_T[:start] = self._opening.logprobs_T
             weight_versions_T[:start] = self._opening.weight_versions_T
             cache_versions_T[:start] = self._opening.cache_versions_T
-        routed = [generation.routed_experts for _, generation in self._sampled]
+        routed = [generation.routed_experts for _, generation in (*read, *trained)]
         layers, experts = next((rows.shape[1:] for rows in routed if len(rows)), (0, 0))
         routed_experts_TLK = np.full((total, layers, experts), MISSING_ROUTE, dtype=np.int16)
-        for start, generation in self._sampled:
+        for _, generation in read:
+            _fill_routes(routed_experts_TLK, generation)
+        for start, generation in trained:
             end = start + len(generation.token_ids)
             loss_mask_T[start:end] = True
             logprobs_T[start:end] = generation.logprobs_T
@@ -78,8 +88,8 @@ class SegmentBuilder:
 def _fill_routes(routed_experts_TLK: np.ndarray, generation: Generation) -> None:
     """Copies the routes of positions that have none yet.
 
-    A position computed again after a weight swap keeps its first routes: those made the token
-    sampled after it.
+    A position computed again after a weight swap keeps its first routes, because those led to the
+    token that was sampled after it.
     """
     rows = generation.routed_experts
     if not rows.size:  # nothing new, or a model without experts

@@ -1,4 +1,4 @@
-"""Words and vectors of pieces of code, computed once per text."""
+"""Words and vectors of chunks of code, computed once per text."""
 
 import hashlib
 from collections import Counter
@@ -17,17 +17,17 @@ NO_MODEL = "no-model"
 
 @dataclass(frozen=True, slots=True)
 class ChunkFeatures:
-    """A chunk made ready for ranking."""
+    """Features of a chunk for ranking."""
 
     counts: tuple[Mapping[str, int], ...]
-    """Words of each field."""
+    """Word counts of each field."""
     num_words: tuple[int, ...]
     """Length of each field."""
     vector: np.ndarray  # float32 [width]; width 0 without an encoder
 
 
-def describe_text(text: CodeText, vector: np.ndarray) -> ChunkFeatures:
-    """The words of a piece of code, with its vector."""
+def features_of(text: CodeText, vector: np.ndarray) -> ChunkFeatures:
+    """The features of a chunk's text and vector."""
     words = [split_words(part) for part in text]
     counts = tuple(Counter(part) for part in words)
     return ChunkFeatures(counts, tuple(len(part) for part in words), vector)
@@ -71,6 +71,6 @@ class ChunkCache:
             vectors.update(zip(missing, encoded, strict=True))
         empty = np.zeros(0, dtype=np.float32)
         return {
-            key: describe_text(chunk.code_text, vectors.get(key, empty))
+            key: features_of(chunk.code_text, vectors.get(key, empty))
             for key, chunk in missing.items()
         }

@@ -1,7 +1,7 @@
 """Cuts files into chunks along their syntax: every line of a file is in exactly one chunk.
 
 Functions are chunks; a class without its methods is a chunk; the rest of a module is
-cut at definitions; long chunks and files of unknown languages fall into windows.
+cut at definitions; long chunks and files of unknown languages are cut into windows.
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ class Chunk:
     @property
     def title(self) -> str:
         """First line that is not blank, stripped and cut to _TITLE_CHARACTERS."""
-        said = (line.strip() for line in self.text.split("\n"))
-        return next((line for line in said if line), "")[:_TITLE_CHARACTERS]
+        stripped = (line.strip() for line in self.text.split("\n"))
+        return next((line for line in stripped if line), "")[:_TITLE_CHARACTERS]
 
     @property
     def code_text(self) -> CodeText:

@@ -1,7 +1,6 @@
-"""The trained encoder at serving time: numpy only.
+"""The trained encoder at serving time, with numpy only.
 
-The `TextEncoder` protocol and `BagEncoder`, which reads the files of
-models/search_encoder/embedder.py and gives the same vectors.
+`BagEncoder`, a `TextEncoder`, reads the files of models/search_encoder/embedder.py and gives the same vectors.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ class TextEncoder(Protocol):
 
     @property
     def model_id(self) -> str:
-        """Changes whenever any vector may change."""
+        """Identity of the model, which changes whenever any vector may change."""
         ...
 
     @property
@@ -34,7 +33,7 @@ class TextEncoder(Protocol):
 
     @property
     def dense_weight(self) -> float:
-        """Weight of its standardised score beside BM25's."""
+        """Weight of its standardised score relative to BM25's."""
         ...
 
     def encode_query(self, text: str) -> np.ndarray:
@@ -60,8 +59,8 @@ class BagEncoder:
         self.dense_weight = float(content["metadata"].get("dense_weight", 1.0))
         self.vocabulary = Vocabulary(content["words"], int(content["config"]["num_buckets"]))
         self._vectors_VD = np.concatenate([tensors["vectors_VD"], tensors["bucket_vectors"]])
-        self._query_weights = _one_a_row(tensors["query_log_weights"], self.vocabulary)
-        self._code_weights = _one_a_row(tensors["code_log_weights"], self.vocabulary)
+        self._query_weights = _weight_per_row(tensors["query_log_weights"], self.vocabulary)
+        self._code_weights = _weight_per_row(tensors["code_log_weights"], self.vocabulary)
         self._field_scales = np.exp(tensors["field_log_scales"])
         self._query_map_DD = tensors["query_map_DD"]
 
@@ -86,8 +85,8 @@ class BagEncoder:
         return (weights_V[bag.ids] * factors) @ self._vectors_VD[bag.ids]
 
 
-def _one_a_row(log_weights: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Known words have their own weight, all buckets share the last one."""
+def _weight_per_row(log_weights: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Weights of known words and buckets. All buckets share the last weight."""
     known = np.exp(log_weights[:-1])
     buckets = np.full(vocabulary.num_buckets, np.exp(log_weights[-1]), dtype=np.float32)
     return np.concatenate([known, buckets]).astype(np.float32)

@@ -4,6 +4,7 @@ Schemas, system prompt (loop/prompts.py) and the checks of a call's arguments ar
 these definitions, so they cannot differ.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -23,9 +24,19 @@ Values = Mapping[str, Any]
 Output = str | Callable[[], str]
 """Text that the model reads; a callable is called once the turn's other calls have run."""
 Implementation = Callable[[AgentEnvironment, Any, HarnessConfig], Awaitable[Output]]
-Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list"]
-Value = str | int | bool | tuple[str, ...]
+Kind = Literal["line", "text", "path", "integer", "boolean", "choice", "list", "json"]
+Value = Any
+"""Text, an integer, a boolean or a tuple of texts; for a json argument any JSON value."""
 _BOOLEANS = {"true": True, "false": False}
+_SCHEMA_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
     "boolean": bool,
@@ -35,7 +46,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. `text` keeps surrounding white space. Values of other kinds are stripped."""
+    """One argument. `text` and `json` keep surrounding white space. Values of other kinds are stripped."""
 
     name: str
     description: str
@@ -45,11 +56,22 @@ class Argument:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     pattern: str = ""  # each entry of a list must match it
+    declared: Mapping[str, Any] | None = None  # JSON schema of a json argument
 
     @property
     def is_text(self) -> bool:
         """Whether white space around the value counts."""
-        return self.kind == "text"
+        return self.kind in ("text", "json")
+
+    @property
+    def schema_types(self) -> tuple[str, ...]:
+        """Types that the schema of a json argument allows. Empty: any."""
+        declared = self.declared or {}
+        forms = declared.get("anyOf") or declared.get("oneOf") or [declared]
+        types = [form.get("type") for form in forms if isinstance(form, Mapping)]
+        flat = [name for each in types for name in (each if isinstance(each, list) else [each])]
+        named = tuple(name for name in flat if name in _SCHEMA_TYPES)
+        return named if len(named) == len(flat) else ()
 
     @property
     def wanted(self) -> str:
@@ -64,10 +86,12 @@ class Argument:
             return "a path inside the repository"
         if self.kind == "list":
             return f"{_bounds(self.minimum, self.maximum)} entries".replace("any", "any number of")
+        if self.kind == "json":
+            return f"JSON, {' or '.join(self.schema_types) or 'any value'}"
         return "text"
 
     def convert(self, raw: str) -> Value:
-        """The typed value of a written one. The message of ValueError is the valid form."""
+        """The typed value of an argument's text. The message of ValueError is the valid form."""
         raw = raw if self.is_text else raw.strip()
         if self.kind == "integer":
             return self._integer(raw)
@@ -77,6 +101,8 @@ class Argument:
             return normalize_path(raw)
         if self.kind == "list":
             return self._list(raw)
+        if self.kind == "json":
+            return self._json(raw)
         if self.kind == "boolean" or (self.kind == "choice" and raw not in self.choices):
             raise ValueError(self.wanted)
         return raw
@@ -87,6 +113,19 @@ class Argument:
         value = int(raw)
         too_small = self.minimum is not None and value < self.minimum
         if too_small or (self.maximum is not None and value > self.maximum):
+            raise ValueError(self.wanted)
+        return value
+
+    def _json(self, raw: str) -> Value:
+        """The JSON value of `raw`, or else its text. ValueError for a type that the schema forbids."""
+        types = self.schema_types
+        if types == ("string",):
+            return raw
+        try:
+            value = json.loads(raw.lower() if raw in ("True", "False", "None") else raw)
+        except (ValueError, RecursionError):
+            value = raw
+        if types and not any(_has_type(value, name) for name in types):
             raise ValueError(self.wanted)
         return value
 
@@ -102,6 +141,8 @@ class Argument:
 
     def schema(self) -> dict[str, Any]:
         described: dict[str, Any] = {"description": self.description}
+        if self.kind == "json":
+            return {**(self.declared or {})} | (described if self.description else {})
         if self.kind == "integer":
             bounds = {"minimum": self.minimum, "maximum": self.maximum}
             described |= {"type": "integer"}
@@ -128,9 +169,9 @@ class Tool:
     """One tool of the agent.
 
     `run` gets the environment, the values and the harness settings. It raises ToolFailure with a
-    message for the model and ToolRefusal where a policy forbids the call. `reads` and `writes` name
+    message for the model and ToolRefusal if a policy forbids the call. `reads` and `writes` name
     resources: "files/{path}" is the file in the path argument, "files" are all; calls that
-    conflict run in order. `rule` returns the fault of all values together, or an empty text.
+    conflict run in order. `rule` checks the values together and returns an error or an empty text.
     """
 
     name: str
@@ -141,6 +182,7 @@ class Tool:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     rule: Callable[[Mapping[str, Value]], str] | None = None
+    schema: Mapping[str, Any] | None = None  # of all arguments, for a tool declared elsewhere
 
     @property
     def edits_files(self) -> bool:
@@ -150,6 +192,31 @@ class Tool:
     def argument(self, name: str) -> Argument | None:
         """The argument called `name`, or None."""
         return next((argument for argument in self.arguments if argument.name == name), None)
+
+
+def declared_tool(
+    name: str,
+    description: str,
+    schema: Mapping[str, Any],
+    run: Implementation,
+    resource: str,
+) -> Tool:
+    """A tool that is declared elsewhere by the JSON schema of its arguments. Its calls run one after another, and
+    never at the same time as a call that touches files.
+    """
+    required = schema.get("required") or ()
+    arguments = tuple(
+        Argument(
+            key,
+            str(form.get("description", "")),
+            is_required=key in required,
+            kind="json",
+            declared=form,
+        )
+        for key, form in (schema.get("properties") or {}).items()
+        if isinstance(form, Mapping)
+    )
+    return Tool(name, description, arguments, run, writes=(FILES, resource), schema=schema)
 
 
 def tool(
@@ -184,7 +251,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, str]) -> Checked:
             values[name] = argument.convert(raw)
         except ValueError as error:
             return Checked({}, f"{tool.name}.{name} is {raw[:60]!r}, wanted {error}")
-        if argument.is_required and argument.kind != "text" and values[name] in ("", ()):
+        if argument.is_required and not argument.is_text and values[name] in ("", ()):
             return Checked({}, f"{tool.name}.{name} is empty")
     for argument in tool.arguments:
         if argument.is_required and argument.name not in values:
@@ -199,6 +266,9 @@ def strings_from_json(tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[st
     for name, value in arguments.items():
         argument = tool.argument(name)
         kind = argument.kind if argument is not None else "line"
+        if argument is not None and kind == "json" and argument.schema_types != ("string",):
+            strings[name] = json.dumps(value, ensure_ascii=False)
+            continue
         wanted = _JSON_TYPES.get(kind, str)
         is_right = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
         if isinstance(value, list) and is_right:
@@ -223,6 +293,8 @@ def tool_schemas(tools: Iterable[Tool]) -> list[dict[str, Any]]:
             "required": [argument.name for argument in tool.arguments if argument.is_required],
             "additionalProperties": False,
         }
+        if tool.schema is not None:
+            parameters = dict(tool.schema) or {"type": "object", "properties": {}}
         function = {"name": tool.name, "description": tool.description, "parameters": parameters}
         schemas.append({"type": "function", "function": function})
     return schemas
@@ -260,6 +332,13 @@ def resources(tool: Tool, arguments: Mapping[str, str]) -> tuple[frozenset[str],
 def covers(resource: str, other: str) -> bool:
     """Whether two resources overlap: equal, or one the directory of the other."""
     return resource == other or resource.startswith(other + "/") or other.startswith(resource + "/")
+
+
+def _has_type(value: Any, name: str) -> bool:
+    """Whether a value has a type of JSON schemas, where booleans are not numbers."""
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _SCHEMA_TYPES[name])
 
 
 def _bounds(minimum: int | None, maximum: int | None) -> str:

@@ -1,8 +1,8 @@
 """Finds the text that an edit replaces.
 
-Tried in this order: an exact match; one that ignores line ends and trailing white space; one whose
-whole stretch is indented otherwise. Several matches of a kind are an error. Lines that the edit repeats
-keep their bytes, new ones end as their neighbours, unless the edit itself names a carriage return.
+Tried in this order: an exact match, a match without line ends and trailing white space, and a match with another
+indentation of all lines. Several matches of a kind are an error. Lines that the edit repeats keep their bytes. New
+lines get the line ends of their neighbours, unless the edit itself contains a carriage return.
 """
 
 import difflib
@@ -18,7 +18,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 class NoMatch(Exception):
-    """There is no stretch to edit, or more than one. The message is shown to the model."""
+    """No text matches, or several do. The message is shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Edited:
 
 def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: bool) -> Edited:
     """`text` with `old` replaced by `new`. NoMatch when `old` matches nowhere, or more than once
-    without `all_of_them`. `exact`: white space is not forgiven.
+    without `all_of_them`. `exact`: white space must match too.
     """
     if not old:
         raise NoMatch("old is empty, wanted the text to replace; write_file makes a whole file")
@@ -49,7 +49,7 @@ def replace_text(text: str, old: str, new: str, *, all_of_them: bool, exact: boo
         mark = text[: text.startswith(_BYTE_ORDER_MARK)]
         text = text.removeprefix(mark)
         for how, found in (
-            ("white space", _match_lines(text, old, _trimmed)),
+            ("white space", _match_lines(text, old, str.rstrip)),
             ("indentation", _match_lines(text, old, str.strip)),
         ):
             if len(found) > 1:
@@ -67,10 +67,6 @@ def _places(text: str, old: str) -> Iterator[int]:
     while position >= 0:
         yield position
         position = text.find(old, position + len(old))
-
-
-def _trimmed(line: str) -> str:
-    return line.rstrip()
 
 
 def _old_lines(old: str) -> list[str]:
@@ -110,7 +106,7 @@ def _splice(text: str, old: str, new: str, start: int, how: str) -> str | None:
 
 
 def _replace_exact(text: str, old: str, new: str) -> str:
-    """Every `old` replaced, with line ends of the file's kind where `new` has further lines."""
+    """Every `old` replaced. Additional lines of `new` get the file's kind of line ends."""
     if "\r\n" not in text or "\r" in old + new:
         return text.replace(old, new)
     lines, wanted, fresh = split_lines(text), old.split("\n"), new.split("\n")
@@ -137,7 +133,7 @@ def _sources(old: list[str], new: list[str]) -> Iterator[tuple[int, bool]]:
 
 
 def _ends(lines: list[str], start: int, count: int) -> list[str]:
-    """Ends of lines. The file's last line, which may have none, has that of the line before it."""
+    """Line ends of the lines. A last line of the file without one gets that of the line before it."""
     ended = [line for line in lines[max(start - 1, 0) : start + count] if line.endswith("\n")]
     found = [line[len(_content(line)) :] for line in ended]
     missing = count - len(found) + min(start, 1)
@@ -155,7 +151,7 @@ def _shift(old: list[str], found: list[str]) -> tuple[str, str] | None:
     for before, after in zip(old, found, strict=True):
         if not before.strip():
             continue
-        was, now = _indent(before), _indent(after)
+        was, now = indent_of(before), indent_of(after)
         if now.endswith(was):
             shifts.add(("", now[: len(now) - len(was)]))
         elif was.endswith(now):
@@ -173,12 +169,13 @@ def _indent_by(line: str, removed: str, added: str) -> str | None:
     return added + line.removeprefix(removed)
 
 
-def _indent(line: str) -> str:
+def indent_of(line: str) -> str:
+    """White space at the beginning of a line."""
     return line[: len(line) - len(line.lstrip())]
 
 
 def _closest(text: str, old: str) -> str:
-    """The stretch most like `old`, with its line numbers, as the end of a sentence."""
+    """The lines most like `old`, with line numbers, as the end of a sentence."""
     wanted, lines = _old_lines(old), text.split("\n")
     if len(lines) > MAX_COMPARED_LINES or not any(line.strip() for line in wanted):
         return ""

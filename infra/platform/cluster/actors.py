@@ -1,6 +1,6 @@
-"""Named actors: found when they live, created when not, and asked with a time limit.
+"""Named Ray actors: finds or creates them, waits for their answers with a time limit, and ends them.
 
-How actors are named, restarted and ended, and how Ray's errors become ClusterError.
+Ray's errors become ClusterError here.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ def get_or_create_actor(
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
-    `actor_class` is a plain class or one decorated with `ray.remote`. `on_node` is Ray's id of the
-    machine it lives on (None: any); one that is movable starts again elsewhere when that machine is gone.
-    `scheduling_strategy` is Ray's, as `placement.rank_options` gives it.
+    `actor_class`: a plain class or one decorated with `ray.remote`. `on_node`: Ray's id of the machine to run on;
+    None: any. `is_movable`: whether the actor starts elsewhere when that machine is gone. `scheduling_strategy`:
+    Ray's, as `placement.rank_options` gives it.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
@@ -95,13 +95,15 @@ def find_actor(name: str) -> ActorHandle | None:
 
 
 def _require_ray(name: str) -> None:
-    # Ray would start by itself with options of its own choice
+    # otherwise Ray would start by itself with default options
     if not ray.is_initialized():
-        raise ClusterError(f"actor {name} needs Ray, which this process has not; call start_ray")
+        raise ClusterError(
+            f"actor {name} needs Ray, which is not running in this process; call start_ray"
+        )
 
 
 def end_actor(actor: ActorHandle) -> None:
-    """End an actor for good. It is not restarted, and answers no more when this returns."""
+    """Ends an actor for good. It is not restarted, and no longer answers when this returns."""
     ray.kill(actor, no_restart=True)
     # Ray only sends the kill: calls made right after it may still be answered
     trials = Retrying(
@@ -116,7 +118,7 @@ def end_actor(actor: ActorHandle) -> None:
 
 
 def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
-    """The value of a call. A dead actor or a timeout is a ClusterError, typed errors pass."""
+    """The result of a call. ClusterError for a dead actor or a timeout; typed errors pass."""
     try:
         return ray.get(reference, timeout=timeout_seconds)
     except GetTimeoutError as error:
@@ -132,7 +134,7 @@ def wait_for(reference: Any, what: str, timeout_seconds: float) -> Any:
 
 
 async def ask(reference: Any, what: str, limit_seconds: float) -> Any:
-    """Answer of an actor. ClusterError names `what` when it does not come."""
+    """The same as `wait_for`, without blocking the event loop."""
     return await asyncio.to_thread(wait_for, reference, what, limit_seconds)
 
 
@@ -146,7 +148,7 @@ def is_actor_alive(actor: ActorHandle, timeout_seconds: float = 10.0) -> bool:
     )
     try:
         trials(lambda: ray.get(actor.__ray_ready__.remote(), timeout=timeout_seconds))
-    # unschedulable: the only machine it may live on is gone
+    # unschedulable: the only machine that it may run on is gone
     except (GetTimeoutError, RayActorError, ActorUnschedulableError):
         return False
     return True

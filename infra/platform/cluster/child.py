@@ -1,8 +1,8 @@
-"""Heavy work in a supervised child process: started once, found again, ended with its whole
-session. One that nobody waits for any more ends itself, later where another supervisor may come.
+"""Runs heavy work in a supervised child process, which is ended together with its whole session.
 
-When the directory already holds the result of the same request nothing runs; when a child of it
-still lives (its supervisor was killed) that one is watched and no second one started.
+If the directory already holds the result of the same request, nothing runs. If a child of the request is still alive
+(its supervisor was killed), that child is watched and no second child starts. A child without supervisors ends itself
+after `outlive_seconds`.
 """
 
 import contextlib
@@ -63,11 +63,11 @@ _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _MARK_WAIT_SECONDS = 20.0
-_NESTED_GRACE_SECONDS = 4.0  # this process is given eight
+_NESTED_GRACE_SECONDS = 4.0  # this process itself has eight seconds to end
 _OUTLIVE_SECONDS = 10.0
-_SILENCE_SECONDS = 12.0  # more than twice the pause between two beats of a child
+_SILENCE_SECONDS = 12.0  # more than twice the pause between two heartbeats of a child
 _FULL_DISK_BYTES = 64 * 1024
-# torch's CPU allocator returns big blocks to the kernel after each step without these
+# without the MALLOC variables, torch's CPU allocator returns large blocks to the kernel after each step
 CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
@@ -95,13 +95,13 @@ def run_child(
     alone: bool = False,
     outlive_seconds: float = _OUTLIVE_SECONDS,
 ) -> R:
-    """Run `entry(request, workspace)` in a child and return its result. Resumes by itself.
+    """Runs `entry(request, workspace)` in a child and returns its result. Another call resumes interrupted work.
 
-    Raises the child's own typed error, ClusterError when it was killed. Any exception in the
-    caller, KeyboardInterrupt and what `check` raises while it waits included, ends the child's whole
-    session before it propagates, unless another supervisor waits for the same child. `alone`: the
-    child waits for the lock of the machine's device and holds it to its end, as trainers do. A child
-    of which every supervisor was killed ends itself after `outlive_seconds`.
+    Raises the child's own typed error, or ClusterError when the child was killed. An exception in the caller,
+    including KeyboardInterrupt and errors of `check`, which is called while it waits, ends the child's whole session
+    before it propagates, unless another supervisor waits for the same child. `alone`: the child holds the lock of the
+    machine's device while it works, as trainers do. `outlive_seconds`: time after which a child ends itself when all
+    its supervisors were killed.
     """
     directory = directory.absolute()
     with boundary(StorageError, f"making {directory}"):
@@ -117,7 +117,7 @@ def run_child(
         with boundary(StorageError, f"starting a child in {directory}"):
             child = _attach_or_start(order, owner)
         try:
-            exit_code = _watch(child, on_progress, check, _Pulse(directory, settings))
+            exit_code = _watch(child, on_progress, check, _Heartbeat(directory, settings))
         except BaseException as error:
             with undisturbed():
                 _give_up(child, directory, owner, error)
@@ -130,8 +130,8 @@ def run_child(
             return done
         if not child.was_orphan and (child.process is not None or (directory / FAILURE).exists()):
             raise _error(entry, directory, exit_code)
-        # a child that was found, not started here: it was dying already, or failed from what killed
-        # its supervisor (the loss of a machine). The next round starts a new one
+        # The child was found, not started here: it was dying already, or failed from the cause that killed
+        # its supervisor (such as the loss of a machine). The next iteration starts a new child.
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Order:
 class _Child:
     """A running child. `process` is None when an earlier supervisor started it.
 
-    `was_orphan`: when it was found, no living supervisor waited for it.
+    `was_orphan`: no live supervisor waited for it when it was found.
     """
 
     mark: ProcessMark
@@ -157,13 +157,13 @@ class _Child:
     was_orphan: bool = False
 
     def exit_code(self) -> int | None:
-        """None while it runs. -1 for one that another supervisor started."""
+        """None while it runs. -1 once a child of another supervisor has ended."""
         if self.process is not None:
             return self.process.poll()
         return None if is_alive(self.mark) else -1
 
     def kill(self) -> None:
-        """End its whole session."""
+        """Ends its whole session."""
         grace = {"grace_seconds": _NESTED_GRACE_SECONDS} if is_ending.is_set() else {}
         kill_session(self.mark, **grace)
         if self.process is not None:
@@ -184,10 +184,10 @@ def _finished(directory: Path, envelope: RequestEnvelope, result_type: type[R]) 
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Environment of a process that works beside this one with the same code and settings."""
+    """Environment of another process with the same code and settings."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if settings.device == "cpu" else {}
     is_alone = settings.ray_address is None and load_launch() is None
-    # gloo takes the address that the host's name resolves to otherwise
+    # otherwise gloo takes the address that the host name resolves to
     near = {"GLOO_SOCKET_IFNAME": "lo"} if is_alone else {}
     return {
         **os.environ,
@@ -278,7 +278,7 @@ def _attached_or_started(order: _Order) -> _Child:
 
 
 def _set_aside(directory: Path, fingerprint: str) -> None:
-    """Move the files of another request away: nothing of it may be resumed from by mistake."""
+    """Moves the files of another request away, so that this one does not resume from them."""
     aside = directory.with_name(f"{directory.name}.superseded-{fingerprint}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -324,7 +324,7 @@ def _start(order: _Order) -> _Child:
 
 
 def _await_mark(child: _Child, directory: Path) -> None:
-    """Holds the start lock until the child's mark is there, so that no second one starts."""
+    """Waits for the child's mark. The caller holds the start lock, so that no second child starts."""
     deadline = time.monotonic() + _MARK_WAIT_SECONDS
     while not (directory / PROCESS).exists() and child.exit_code() is None:
         if time.monotonic() > deadline:
@@ -335,10 +335,10 @@ def _await_mark(child: _Child, directory: Path) -> None:
         time.sleep(_POLL_SECONDS / 10)
 
 
-class _Pulse:
-    """Signs of life of a child as its supervisor sees them: heartbeat and progress.
+class _Heartbeat:
+    """Heartbeat and progress of a child, as its supervisor sees them.
 
-    Times are the supervisor's own, so clocks of other machines and a machine that slept do not matter.
+    Times are the supervisor's own, so clocks of other machines and a suspended machine do not matter.
     """
 
     def __init__(self, directory: Path, settings: Settings) -> None:
@@ -349,7 +349,7 @@ class _Pulse:
         self._beat_at = self._progress_at = time.monotonic()
 
     def newer_progress(self, *, must_live: bool) -> Progress | None:
-        """Progress since the last call. ClusterError when a child that must live stands still."""
+        """New progress since the last call. ClusterError when a child that must be alive exceeds a limit."""
         now = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             beat_ns = (self._directory / HEARTBEAT).stat().st_mtime_ns
@@ -366,33 +366,33 @@ class _Pulse:
             if must_live and now - since > limit:
                 raise ClusterError(
                     f"no {what} of the child in {self._directory} for {now - since:.0f} s, wanted "
-                    f"one within {limit:g} s: it is stopped, or waits for something that does not "
-                    f"come; it resumes from its last checkpoint{log_tail(self._directory / LOG)}"
+                    f"one within {limit:g} s: it is stopped or blocked; it resumes from its last "
+                    f"checkpoint{log_tail(self._directory / LOG)}"
                 )
         return progress if is_new else None
 
 
 def _watch(
-    child: _Child, on_progress: OnProgress | None, check: Callable[[], None], pulse: _Pulse
+    child: _Child, on_progress: OnProgress | None, check: Callable[[], None], heartbeat: _Heartbeat
 ) -> int:
     while True:
         check()
         if is_ending.is_set():
             raise ClusterError(f"process {os.getpid()} was told to end while {child.mark.pid} ran")
         exit_code = child.exit_code()
-        progress = pulse.newer_progress(must_live=exit_code is None)
+        progress = heartbeat.newer_progress(must_live=exit_code is None)
         if on_progress is not None and progress is not None:
-            _tell(on_progress, progress)
+            _report(on_progress, progress)
         if exit_code is not None:
             return exit_code
         _wait(child)
 
 
-def _tell(on_progress: OnProgress, progress: Progress) -> None:
+def _report(on_progress: OnProgress, progress: Progress) -> None:
     try:
         on_progress(progress)
     except Exception:  # a progress bar must never end a training run
-        _logger.exception("progress is not shown %s", fields(done=progress.done))
+        _logger.exception("progress cannot be shown %s", fields(done=progress.done))
 
 
 def _wait(child: _Child) -> None:

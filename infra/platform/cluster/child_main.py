@@ -72,7 +72,7 @@ Main = Callable[[BaseModel, Workspace], BaseModel]
 def main(
     entry: str, directory: Path, outlive_seconds: float = math.inf, *, alone: bool = False
 ) -> int:
-    """Runs one request to its end. `alone`: under the lock of this machine's device. The exit code."""
+    """Runs one request to its end and returns the exit code. `alone`: under the lock of this machine's device."""
     lock = (directory / LOCK).open("w")
     if not try_lock(lock):
         return EXIT_LOCKED
@@ -93,7 +93,7 @@ def main(
 
 
 def _beat(directory: Path, outlive_seconds: float) -> None:
-    """Touches the heartbeat at least four times per heartbeat limit, and ends this session once nobody has
+    """Touches the heartbeat at least four times per heartbeat limit. Ends this session when no supervisor has
     waited for it for `outlive_seconds`.
     """
     seconds = min(_BEAT_SECONDS, load_settings().heartbeat_limit_seconds / 4, outlive_seconds / 2)
@@ -104,7 +104,9 @@ def _beat(directory: Path, outlive_seconds: float) -> None:
             if live_owners(directory):
                 wanted_at = time.monotonic()
         if time.monotonic() - wanted_at > outlive_seconds:
-            _logger.warning("child ends, nobody waits for it %s", fields(directory=directory))
+            _logger.warning(
+                "child ends, no supervisor waits for it %s", fields(directory=directory)
+            )
             kill_session(mark_process(os.getpid()))
         time.sleep(seconds)
 

@@ -1,7 +1,7 @@
-"""The device of this machine: one trainer at a time, whichever run or deployment started it.
+"""The lock of this machine's device: one trainer at a time, whichever run or deployment started it.
 
-The trainer itself holds the lock, and the kernel takes it back however it ends. One that outlives
-its supervisor keeps it.
+The trainer process itself holds the lock, so it keeps the lock when it outlives its supervisor, and the kernel
+releases it however the process ends.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
-from ostinato.infra.platform.cluster.stage_status import PartWait, StageStatus
+from ostinato.infra.platform.cluster.stage_status import BlockedOn, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     STATUS,
     ProcessMark,
@@ -26,12 +26,12 @@ from ostinato.infra.platform.cluster.workspace import (
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.telemetry import fields
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _logger = logging.getLogger(__name__)
 
 
 class Trainer(Record):
-    """A trainer that has the device. Content of the lock file."""
+    """The trainer that holds the device: the content of the lock file."""
 
     process: ProcessMark
     directory: str
@@ -39,7 +39,7 @@ class Trainer(Record):
 
 @contextlib.contextmanager
 def device_alone(workspace: Workspace) -> Iterator[None]:
-    """The device for the length of the block. Waits for a trainer that has it, and says so."""
+    """Holds the device during the block. Waits for a trainer that holds it, and reports the wait."""
     path = workspace.settings.home / f"trainer-{socket.gethostname()}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     own = Trainer(process=mark_process(os.getpid()), directory=str(workspace.directory))
@@ -60,11 +60,11 @@ def _take(lock: IO[str], path: Path, workspace: Workspace) -> None:
             since = time.time()
             _logger.info("waits for the device %s", fields(held_by=other))
         if holder is not None and not is_alive(holder.process):
-            kill_session(holder.process)  # what a killed trainer left
+            kill_session(holder.process)  # processes that a killed trainer left
         workspace.progress.update(0, 1, f"waits for the device, which {other} has")
-        wait = PartWait(what="the device", detail=f"{other} has it", since=since)
+        wait = BlockedOn(what="the device", detail=f"{other} has it", since=since)
         status = StageStatus(phase="waiting", at=time.time(), waits={"trainer": wait})
         replace_text(workspace.directory / STATUS, status.model_dump_json())
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     if since is not None:
         (workspace.directory / STATUS).unlink(missing_ok=True)

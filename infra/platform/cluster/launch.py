@@ -1,7 +1,7 @@
-"""Stages under torchrun: each of its processes is a rank of every stage that trains.
+"""Stages under torchrun: each of its processes is a rank of every training stage.
 
-Rank 0 runs the command. The others wait in torchrun's store for the directories of its stages, read
-the request there, and take part; so all need the home under the same path.
+Rank 0 runs the command. The other ranks wait in torchrun's store for the directory of each stage, read the request
+there and take part, so all machines need the home under the same path.
 """
 
 import logging
@@ -23,7 +23,7 @@ from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.settings import Launch, load_settings
 from ostinato.infra.platform.telemetry import configure_logging, fields
 
-_ANSWER = timedelta(seconds=60)  # of the store
+_STORE_TIMEOUT = timedelta(seconds=60)
 _END = ""
 _COUNT = "stages"
 
@@ -32,7 +32,7 @@ _followed = 0  # number of the stage that this process takes part in; stays 0 in
 
 
 def run_launched(launch: Launch, command: Callable[[], object]) -> None:
-    """Runs the command in the first process. The others follow it to its end."""
+    """Runs the command in rank 0. The other ranks take part in its stages until it ends."""
     if launch.rank > 0:
         _follow(launch)
         return
@@ -50,7 +50,7 @@ def join_stage(launch: Launch, directory: Path, world_size: int) -> Store:
     if launch.world_size != world_size:
         raise ConfigError(
             f"torchrun started {launch.world_size} processes and world_size of {directory.name} is "
-            f"{world_size}, wanted as many; set world_size in the stage's section of the recipe, as in "
+            f"{world_size}, wanted equal numbers; set world_size in the stage's section of the recipe, as in "
             f"--set pretraining.world_size={launch.world_size}"
         )
     store, stage = _open_store(launch), _followed
@@ -67,12 +67,12 @@ def _follow(launch: Launch) -> None:
     while True:
         _followed += 1
         _logger.info("waits for a stage %s", fields(rank=launch.rank, stage=_followed))
-        told = _wait(store, _key(_followed)).decode()
-        if told == _END:
+        announced = _wait(store, _key(_followed)).decode()
+        if announced == _END:
             return
         try:
-            _take_part(Path(told))
-        except Exception:  # the first rank's part ends too, and its flow decides what comes next
+            _take_part(Path(announced))
+        except Exception:  # rank 0 fails too, and its flow decides what comes next
             _logger.exception("a stage failed %s", fields(rank=launch.rank, stage=_followed))
 
 
@@ -80,22 +80,24 @@ def _take_part(directory: Path) -> None:
     envelope = read_record(directory / REQUEST, RequestEnvelope)
     if envelope is None:
         raise StorageError(
-            f"{directory / REQUEST} is not there, wanted the home on a file system that all machines see"
+            f"{directory / REQUEST} is missing, wanted the home on a file system that all machines see"
         )
     answer_request(envelope, Workspace.open(directory, load_settings()))
 
 
 def _open_store(launch: Launch) -> Store:
-    store = TCPStore(launch.master_addr, launch.master_port, is_master=False, timeout=_ANSWER)
+    store = TCPStore(
+        launch.master_addr, launch.master_port, is_master=False, timeout=_STORE_TIMEOUT
+    )
     return PrefixStore(f"ostinato/{launch.torchelastic_restart_count}", store)
 
 
 def _wait(store: Store, key: str) -> bytes:
     while True:
         try:
-            store.wait([key], _ANSWER)
+            store.wait([key], _STORE_TIMEOUT)
             return store.get(key)
-        except DistStoreError:  # not yet there
+        except DistStoreError:  # not set yet
             continue
 
 

@@ -24,23 +24,23 @@ PLACEMENT_SECONDS = 300.0  # for a machine that comes back, or that an autoscale
 def reserve_ranks(
     num_ranks: int, device: Literal["cpu", "cuda"], wait_seconds: float = PLACEMENT_SECONDS
 ) -> Placement:
-    """Reserves a core per rank, and a GPU per rank for cuda, on as few machines as possible, until
-    the process that asked ends. ClusterError when there is no room within `wait_seconds`.
+    """Reserves a core per rank, and a GPU per rank for cuda, on as few machines as possible, until this process ends.
+    ClusterError when there is no room within `wait_seconds`.
     """
     bundle = {"CPU": 1.0} if device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
     group = placement_group([bundle] * num_ranks, strategy="PACK")
     if not group.wait(wait_seconds):
-        seen = _cluster()
+        seen = _describe_cluster()
         remove_placement_group(group)
         raise ClusterError(
             f"no room for {num_ranks} trainer ranks within {wait_seconds:.0f} s: wanted {num_ranks} bundles of "
-            f"{_words(bundle)}, the cluster has {seen}; add machines or take fewer ranks (world_size)"
+            f"{_describe(bundle)}, the cluster has {seen}; add machines or take fewer ranks (world_size)"
         )
     return group
 
 
 def release_ranks(group: Placement) -> None:
-    """Frees the room. What still runs in it ends."""
+    """Ends a reservation and the actors that still run in it."""
     remove_placement_group(group)
 
 
@@ -69,26 +69,26 @@ def cluster_gpus() -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def meet_here() -> str:
-    """This machine's address in its cluster. Sets gloo's interface to the one with that address: gloo
-    itself takes the address that the host's name resolves to.
+def bind_gloo_interface() -> str:
+    """This machine's address in its cluster. Also sets gloo's interface to the one with that address, because gloo
+    by default takes the address that the host name resolves to.
     """
     address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(item.address == address for item in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
     return address
 
 
-def _cluster() -> str:
-    """Machines with what each has, and what is free in all of them together."""
+def _describe_cluster() -> str:
+    """The machines with their resources, and the free resources of all machines together."""
     nodes = [
-        f"{node['NodeManagerAddress']} ({_words(node['Resources'])})"
+        f"{node['NodeManagerAddress']} ({_describe(node['Resources'])})"
         for node in ray.nodes()
         if node["Alive"]
     ]
-    return f"{', '.join(nodes)}, of which {_words(ray.available_resources())} are free"
+    return f"{', '.join(nodes)}, of which {_describe(ray.available_resources())} are free"
 
 
-def _words(resources: Mapping[str, float]) -> str:
+def _describe(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))

@@ -1,7 +1,7 @@
-"""Sessions of processes: who is alive, and how to end all of them.
+"""Sessions of processes: checks which processes are alive, and ends whole sessions.
 
-A supervised child leads its own session; what it starts stays in that session unless it asks
-otherwise. Only processes of such a session are signalled, and those named to `kill_processes`.
+A supervised child leads its own session, and the processes that it starts stay in that session by default. Signals go
+only to processes of such a session, and to those passed to `kill_processes`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _KILL_SECONDS = 5.0
 _CLOCK_TOLERANCE_SECONDS = 1.5
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 is_ending = threading.Event()
-"""Set once this process, a supervised child, was told to end: what its threads supervise ends too."""
+"""Set when this process, a supervised child, was told to end, so that its threads end their own children too."""
 
 _HOST = socket.gethostname()
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -36,12 +36,12 @@ def mark_process(pid: int) -> ProcessMark:
 
 
 def is_elsewhere(mark: ProcessMark) -> bool:
-    """Whether the process is of another host, about which this one knows nothing."""
+    """Whether the process is on another host, where its state cannot be checked from here."""
     return mark.host not in ("", _HOST)
 
 
 def is_alive(mark: ProcessMark) -> bool:
-    """Whether that very process runs here since this boot. A zombie does not."""
+    """Whether this very process, not a later one with its id, runs on this host. A zombie does not."""
     if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
         return False
     try:
@@ -60,7 +60,7 @@ def live_owners(directory: Path) -> list[ProcessMark]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Lets the block, which ends processes, go on when the main thread is told to end once more."""
+    """Ignores signals to end during the block, which already ends processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,7 +76,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
     """Ends every process of `mark`'s session: SIGTERM, then SIGKILL. Returns how many."""
     members = _session_members(mark)
     _send(members, signal.SIGTERM)
-    _send(members, signal.SIGCONT)  # a stopped one cannot end by itself
+    _send(members, signal.SIGCONT)  # a stopped process does not handle SIGTERM
     deadline = time.monotonic() + grace_seconds
     while (left := _session_members(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -88,7 +88,7 @@ def kill_session(mark: ProcessMark, grace_seconds: float = _TERMINATE_GRACE_SECO
 
 
 def marked_processes(variable: str, word: str) -> dict[str, list[int]]:
-    """Ids of live processes whose command has the word, by the value of an environment variable without dashes."""
+    """Ids of live processes with `word` in their command, by the value of an environment variable without dashes."""
     found: dict[str, list[int]] = {}
     for pid, value, command in _live_processes(variable):
         if word in command:
@@ -98,8 +98,8 @@ def marked_processes(variable: str, word: str) -> dict[str, list[int]]:
 
 def processes_with(variable: str, value: str, words: Sequence[str] = ()) -> Iterator[int]:
     """Ids of live processes with this environment variable and, unless `words` is empty, one of them in the command."""
-    for pid, told, command in _live_processes(variable):
-        if told == value and (not words or any(word in command for word in words)):
+    for pid, found, command in _live_processes(variable):
+        if found == value and (not words or any(word in command for word in words)):
             yield pid
 
 
@@ -123,8 +123,8 @@ def kill_processes(pids: Iterable[int]) -> None:
 
 
 def _session_members(mark: ProcessMark) -> list[int]:
-    """Live processes of the session. A session id is not reused while any member lives. One whose
-    members are all older than the mark, or whose leader is newer, is another session."""
+    """Live processes of the session. A session id is not reused while any member lives. A session
+    whose members are all older than the mark, or whose leader is newer, is another session."""
     if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
         return []
     members = []

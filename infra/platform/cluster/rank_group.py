@@ -1,7 +1,7 @@
 """Ranks of a trainer as actors of a Ray cluster, which all run the same calls at once.
 
-A rank that is dead, silent or in error alone takes the whole group with it: none can go on without the others, and
-the owner starts anew from the newest checkpoint. An error that all ranks raise leaves the group as it was.
+When one rank is dead or silent, or fails alone, the whole group ends, because no rank can go on without the others;
+the owner then starts a new group from the newest checkpoint. An error that all ranks raise leaves the group intact.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from ostinato.infra.platform.cluster.placement import (
-    meet_here,
+    bind_gloo_interface,
     rank_options,
     release_ranks,
     reserve_ranks,
@@ -36,12 +36,12 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 COLLECTIVE_SECONDS = 600.0  # ranks differ by one microbatch
-START_SECONDS = 600.0  # until a process has imported what it needs; 8 s on an idle core
-LAST_WORDS_SECONDS = 5.0  # ranks that lost another fail before Ray reports the lost one
+START_SECONDS = 600.0  # for the imports of a process; 8 s on an idle core
+FAILURE_WAIT_SECONDS = 5.0  # ranks that lost a peer fail before Ray reports the lost rank
 
 
 class RankActor:
-    """One rank. Its calls return (answer, None, "") or (None, the error where it is ours, the traceback)."""
+    """One rank. Its calls return (answer, None, "") or (None, the error if it is typed, the traceback)."""
 
     def __init__(self, make: Callable[[int], Any], directory: Path, rank: int) -> None:
         configure_logging()
@@ -51,15 +51,15 @@ class RankActor:
         self._store: Any = None
 
     def host(self) -> tuple[str, None, str]:
-        """URL of the store in which the others meet this one, the first."""
-        self._store, url = host_meeting(meet_here())
+        """Hosts the store in which all ranks meet, and returns its URL. Called on rank 0."""
+        self._store, url = host_meeting(bind_gloo_interface())
         return url, None, ""
 
     def open(
         self, url: str, limit_seconds: float, layout: ParallelLayout, kind: Literal["cpu", "cuda"]
     ) -> tuple[None, OstinatoError | None, str]:
-        """Meets the other ranks in process groups."""
-        meet_here()
+        """Opens process groups with the other ranks."""
+        bind_gloo_interface()
         store = url if self._store is None else self._store
         return _attempt(
             lambda: open_process_groups(
@@ -68,7 +68,7 @@ class RankActor:
         )
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> tuple[Any, Any, str]:
-        """Runs a method of what `make` makes of the rank's number. The first call makes it."""
+        """Runs a method of the object that `make` returns for this rank. The first call makes the object."""
 
         def work() -> Any:
             if self._made is None:
@@ -79,7 +79,7 @@ class RankActor:
 
 
 class RankGroup:
-    """The ranks as their owner calls them. Used by one thread at a time."""
+    """The ranks of a trainer, as their owner calls them. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RankGroup:
     ) -> Answer:
         """The first rank's answer. All ranks run the method, with the same arguments."""
         if self._ended:
-            raise ClusterError(f"{self._name}: it takes no calls any more, {self._ended}")
+            raise ClusterError(f"{self._name}: it takes no more calls, {self._ended}")
         given = [ray.put(argument) for argument in arguments]
         with self._all_or_none():
             asked = [rank.call.remote(method, *given) for rank in self._ranks]
@@ -122,7 +122,7 @@ class RankGroup:
         return answers[0]
 
     def close(self) -> None:
-        """Ends the actors, with whatever they are at, and takes back the marks of their processes."""
+        """Ends the actors, even during a call, and removes the marks of their processes."""
         self.end("it was closed")
         for rank in marked_ranks(self._directory):
             forget_rank(self._directory, rank)
@@ -138,9 +138,10 @@ class RankGroup:
             kill_processes([mark.pid for mark in marks if is_alive(mark)])
 
     def _gather(self, what: str, asked: Sequence[Any], limit_seconds: float | None) -> list[Any]:
-        """Answers by rank; where all ranks raise an error of ours, those errors, the first to come first.
+        """Answers by rank. If all ranks raise typed errors, these errors in order of arrival.
 
-        The first failure shortens the wait for the others. A lost rank, which broke their collectives, is named first.
+        The first failure shortens the wait for the others. A lost rank is reported before other failures, which are
+        its consequence.
         """
         waiting = {reference: rank for rank, reference in enumerate(asked)}
         answers: dict[int, Any] = {}
@@ -161,7 +162,7 @@ class RankGroup:
                 if trace:
                     failures[rank] = error, trace
             if (lost or failures) and (len(lost) + len(failures) == 1):
-                deadline = time.monotonic() + LAST_WORDS_SECONDS
+                deadline = time.monotonic() + FAILURE_WAIT_SECONDS
         if lost:
             raise ClusterError(f"{self._name}: {lost[0]}")
         if len(failures) == len(asked) and all(error for error, _ in failures.values()):
@@ -176,7 +177,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Whatever goes wrong here ends all ranks."""
+        """Ends all ranks when the block raises."""
         try:
             yield
         except BaseException as error:
@@ -214,5 +215,5 @@ def _attempt(work: Callable[[], Any]) -> tuple[Any, OstinatoError | None, str]:
         return work(), None, ""
     except OstinatoError as error:
         return None, error, traceback.format_exc(limit=-3)
-    except Exception:  # noqa: BLE001 - whatever fails in a rank, its owner must hear why
+    except Exception:  # noqa: BLE001 - the owner must learn of any failure of a rank
         return None, None, traceback.format_exc(limit=-3)

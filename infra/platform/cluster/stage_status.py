@@ -10,8 +10,8 @@ from pydantic import Field
 from ostinato.infra.platform.record import Record
 
 
-class PartWait(Record):
-    """Wait of one part."""
+class BlockedOn(Record):
+    """Wait of one part of a stage."""
 
     what: str
     detail: str
@@ -32,7 +32,7 @@ class ReplicaStatus(Record):
 class DecodingActivity(Record):
     """Work of all replicas together."""
 
-    computed_tokens: float = Field(description="generated and prefilled, running total")
+    computed_tokens: float = Field(description="generated and prefilled tokens, running total")
     since: float = Field(
         description="time at which the total last grew, in seconds since the epoch"
     )
@@ -43,9 +43,9 @@ class BoxUse(Record):
     """Boxes of all rollout workers."""
 
     leased: int
-    waiting: int = Field(description="attempts that want a box and have none")
+    waiting: int = Field(description="attempts that wait for a box")
     waiting_since: float | None = None
-    """time since which the longest waits; None: none waits"""
+    """start of the longest wait; None: no attempt waits"""
 
 
 class StageStatus(Record):
@@ -53,7 +53,7 @@ class StageStatus(Record):
 
     phase: str = Field(description="running: the file is replaced every second")
     at: float
-    waits: dict[str, PartWait] = Field(
+    waits: dict[str, BlockedOn] = Field(
         default={}, description="waits by part: trainer, engines, orchestrator"
     )
     replicas: dict[str, ReplicaStatus] = Field(
@@ -61,4 +61,4 @@ class StageStatus(Record):
     )
     generation: DecodingActivity | None = None
     boxes: BoxUse | None = None
-    numbers: dict[str, Any] = Field(default={}, description="counters, for people")
+    numbers: dict[str, Any] = Field(default={}, description="counters for display")

@@ -1,8 +1,7 @@
 """The directory that a supervised child and its supervisor share.
 
-The file names and their formats, and `Workspace`, which is all that a stage's `main` sees of it.
-Every file but the logs is replaced atomically, so either side may be killed at any moment. It
-starts and kills nothing.
+Defines the file names, their formats, and `Workspace`, the only part that a stage's `main` sees. Every file except the
+logs is replaced atomically, so either side may be killed at any moment.
 """
 
 import fcntl
@@ -25,7 +24,7 @@ RESULT = "result.json"
 FAILURE = "failure.json"
 PROGRESS = "progress.json"
 METRICS = "metrics.jsonl"
-STATUS = "status.json"  # a StageStatus: what waits for what, since when
+STATUS = "status.json"  # a StageStatus
 LOG = "child.log"
 LOCK = "child.lock"
 PROCESS = "child.pid"
@@ -35,7 +34,7 @@ OWNERS = "owners"  # marks of the supervisors that wait for the child
 ENDING = "ending.json"  # why a supervisor ended the child
 ALONE = "--alone"  # option of a child that holds the lock of the machine's device
 EXIT_LOCKED = 4  # exit code of a child that found the lock of its directory held
-PUBLISHED = "published.txt"  # reference of the artifact that the work became
+PUBLISHED = "published.txt"  # reference of the artifact that was published from the directory
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
 
@@ -46,7 +45,7 @@ class Progress(Record):
     """Progress of a child process."""
 
     done: float
-    total: float = Field(description="end, in the unit of done")
+    total: float = Field(description="value of done at the end")
     message: str
     metrics: dict[str, float | int | str] = Field(default={})
     at: float
@@ -77,7 +76,7 @@ class Failure(Record):
 class Ending(Record):
     """Reason why a supervisor ended its child."""
 
-    is_error: bool = Field(description="false: somebody asked for it")
+    is_error: bool = Field(description="false: the end was requested")
     reason: str
     at: float
 
@@ -86,7 +85,7 @@ class ProcessMark(Record):
     """Identity of a process, distinct from a later one with the same id."""
 
     pid: int
-    started_at: float = Field(description="process creation time as the kernel tells it")
+    started_at: float = Field(description="process creation time as the kernel reports it")
     host: str = Field(default="", description="empty: written before hosts were noted")
     boot_id: str = Field(default="", description="boot id of the kernel; empty as for the host")
 
@@ -131,7 +130,7 @@ class Workspace:
 def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
     """The request with the identity by which its result is recognised."""
     content = request.model_dump(mode="json")
-    # without defaults: a field that a later version adds keeps the fingerprint of a run under way
+    # without defaults, so that a new field in a later version keeps the fingerprint of a run under way
     placement = request.placement() if isinstance(request, Placed) else None
     written = request.model_dump(mode="json", exclude_defaults=True, exclude=placement)
     canonical = json.dumps([entry, written], sort_keys=True, separators=(",", ":"))
@@ -140,7 +139,7 @@ def make_envelope(entry: str, request: BaseModel) -> RequestEnvelope:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old text or the new, never a part."""
+    """Writes a file so that readers see the old text or the new, never a part."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         temporary.write_text(text)
@@ -150,7 +149,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def try_lock(lock: IO[str]) -> bool:
-    """True when this process has the lock of an open file now. It keeps it until the file is closed."""
+    """Whether this process got the lock of an open file. It holds the lock until the file is closed."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -159,7 +158,7 @@ def try_lock(lock: IO[str]) -> bool:
 
 
 def read_record(path: Path, record_type: type[R]) -> R | None:
-    """The record in a file. None when there is none or another version of the program wrote it."""
+    """The record in a file. None when the file is missing or another version of the program wrote it."""
     try:
         return record_type.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

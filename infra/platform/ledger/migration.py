@@ -16,11 +16,11 @@ from ostinato.infra.platform.ledger.database import Database
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK = 71_000
-logging.getLogger("alembic").setLevel(logging.WARNING)  # lists its plug-ins
+logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs its plug-ins
 
 
 def migrate(database: Database) -> None:
-    """Upgrades the schema under a lock. ConfigError for one that another version made."""
+    """Upgrades the schema under a lock. ConfigError for a schema of another version of the program."""
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS))
     scripts = ScriptDirectory.from_config(config)
@@ -32,7 +32,7 @@ def migrate(database: Database) -> None:
     if revision is not None and revision not in known:
         raise ConfigError(
             f"ledger {database.url} was made by another version of Ostinato (schema {revision!r}, "
-            f"wanted one of {sorted(known)}): nothing of it can be used again. Move its home "
+            f"wanted one of {sorted(known)}) and cannot be used by this one. Move its home "
             "away, for example mv HOME HOME.old, or name a new one in OSTINATO_HOME, and run "
             "the same command"
         )

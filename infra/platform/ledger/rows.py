@@ -69,14 +69,14 @@ class ScorecardRow(Row):
     checkpoint_id: str
     suite: str
     passed: bool | None = Field(
-        default=None, description="decision of the gate; None: none was asked"
+        default=None, description="decision of the gate; None: no gate was applied"
     )
     payload: dict[str, Any]
     created_at: float
 
 
 class PromotionRow(Row):
-    """One change of the champion of a line. The newest names the checkpoint that serves."""
+    """One change of a line's champion. The newest row names the checkpoint that serves."""
 
     entry_id: int
     line: str
@@ -116,7 +116,7 @@ class NewInteraction(Row):
 
 
 class InteractionRow(NewInteraction):
-    """One user turn with everything users said about it so far."""
+    """One user turn with all feedback on it so far."""
 
     sequence: int = Field(
         description="position in commit order, which readers keep as their watermark"

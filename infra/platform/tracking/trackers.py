@@ -1,8 +1,8 @@
-"""Trackers of other projects: where a stage's step metrics can go beside its metrics.jsonl.
+"""Trackers of other projects, which can receive a stage's step metrics in addition to its metrics.jsonl.
 
-A tracker is opened by the function that its entry point names, in a process of its own
-(`forwarding.py`), so that the work goes on when it fails or hangs. accelerate's trackers make the same few
-calls, but import torch (4.1 s of processor time and 243 MiB per process) and do not find an MLflow run again.
+A tracker is opened by the function that its entry point names, in a process of its own (`forwarding.py`), so that
+the work goes on when it fails or hangs. accelerate's trackers make the same few calls, but import torch (4.1 s of
+processor time and 243 MiB per process) and cannot resume an MLflow run.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from ostinato.infra.platform.settings import Settings
 
 PROJECT = "ostinato"
 _TAG = "ostinato.run"  # tag of an MLflow run: TrackedRun.run_id
-_PARAMS_A_CALL = 100  # MLflow's limit
+_PARAMS_PER_CALL = 100  # MLflow's limit
 
 TRACKERS = PluginGroup(
     "ostinato.trackers",
@@ -56,7 +56,7 @@ class Tracker(Protocol):
     """Receiver of one run's metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers of one step. A step may come again after a kill."""
+        """Receives the numbers of one step. A step may be repeated after a kill."""
         ...
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class TensorBoardTracker:
 
 
 class _RunTracker:
-    """Tracker of libraries whose run takes whole steps."""
+    """Tracker of a library that logs all numbers of a step in one call."""
 
     _run: Any
 
@@ -119,7 +119,7 @@ class _RunTracker:
 
 
 class WandbTracker(_RunTracker):
-    """A run of Weights & Biases. Its own variables decide where it goes: WANDB_MODE=offline keeps it here."""
+    """A run of Weights & Biases. Its variables say where the data goes: WANDB_MODE=offline keeps it here."""
 
     def __init__(self, run: TrackedRun) -> None:
         wandb = importlib.import_module("wandb")
@@ -144,22 +144,25 @@ class MlflowTracker:
         self._metric = entities.Metric
         self._client = mlflow_client(run.home)
         experiment = self._client.get_experiment_by_name(PROJECT)
-        place = (
+        experiment_id = (
             self._client.create_experiment(PROJECT)
             if experiment is None
             else experiment.experiment_id
         )
-        known = self._client.search_runs([place], f"tags.`{_TAG}` = '{run.run_id}'")
+        known = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{run.run_id}'")
         if known:
             self._run_id = known[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             tags = {_TAG: run.run_id, "group": run.group}
             name = f"{run.group}/{run.name}"
-            self._run_id = self._client.create_run(place, tags=tags, run_name=name).info.run_id
+            created = self._client.create_run(experiment_id, tags=tags, run_name=name)
+            self._run_id = created.info.run_id
             params = [entities.Param(name, str(value)) for name, value in dotted(run.config)]
-            for first in range(0, len(params), _PARAMS_A_CALL):
-                self._client.log_batch(self._run_id, params=params[first : first + _PARAMS_A_CALL])
+            for first in range(0, len(params), _PARAMS_PER_CALL):
+                self._client.log_batch(
+                    self._run_id, params=params[first : first + _PARAMS_PER_CALL]
+                )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         at_ms = int(time.time() * 1000)
@@ -177,12 +180,12 @@ def mlflow_client(home: Path) -> Any:
     if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
         mlflow.set_tracking_uri(f"sqlite:///{home}/mlflow.db")
     with (home / "mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that make one database's tables fail
+        fcntl.flock(lock, fcntl.LOCK_EX)  # creating the tables in two processes at once fails
         return mlflow.MlflowClient()
 
 
 class TrackioTracker(_RunTracker):
-    """A run of trackio, below the home unless TRACKIO_DIR or its other variables say otherwise."""
+    """A run of trackio, stored below the home unless TRACKIO_DIR or its other variables say otherwise."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = importlib.import_module("trackio").init(

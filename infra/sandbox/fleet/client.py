@@ -1,6 +1,6 @@
 """Client of a sandbox fleet on Ray: chooses a node for each box and renews its leases.
 
-A holder that dies stops renewing its leases, and its boxes end by themselves.
+When a client dies, its leases are no longer renewed, and the nodes end its boxes.
 """
 
 import asyncio
@@ -36,10 +36,8 @@ _logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0
 _END_SECONDS = 30.0
 _MAX_CONCURRENCY = 10_000  # coroutines of one actor; waiting ones cost nothing
-
-
 _RENEWALS_PER_LEASE = 3
-_NUM_CANDIDATES = 8  # nodes that are asked for their load
+_NUM_CANDIDATES = 8  # nodes whose load is queried for each box
 _LOAD_SECONDS = 10.0
 _WAIT_SECONDS = 120.0
 
@@ -57,7 +55,7 @@ class _NodeChannel:
         return self._lost is not None
 
     def lose(self, error: SandboxError) -> None:
-        """Notes why the box is gone; the first reason stays."""
+        """Records why the box is gone. The first reason stays."""
         self._lost = self._lost or error
 
     async def request(
@@ -81,20 +79,20 @@ class _NodeChannel:
 
 
 class LeasedBox(BoxTools):
-    """A box on a node of the fleet. Unusable after SandboxLost."""
+    """A leased box on a node of the fleet. Unusable after SandboxLost."""
 
     def __init__(
         self,
         lease_id: str,
         node_name: str,
         node: ActorHandle,
-        give_back: Callable[["LeasedBox"], Awaitable[None]],
+        release: Callable[["LeasedBox"], Awaitable[None]],
     ) -> None:
         self._channel = _NodeChannel(lease_id, node)
         super().__init__(self._channel)
         self.sandbox_id = lease_id
         self.node_name = node_name
-        self._give_back = give_back
+        self._release = release
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
         """Files that differ from the repository. None: removed."""
@@ -103,29 +101,26 @@ class LeasedBox(BoxTools):
         return await self._channel.call("diff")
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Refused: a snapshot would stay on the box's node."""
+        """Raises InvalidArgument: a snapshot could not leave the node of the box."""
         raise InvalidArgument(f"snapshot {kind} of {self.sandbox_id}: a fleet keeps none")
 
     async def close(self) -> None:
-        """Gives the box back."""
-        await self._give_back(self)
+        """Releases the lease, which ends the box."""
+        await self._release(self)
 
     def lose(self) -> None:
-        """Notes that the lease is over."""
-        over = SandboxHostLost(f"box {self.sandbox_id}: its lease is over")
-        self._channel.lose(over)
+        """Records that the lease has ended."""
+        self._channel.lose(SandboxHostLost(f"box {self.sandbox_id}: its lease has ended"))
 
 
 class FleetClient:
-    """Leases of one process on the boxes of one fleet. Belongs to one event loop."""
+    """Leases of one client process on boxes of one fleet. Belongs to one event loop."""
 
     def __init__(self, fleet_name: str, *, lease_seconds: float = 60.0) -> None:
         self._fleet_name = fleet_name
         self._lease_seconds = lease_seconds
         self._nodes: dict[str, ActorHandle] = {}
-        self._asking: Counter[str] = (
-            Counter()
-        )  # by node: requests of this process without a box yet
+        self._requested: Counter[str] = Counter()  # by node: own requests that have no box yet
         self._live: dict[str, LeasedBox] = {}
         self._numbers = itertools.count(1)
         self._renewing: asyncio.Task[None] | None = None
@@ -134,8 +129,8 @@ class FleetClient:
     async def leased(
         self, repository: PreparedRepository, files: Mapping[str, bytes | None]
     ) -> AsyncIterator[LeasedBox]:
-        """A clean box with `files` laid over the repository, for the length of a block.
-        CapacityExhausted when none came free in time, SandboxLost when the fleet is gone.
+        """A clean box with `files` written over the repository, for the duration of a `with` block.
+        Raises CapacityExhausted when none became free in time, SandboxLost when the fleet is gone.
         """
         box = await self.acquire(repository.name)
         try:
@@ -145,42 +140,42 @@ class FleetClient:
             await self.release(box)
 
     async def acquire(self, repository: str) -> LeasedBox:
-        """A new box of a repository, to be given back with `release`."""
-        # unique to this process: one started again must not get the boxes of its predecessor
-        holder_id = ray.get_runtime_context().get_worker_id()
-        lease_id = f"{holder_id}/{next(self._numbers)}"
+        """A new box of a repository, to be ended with `release`."""
+        # Unique to this process, so that a restarted client does not get the boxes of its predecessor.
+        client_id = ray.get_runtime_context().get_worker_id()
+        lease_id = f"{client_id}/{next(self._numbers)}"
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
         try:
             name = await self._choose_node()
             node = self._nodes[name]
-            self._asking[name] += 1
+            self._requested[name] += 1
             try:
                 reference = node.acquire.remote(
                     lease_id, repository, self._lease_seconds, _WAIT_SECONDS
                 )
                 await _answer(reference, f"request {lease_id} to {name}")
             except asyncio.CancelledError:
-                node.release.remote(lease_id)  # who asked gave up
+                node.release.remote(lease_id)  # the caller no longer waits
                 raise
             finally:
-                self._asking[name] -= 1
+                self._requested[name] -= 1
         except ClusterError as error:
-            raise SandboxLost(f"fleet {self._fleet_name} gives no box: {error}") from error
+            raise SandboxLost(f"fleet {self._fleet_name} provides no box: {error}") from error
         box = self._live[lease_id] = LeasedBox(lease_id, name, node, self.release)
         return box
 
     async def release(self, box: LeasedBox) -> None:
-        """Gives a box back. Where its node is gone the box is too."""
+        """Ends a lease and its box. If the node is gone, so is the box."""
         self._live.pop(box.sandbox_id, None)
         try:
             reference = self._nodes[box.node_name].release.remote(box.sandbox_id)
             await _answer(reference, f"lease {box.sandbox_id}")
-        except Exception as error:  # noqa: BLE001 - its node ends it with the lease
-            _logger.warning("box not given back %s", fields(box=box.sandbox_id, error=str(error)))
+        except Exception as error:  # noqa: BLE001 - the node ends the box when the lease expires
+            _logger.warning("box not released %s", fields(box=box.sandbox_id, error=str(error)))
 
     async def close(self) -> None:
-        """Gives everything back."""
+        """Releases all boxes."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -188,7 +183,7 @@ class FleetClient:
             await self.release(box)
 
     async def _choose_node(self) -> str:
-        """The least loaded of a few nodes that were drawn. SandboxLost when the fleet has none."""
+        """The least loaded of a few randomly drawn nodes. Raises SandboxLost if the fleet has none."""
         names = ray.util.list_named_actors()
         alive = [name for name in names if name.startswith(f"{self._fleet_name}-machine")]
         if not alive:
@@ -196,17 +191,17 @@ class FleetClient:
         drawn = random.sample(alive, min(_NUM_CANDIDATES, len(alive)))
         answers = await asyncio.gather(*map(self._ask_load, drawn), return_exceptions=True)
         scores = {
-            name: answer.score(self._asking[name])
+            name: answer.score(self._requested[name])
             for name, answer in zip(drawn, answers, strict=True)
             if isinstance(answer, NodeLoad)
         }
         if not scores:
-            raise ClusterError(f"none of {len(drawn)} nodes told its load: {answers[0]}")
+            raise ClusterError(f"none of {len(drawn)} nodes reported its load: {answers[0]}")
         return min(scores, key=scores.__getitem__)
 
     async def _ask_load(self, name: str) -> NodeLoad:
         if name not in self._nodes:
-            self._nodes[name] = ray.get_actor(name)  # ValueError: it ended after the listing
+            self._nodes[name] = ray.get_actor(name)  # ValueError: ended since it was listed
         async with asyncio.timeout(_LOAD_SECONDS):
             return await _answer(self._nodes[name].load.remote(), f"load of {name}")
 
@@ -214,23 +209,24 @@ class FleetClient:
         while True:
             await asyncio.sleep(self._lease_seconds / _RENEWALS_PER_LEASE)
             for name in {box.node_name for box in self._live.values()}:
-                held = [lease for lease, box in self._live.items() if box.node_name == name]
+                leases = [lease for lease, box in self._live.items() if box.node_name == name]
                 try:
-                    over = await _answer(self._nodes[name].renew.remote(held), f"renewal by {name}")
-                except ClusterError as error:  # a restarted node reports them as over later
-                    _logger.info("no renewal %s", fields(node=name, error=str(error)))
+                    renewal = self._nodes[name].renew.remote(leases)
+                    ended = await _answer(renewal, f"renewal by {name}")
+                except ClusterError as error:  # once restarted, the node reports them as ended
+                    _logger.info("renewal failed %s", fields(node=name, error=str(error)))
                     continue
-                except Exception:  # without renewals every lease would end
-                    _logger.exception("no renewal %s", fields(node=name))
+                except Exception:  # the loop must go on, or every lease would expire
+                    _logger.exception("renewal failed %s", fields(node=name))
                     continue
-                for lease_id in over:
+                for lease_id in ended:
                     box = self._live.pop(lease_id, None)
                     if box is not None:
                         box.lose()
 
 
 async def _answer(reference: Any, what: str) -> Any:
-    """The value of a call on a node. Ray's errors come as ClusterError, the node's own as they are."""
+    """The value of a call on a node. Errors of Ray become ClusterError; errors of the node stay as they are."""
     try:
         return await reference
     except RayTaskError as error:
@@ -248,10 +244,10 @@ def start_node(
     repositories: Iterable[PreparedRepository],
     limits: SandboxLimits,
     kind: SandboxKind = SandboxKind.NAMESPACE,
-    most_boxes: int | None = None,
+    max_boxes: int | None = None,
 ) -> ActorHandle:
-    """The fleet's node on the machine of this Ray id, found or started. It starts again, empty, when its
-    process dies, and its boxes die with it.
+    """The fleet's node on the machine with this Ray id, found or started. When its process dies, its boxes die
+    too, and Ray restarts it without boxes.
     """
     return get_or_create_actor(
         BoxNode,
@@ -259,7 +255,7 @@ def start_node(
         {repository.name: repository for repository in repositories},
         limits,
         kind,
-        most_boxes,
+        max_boxes,
         max_concurrency=_MAX_CONCURRENCY,
         max_restarts=-1,
         on_node=machine,
@@ -267,7 +263,7 @@ def start_node(
 
 
 class RepositoryFleet:
-    """A running fleet, as its owner sees it."""
+    """A running fleet, from the side of its owner."""
 
     def __init__(self, name: str, nodes: Iterable[ActorHandle]) -> None:
         self.name = name
@@ -281,7 +277,7 @@ class RepositoryFleet:
         limits: SandboxLimits,
         kind: SandboxKind = SandboxKind.NAMESPACE,
     ) -> "RepositoryFleet":
-        """A node on every machine of the cluster, each answering."""
+        """Starts a node on every machine of the cluster and waits until each answers."""
         repositories = tuple(repositories)
         nodes = [
             start_node(name, machine, index, repositories, limits, kind)

@@ -1,7 +1,7 @@
 """The `namespace` backend: bubblewrap boxes over frozen layers, with file snapshots and forks.
 
-/repo of a box is an overlay: repository and layer below, the box's own writes in a host folder
-above, which is only ever copied. Where no overlay can be made, /repo is a copy of the files.
+/repo of a box is an overlay: the repository and a layer below, and above them a host folder for the box's writes,
+from which the host only copies. On hosts without overlays, /repo is a copy of the files.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from ostinato.infra.platform.errors import (
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.host.mounts import can_overlay
+from ostinato.infra.sandbox.host.system import read_only
 from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
@@ -48,12 +49,12 @@ from ostinato.infra.sandbox.snapshots.store import (
 
 logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
-_IDLE_BOXES_PER_LOOK = 20
+_IDLE_BOXES_PER_CHECK = 20
 _Box = TypeVar("_Box", bound=Sandbox)
 
 
 class NamespaceSandbox(BoxTools):
-    """One bubblewrap box over layers. Made by NamespaceBackend. Belongs to its event loop."""
+    """One bubblewrap box over layers, created by NamespaceBackend. Belongs to its event loop."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class NamespaceSandbox(BoxTools):
         box: BoxProcess,
         copied: Entries | None,
     ) -> None:
-        """`copied`: files that its folder was filled with. None: the folder is the top of an overlay."""
+        """`copied`: files with which its folder was filled. None: the folder is the top of an overlay."""
         self._channel = BoxChannel(box)
         super().__init__(self._channel)
         self.sandbox_id = folder.name
@@ -76,14 +77,14 @@ class NamespaceSandbox(BoxTools):
         self._copied = copied
         self._ending: asyncio.Task[None] | None = None
         entries = (copied or {}).values()
-        given = sum(len(entry.content) + BYTES_PER_ENTRY for entry in entries)
-        self._most_bytes = spec.limits.writable_bytes + given
+        copied_bytes = sum(len(entry.content) + BYTES_PER_ENTRY for entry in entries)
+        self._max_bytes = spec.limits.writable_bytes + copied_bytes
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Freeze the files as they are now. Processes stand still meanwhile and go on after."""
+        """A snapshot of the files. All processes of the box are stopped while the files are read."""
         if kind is not SnapshotKind.FILES:
             raise InvalidArgument(
-                f"snapshot of {self.sandbox_id}: kind {kind}, this backend keeps only files"
+                f"snapshot of {self.sandbox_id}: kind {kind} is not supported, only files"
             )
         return self._backend.keep(self.spec, await self.read_state())
 
@@ -99,27 +100,27 @@ class NamespaceSandbox(BoxTools):
         return await asyncio.to_thread(compare)  # a box may have many files
 
     async def read_state(self) -> State:
-        """Its files as they are now, to start other boxes from."""
+        """The present files, from which other boxes can start."""
         return self._backend.store.with_writes(self.state, await self.read_writes())
 
     async def read_writes(self) -> Entries:
-        """Writes of this sandbox as a layer's entries."""
+        """The writes of this sandbox as entries of a layer."""
         async with self.paused():
-            entries = await asyncio.to_thread(read_entries, self.folder / "up", self._most_bytes)
+            entries = await asyncio.to_thread(read_entries, self.folder / "up", self._max_bytes)
         return entries if self._copied is None else find_writes(self._copied, entries)
 
     async def close(self) -> None:
         if self._ending is None:
             self._is_closed = True
             self._ending = asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)  # whoever asks, the backend too, waits for the same end
+        await asyncio.shield(self._ending)  # all callers, also the backend, wait for the same end
 
     async def _end(self) -> None:
         try:
             await self._channel.close()
             await asyncio.to_thread(discard_folder, self.folder)
-        except Exception:  # who ends a box can do nothing about it
-            logger.exception("box %s has not ended as it should; once more", self._box.name)
+        except Exception:  # the caller cannot act on it
+            logger.exception("box %s did not end cleanly; trying once more", self._box.name)
             with contextlib.suppress(Exception):
                 self._box.close()
             discard_folder(self.folder)
@@ -127,33 +128,34 @@ class NamespaceSandbox(BoxTools):
             self._backend.forget(self)
 
     async def check_space(self) -> None:
-        """End a box that wrote more than it may: memory limits alone do not hold everywhere."""
+        """Kills a box that wrote more than it may. Memory limits alone are not enforced on every host."""
         if self.is_lost:
             return
-        limit = self._most_bytes
+        limit = self._max_bytes
         try:
             written = await asyncio.to_thread(measure_folder, self.folder / "up", limit)
             entries = self._box.count_entries_in_memory() * BYTES_PER_ENTRY
-        except Exception as error:  # noqa: BLE001 - unseen writes must not go on, nor this watch end
-            self._channel.lose(OutOfMemory(f"what box {self._box.name} wrote: {error}"))
+        except Exception as error:  # noqa: BLE001 - no box may write unmeasured, and the watch must go on
+            text = f"writes of box {self._box.name} cannot be measured: {error}"
+            self._channel.lose(OutOfMemory(text))
             return
-        for what, size, most in (
+        for what, size, max_bytes in (
             ("wrote", written, limit),
-            ("keeps entries in memory of", entries, self.spec.limits.writable_bytes),
+            ("has entries in memory of", entries, self.spec.limits.writable_bytes),
         ):
-            if size > most:
-                why = f"box {self._box.name} {what} {size} bytes, at most {most} are allowed"
-                self._channel.lose(OutOfMemory(why))
+            if size > max_bytes:
+                text = f"box {self._box.name} {what} {size} bytes, at most {max_bytes} are allowed"
+                self._channel.lose(OutOfMemory(text))
 
     @property
     def num_requests(self) -> int:
-        """Number of requests so far, which tells whether it was used."""
+        """Number of requests so far; it grows when the box is used."""
         return self._channel.num_requests
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A snapshot's files and what its sandboxes are made of."""
+class _SavedSnapshot:
+    """A snapshot with the state and specification from which its sandboxes start."""
 
     snapshot: Snapshot
     state: State
@@ -161,28 +163,28 @@ class _Kept:
 
 
 class NamespaceBackend:
-    """Boxes of this host. Belongs to one event loop, whose thread must outlive the boxes."""
+    """Boxes on this host. Belongs to one event loop, whose thread must outlive the boxes."""
 
     name = "namespace"
     keeps_memory = False
 
     def __init__(self, directory: Path | None = None, *, overlays: bool | None = None) -> None:
-        """`directory`: where layers and writes go. None: in memory where that works.
+        """`directory`: parent folder of layers and writes. None: in memory if possible.
 
-        `overlays` None: where they can be made.
+        `overlays`: whether /repo is an overlay. None: if the host allows it.
         """
         self.store = LayerStore(directory)
         self._has_overlays = (
             can_overlay(self.store.directory.parent) if overlays is None else overlays
         )
         self._numbers = itertools.count()
-        self._looks = itertools.count()
+        self._checks = itertools.count()
         self._sandboxes: dict[str, NamespaceSandbox] = {}
-        self._snapshots: dict[str, _Kept] = {}
+        self._snapshots: dict[str, _SavedSnapshot] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     async def create(self, spec: SandboxSpec) -> NamespaceSandbox:
-        """A box over the spec's repository and files, ready to be asked."""
+        """A box over the spec's repository and files that answers requests."""
         if spec.template != "default":
             raise InvalidArgument(f"template {spec.template!r}: this backend has only 'default'")
         state = self.store.base(spec.repository)
@@ -193,10 +195,10 @@ class NamespaceBackend:
     async def fork(
         self, source: Snapshot | Sandbox, count: int = 1
     ) -> tuple[NamespaceSandbox, ...]:
-        """Boxes over the same files. They share the frozen layer and start side by side."""
+        """Boxes over the same files. They share the frozen layer and start concurrently."""
         if isinstance(source, Snapshot):
-            kept = self.find_snapshot(source)
-            spec, state = kept.spec, kept.state
+            saved = self.find_snapshot(source)
+            spec, state = saved.spec, saved.state
         else:
             sandbox = self._find(source)
             spec = sandbox.spec
@@ -205,16 +207,16 @@ class NamespaceBackend:
         try:
             return await start_all([self._start(spec, state) for _ in range(count)])
         finally:
-            self.store.let_go(state)
+            self.store.release(state)
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot. Its layer goes with the last box that stands on it."""
-        kept = self.find_snapshot(snapshot)
+        """Removes a snapshot. Its layer is removed with the last box that uses it."""
+        saved = self.find_snapshot(snapshot)
         del self._snapshots[snapshot.snapshot_id]
-        self.store.let_go(kept.state)
+        self.store.release(saved.state)
 
     async def close(self) -> None:
-        """End every box and remove all layers."""
+        """Ends every box and removes all layers."""
         for sandbox in list(self._sandboxes.values()):
             await sandbox.close()
         if self._watcher is not None:
@@ -223,26 +225,26 @@ class NamespaceBackend:
         self.store.close()
 
     def keep(self, spec: SandboxSpec, state: State) -> Snapshot:
-        """A snapshot of a state, the same for the same files."""
-        text = f"{state.repository}\n{state.layer_id}"
+        """Saves a state as a snapshot. Equal files give the same snapshot."""
+        text = f"{state.repository}\n{state.layer_id}\n{sorted(spec.mounts.items())}"
         snapshot_id = hashlib.sha256(text.encode()).hexdigest()[:32]
         if snapshot_id not in self._snapshots:
             self.store.hold(state)
             snapshot = Snapshot(snapshot_id=snapshot_id, kind=SnapshotKind.FILES)
-            self._snapshots[snapshot_id] = _Kept(snapshot, state, spec)
+            self._snapshots[snapshot_id] = _SavedSnapshot(snapshot, state, spec)
         return self._snapshots[snapshot_id].snapshot
 
-    def find_snapshot(self, snapshot: Snapshot) -> _Kept:
-        """Content of a snapshot. SandboxNotFound where it is not this backend's any more."""
-        kept = self._snapshots.get(snapshot.snapshot_id)
-        if kept is None:
+    def find_snapshot(self, snapshot: Snapshot) -> _SavedSnapshot:
+        """The saved snapshot. Raises SandboxNotFound if this backend does not have it."""
+        saved = self._snapshots.get(snapshot.snapshot_id)
+        if saved is None:
             raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
-        return kept
+        return saved
 
     def forget(self, sandbox: NamespaceSandbox) -> None:
-        """Take a box that has ended off the list, and let go of its layer."""
+        """Removes a box that has ended from the list, and releases its layer."""
         if self._sandboxes.pop(sandbox.sandbox_id, None) is not None:
-            self.store.let_go(sandbox.state)
+            self.store.release(sandbox.state)
 
     async def _start(self, spec: SandboxSpec, state: State) -> NamespaceSandbox:
         folder = self.store.directory / f"b{next(self._numbers)}"
@@ -250,10 +252,10 @@ class NamespaceBackend:
         try:
             folder.mkdir()
             mounts = self._mounts(state, folder / "up", copied)
-            box = BoxProcess(spec.limits, mounts)
+            box = BoxProcess(spec.limits, (*mounts, *_spec_mounts(spec)))
         except OSError as error:
             discard_folder(folder)
-            raise CapacityExhausted(f"no room for one more box at {folder}: {error}") from error
+            raise CapacityExhausted(f"no space for one more box at {folder}: {error}") from error
         except BaseException:
             discard_folder(folder)
             raise
@@ -288,22 +290,31 @@ class NamespaceBackend:
         return found
 
     async def _watch_space(self) -> None:
-        """Look at boxes that were used since the last look, and at some of the others in turn."""
+        """Checks the boxes used since the last check, and some of the others in turn."""
         seen: dict[str, int] = {}
         while self._sandboxes:
             await asyncio.sleep(_WATCH_SECONDS)
             boxes = list(self._sandboxes.values())
             used = [box for box in boxes if seen.get(box.sandbox_id) != box.num_requests]
             idle = [box for box in boxes if box not in used]
-            first = next(self._looks) * _IDLE_BOXES_PER_LOOK % max(len(idle), 1)
+            first = next(self._checks) * _IDLE_BOXES_PER_CHECK % max(len(idle), 1)
             seen = {box.sandbox_id: box.num_requests for box in boxes}
-            for box in (*used, *idle[first : first + _IDLE_BOXES_PER_LOOK]):
+            for box in (*used, *idle[first : first + _IDLE_BOXES_PER_CHECK]):
                 await box.check_space()
         self._watcher = None
 
 
+def _spec_mounts(spec: SandboxSpec) -> Iterator[str]:
+    """Bubblewrap arguments for the spec's mounts. Folders become overlays where possible. Only sockets are bound,
+    because boxes could signal to each other with locks on other files of the host.
+    """
+    for target, source in spec.mounts.items():
+        is_socket = source.is_socket()
+        yield from ("--ro-bind", str(source), target) if is_socket else read_only(source, target)
+
+
 async def start_all(starts: Iterable[Coroutine[Any, Any, _Box]]) -> tuple[_Box, ...]:
-    """All sandboxes, started side by side. Or none, and the first failure."""
+    """All sandboxes, started concurrently. If one fails, the others are closed and its error is raised."""
     started = await asyncio.gather(*starts, return_exceptions=True)
     failures = [item for item in started if isinstance(item, BaseException)]
     boxes = tuple(item for item in started if not isinstance(item, BaseException))

@@ -1,8 +1,8 @@
 """One bubblewrap box and its process: the only place that knows bubblewrap's flags.
 
-A box has no network, no capabilities, no host path but those of system.py, and none of the system calls that
-system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm can be written, and each has a size. Of /proc and of the
-devices, which are the host's own, not even modes and times can be changed (starter.c).
+A box has no network, no capabilities, no host paths except those of system.py, and none of the system calls that
+system_calls.py refuses. Only /repo, /tmp, /run and /dev/shm are writable, and each has a size limit. /proc and the
+devices belong to the host, so not even their modes and times can be changed (starter.c).
 """
 
 import asyncio
@@ -35,26 +35,26 @@ from ostinato.infra.sandbox.host.system import (
     system_mounts,
 )
 from ostinato.infra.sandbox.host.system_calls import filter_program
-from ostinato.infra.sandbox.inside.apart import HIDDEN
+from ostinato.infra.sandbox.inside.apart import HOST_PROC
 from ostinato.infra.sandbox.protocol import SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUP = "ostinato"
-# limits of memory with swap, and of socket buffers, where the kernel has them
-_VERSION_1_TOO = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
-# groups whose last processes had not quite ended when their box was closed
+# cgroup v1 limits of memory with swap and of socket buffers, set where the kernel has them
+_VERSION_1_MEMORY = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
+# groups that still had ending processes when their box was closed
 _closing: set[Path] = set()
 
 logger = logging.getLogger(__name__)
 REPOSITORY_PATH = "/repo"
-_END_SECONDS = 60.0  # the kernel frees a box's memory before its processes have ended
-_IN_MEMORY = ("/tmp", "/run", "/dev/shm")  # can be written
-_OPEN_FILES = 4096  # of one process
-_SIGNALS = 1024  # pending ones of all processes of a box; timers count too
+_END_SECONDS = 60.0  # long, because a process ends only when the kernel has freed the box's memory
+_IN_MEMORY = ("/tmp", "/run", "/dev/shm")  # writable folders
+_OPEN_FILES = 4096  # per process
+_SIGNALS = 1024  # pending signals of all processes of a box; timers count too
 _counter = itertools.count()
-_NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# Docker's default profiles refuse namespaces and mounts, and a box cannot mount a /proc of its own while
-# parts of the container's are masked
+_CAPACITY_ERRORS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# Docker's default profiles refuse namespaces and mounts, and a box cannot mount its own /proc while parts
+# of the container's /proc are masked
 CONTAINER_OPTIONS = ("seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined")
 HOW_TO_ALLOW_BOXES = (
     "allow user namespaces with `sysctl -w user.max_user_namespaces=15000` (on Debian also `sysctl -w "
@@ -66,10 +66,10 @@ _NO_NAMESPACES = f"bubblewrap could not make the box; {HOW_TO_ALLOW_BOXES}"
 
 
 class BoxProcess:
-    """A running box. `socket` talks to its process 1. Closing it ends every process inside.
+    """A running box. `socket` is connected to its process 1. Closing the box ends every process inside.
 
-    What limits the box is set by `admit`, which must come before the first request: until then no
-    code runs inside but the server's own.
+    `admit` sets the limits of the box. It must be called before the first request; until then only the
+    server's own code runs inside.
     """
 
     def __init__(
@@ -80,20 +80,19 @@ class BoxProcess:
         server: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start process 1: the agent, or the Python module `server` below infra/sandbox/inside.
+        """Starts process 1: the agent, or the Python module `server` below infra/sandbox/inside.
 
-        `repository_mounts`: bubblewrap's arguments for /repo. The calling thread must outlive the
-        box.
+        `repository_mounts`: bubblewrap's arguments for /repo. The calling thread must outlive the box.
         """
-        # what may be missing is looked for before anything is opened
+        # These calls fail where something is missing on the host, so they come before anything is opened.
         starter = [str(build_starter()), str(devices_folder()), *_isolation(limits)]
-        own = () if server is None else _RUN_MAKER
-        mounts = (*system_mounts(), *repository_mounts, *own, *_read_only("/proc", "/dev", "/"))
+        rights = () if server is None else _NAMESPACE_RIGHTS
+        mounts = (*system_mounts(), *repository_mounts, *rights, *_read_only("/proc", "/dev", "/"))
         variables = _variables({**_ENVIRONMENT, **(environment or {})})
         allowed = filter_program()
         self.name = f"{os.getpid()}-{next(_counter)}"
-        self.process_id: int | None = None  # of process 1, as this host counts
-        self._first = -1  # a descriptor of process 1, with which all others end
+        self.process_id: int | None = None  # of process 1, in the host's pid namespace
+        self._first = -1  # pidfd of process 1, whose end ends all others
         self._limits = limits
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
             try:
@@ -120,21 +119,20 @@ class BoxProcess:
                     stderr=subprocess.PIPE,
                     pass_fds=(box_socket.fileno(), information_end, filter_end),
                     env={},
-                    process_group=0,  # Ctrl-C in a terminal is for the host program, not for its boxes
+                    process_group=0,  # Ctrl-C in a terminal must reach the host program only
                 )
             except OSError as error:
-                if error.errno in _NO_ROOM:
-                    raise CapacityExhausted(f"no room for box {self.name}: {error}") from error
+                if error.errno in _CAPACITY_ERRORS:
+                    raise CapacityExhausted(f"no resources for box {self.name}: {error}") from error
                 raise SandboxError(
                     f"bubblewrap cannot be started ({starter[0]}): {error}"
                 ) from error
             undo.pop_all()
 
     def admit(self) -> None:
-        """Put process 1 under the box's limits. Blocks until bubblewrap has made it.
+        """Puts process 1, and so all that it starts later, under the limits. Blocks until bubblewrap has made it.
 
-        All that it starts later inherits them. Nothing when bubblewrap failed: then the socket is
-        at its end, and `explain_death` knows why.
+        If bubblewrap failed, this does nothing: the socket is then closed, and `explain_death` gives the reason.
         """
         process_id = self._find_first_process()
         if process_id is None:
@@ -143,12 +141,12 @@ class BoxProcess:
             for limit, wanted in (
                 (resource.RLIMIT_FSIZE, self._limits.file_bytes),
                 (resource.RLIMIT_CORE, 0),
-                # inherited otherwise, and then possibly all that the host has
+                # otherwise the host's own limit is inherited, which may be very high
                 (resource.RLIMIT_NOFILE, _OPEN_FILES),
                 (resource.RLIMIT_SIGPENDING, _SIGNALS),
             ):
-                _, most = resource.prlimit(process_id, limit)
-                wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+                _, hard = resource.prlimit(process_id, limit)
+                wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
                 resource.prlimit(process_id, limit, (wanted, wanted))
             self._group.add(process_id)
         except ProcessLookupError:
@@ -156,40 +154,41 @@ class BoxProcess:
         self.process_id = process_id
 
     def explain_death(self) -> SandboxError:
-        """Reason for the end of the box. Only after its socket closed. SandboxLost, OutOfMemory
-        where what ran inside is to blame, or SandboxError with the fix where the kernel refuses
+        """The reason why the box ended, to be asked for only after its socket closed.
+
+        SandboxLost; OutOfMemory if the code inside caused it; SandboxError with the fix if the kernel refuses
         boxes.
         """
         self.kill()
         self._process.wait()
-        said = (
+        message = (
             self._process.stderr.read().decode(errors="replace").strip()
             if self._process.stderr
             else ""
         )
         code = self._process.returncode
-        text = f"box {self.name} ended with code {code}: {said[-800:] or 'no message'}"
+        text = f"box {self.name} ended with code {code}: {message[-800:] or 'no message'}"
         if self._group.count_memory_kills():
-            return OutOfMemory(f"{text}; it was over its memory limit")
-        if said.startswith("bwrap:"):
+            return OutOfMemory(f"{text}; it exceeded its memory limit")
+        if message.startswith("bwrap:"):
             return SandboxError(f"{text}; {_NO_NAMESPACES}")
         return SandboxLost(text)
 
     def kill(self) -> None:
-        """End everything inside. `close` still frees the rest."""
-        if self._process.poll() is None:  # its group too: what it forks may not yet be bound to it
+        """Ends everything inside. `close` must still free the rest."""
+        if self._process.poll() is None:  # the group, as a new child may not yet die with it
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """End the box. The event loop goes on meanwhile."""
+        """Ends the box without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End the box. Blocks until no process of it runs any more."""
+        """Ends the box. Blocks until none of its processes runs."""
         self.socket.close()
         self.kill()
         self._process.wait()
-        if self.information_pipe >= 0:  # never admitted: process 1 may have been made all the same
+        if self.information_pipe >= 0:  # never admitted, but process 1 may exist
             self._find_first_process()
         first, self._first = self._first, -1
         if first >= 0:
@@ -198,31 +197,31 @@ class BoxProcess:
             end = select.poll()
             end.register(first, select.POLLIN)
             if not end.poll(_END_SECONDS * 1000):
-                logger.error("box %s has not ended within %.0f s", self.name, _END_SECONDS)
+                logger.error("box %s did not end within %.0f s", self.name, _END_SECONDS)
             os.close(first)
         if self._process.stderr is not None:
             self._process.stderr.close()
         self._group.remove()
 
     def count_entries_in_memory(self) -> int:
-        """Files and folders, be they empty, in the folders that the box has in memory."""
+        """Number of files and folders, also empty ones, in the box's in-memory folders."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             places = [Path(f"/proc/{self.process_id}/root{path}") for path in _IN_MEMORY]
             host = {path.stat().st_dev for path in map(Path, _IN_MEMORY) if path.exists()}
             if host & {place.stat().st_dev for place in places}:
-                return 0  # process 1 is made and has not left the host's root yet
+                return 0  # process 1 has not left the host's root yet
             seen = [os.statvfs(place) for place in places]
             return sum(status.f_files - status.f_ffree for status in seen)
         return 0
 
     def _find_first_process(self) -> int | None:
-        """Id of process 1. None: bubblewrap made none, or it has ended."""
+        """Id of process 1. None: bubblewrap did not start it, or it has ended."""
         with os.fdopen(self.information_pipe, "rb") as pipe:
-            told = pipe.read()
+            information = pipe.read()
         self.information_pipe = -1
-        if not told:
+        if not information:
             return None
-        process_id = int(json.loads(told)["child-pid"])
+        process_id = int(json.loads(information)["child-pid"])
         try:
             self._first = os.pidfd_open(process_id)
         except ProcessLookupError:
@@ -234,14 +233,14 @@ def _start_server(server: str | None, descriptor: int, filter_end: int) -> tuple
     if server is None:
         return ("--seccomp", str(filter_end), "--", AGENT, str(descriptor))
     start = f"from ostinato.infra.sandbox.inside.{server} import main"
-    # Not -I: it would ignore PYTHONHASHSEED, and hash order must be the same in every box.
+    # Not -I, which ignores PYTHONHASHSEED: hash order must be the same in every box.
     switches = ("-s", "-S", "-P", "-B", "-X", "utf8", "-c")
     text = f"import sys; sys.path.insert(0, '{LIBRARY}'); {start}; main({descriptor}, {filter_end})"
     return ("--", f"{PYTHON}/bin/python3", *switches, text)
 
 
 def _isolation(limits: SandboxLimits) -> list[str]:
-    """Namespaces, identity, and folders in memory that can be written everywhere."""
+    """Bubblewrap, with arguments for namespaces, identity and the writable in-memory folders."""
     return [
         str(find_bubblewrap()),
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
@@ -251,11 +250,11 @@ def _isolation(limits: SandboxLimits) -> list[str]:
     ]
 
 
-# for a server that makes namespaces for its runs (inside/apart.py): its rights in the box's own user namespace, and a
-# whole /proc, without which the kernel makes no other. It hides that from the runs.
-_RUN_MAKER = (
+# For a server that creates namespaces for its runs (inside/apart.py): rights in the box's user namespace, and an
+# unmasked /proc, without which the kernel refuses to mount another. The server hides it from the runs.
+_NAMESPACE_RIGHTS = (
     *("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN"),
-    *("--ro-bind", "/proc", HIDDEN),
+    *("--ro-bind", "/proc", HOST_PROC),
 )
 
 
@@ -284,10 +283,10 @@ _ENVIRONMENT = {
 
 
 class ControlGroup:
-    """Control groups of one box. Has no effect where they cannot be made."""
+    """Control groups of one box. Has no effect where the host does not allow creating them."""
 
     def __init__(self, name: str, limits: SandboxLimits) -> None:
-        """`name` begins with this process's id and a dash: groups of dead ones are removed."""
+        """`name` begins with this process's id and a dash, so that groups of dead processes can be found and removed."""
         _sweep_dead()
         self._directories: list[Path] = []
         if _is_version_2():
@@ -297,12 +296,12 @@ class ControlGroup:
                 self._make(_ROOT / controller / _GROUP, name, values)
 
     def add(self, process_id: int) -> None:
-        """Take a process in. What it starts from now on belongs to the group too."""
+        """Adds a process, and so everything that it starts later."""
         for directory in self._directories:
             (directory / "cgroup.procs").write_text(str(process_id))
 
     def count_memory_kills(self) -> int:
-        """Number of processes of the group that the kernel ended for memory."""
+        """Number of processes of the group that the kernel's OOM killer ended."""
         files = ("memory.events", "memory.oom_control")
         return sum(
             _read_field(directory / name, "oom_kill")
@@ -311,14 +310,11 @@ class ControlGroup:
         )
 
     def remove(self) -> None:
-        """Drop the groups.
-
-        One that the kernel still counts a process in is dropped at a later call.
-        """
+        """Removes the groups. One that still holds a process is removed at a later call, of any box."""
         _closing.update(self._directories)
         self._directories.clear()
         for directory in list(_closing):
-            if _drop(directory):
+            if _remove_group(directory):
                 _closing.discard(directory)
 
     def _make(self, parent: Path, name: str, values: dict[str, str]) -> None:
@@ -327,11 +323,11 @@ class ControlGroup:
             directory.mkdir(parents=True)
             for key, value in values.items():
                 (directory / key).write_text(value)
-            for key in _VERSION_1_TOO if "memory.limit_in_bytes" in values else ():
+            for key in _VERSION_1_MEMORY if "memory.limit_in_bytes" in values else ():
                 if (directory / key).exists():
                     (directory / key).write_text(values["memory.limit_in_bytes"])
         except OSError:
-            _drop(directory)
+            _remove_group(directory)
         else:
             self._directories.append(directory)
 
@@ -343,25 +339,26 @@ def _is_version_2() -> bool:
 
 @functools.cache
 def _sweep_dead() -> None:
-    """Once per process: removes groups whose maker was killed."""
+    """Removes, once per process, the groups of processes that were killed."""
     for parent in (
         _ROOT / _GROUP,
         *(_ROOT / name / _GROUP for name in ("memory", "pids")),
     ):
         if parent.is_dir():
             for directory in parent.iterdir():
-                maker = directory.name.partition("-")[0]
-                if directory.is_dir() and maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                    _drop(directory)
+                owner = directory.name.partition("-")[0]
+                if directory.is_dir() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                    _remove_group(directory)
 
 
 def _read_field(file: Path, name: str) -> int:
-    """The number after a name in a file of `name number` lines. 0 where the kernel has none."""
+    """The number after a name in a file of `name number` lines. 0 if the file or the name is missing."""
     lines = file.read_text().splitlines() if file.exists() else ()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
-def _drop(directory: Path) -> bool:
+def _remove_group(directory: Path) -> bool:
+    """Whether the group is gone now."""
     try:
         directory.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Requests and replies over a box's stream, many at once, from one event loop."""
+"""Concurrent requests and replies over a box's stream, from one event loop."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ _READ_BYTES = 1 << 18
 
 
 class Connected(Protocol):
-    """Interface of a box as a channel needs it."""
+    """Interface of a box that a channel requires."""
 
     name: str
     socket: socket.socket
@@ -28,7 +28,7 @@ class Connected(Protocol):
 
 
 class BoxChannel:
-    """A box with requests in flight. Belongs to the event loop that opened it."""
+    """Connection to a box with any number of requests in flight. Belongs to the event loop that opened it."""
 
     def __init__(self, box: Connected) -> None:
         self._box = box
@@ -55,10 +55,10 @@ class BoxChannel:
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
-        """Send one request and wait for its reply.
+        """Sends one request and waits for its reply.
 
-        SandboxLost when the box died or did not answer in time; plain SandboxError when the box
-        refused the request, or when boxes cannot start here at all.
+        Raises SandboxLost when the box died or did not answer in time, and plain SandboxError when the box
+        refused the request or boxes cannot start on this host.
         """
         if self._lost is not None:
             raise type(self._lost)(str(self._lost))
@@ -77,8 +77,8 @@ class BoxChannel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._fail(self._box.explain_death()) from error
         except TimeoutError as error:
-            why = f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s"
-            raise self._fail(SandboxLost(why)) from error
+            text = f"box {self._box.name} did not answer {operation} within {answer_seconds:.1f} s"
+            raise self._fail(SandboxLost(text)) from error
         finally:
             self._waiting.pop(request_id, None)
         if "error" in reply:
@@ -87,12 +87,12 @@ class BoxChannel:
         return reply, reply_blobs
 
     def lose(self, error: SandboxError) -> None:
-        """Ends the box. Waiting and later requests raise `error`."""
+        """Kills the box. Waiting and later requests raise `error`, unless the box was lost before."""
         self._fail(error)
         self._box.kill()
 
     async def close(self) -> None:
-        """End the box. Requests still waiting fail."""
+        """Ends the box. Waiting requests raise SandboxLost."""
         if not self._admitted.done():
             asyncio.get_running_loop().remove_reader(self._box.information_pipe)
             self._admitted.set_result(None)
@@ -102,7 +102,7 @@ class BoxChannel:
         await self._box.end()
 
     def _admit(self) -> None:
-        """Bubblewrap has made the box, or failed: limits first, then requests."""
+        """Sets the limits once bubblewrap has made the box or failed, and then lets requests through."""
         asyncio.get_running_loop().remove_reader(self._box.information_pipe)
         self._box.admit()
         if not self._admitted.done():
@@ -112,7 +112,8 @@ class BoxChannel:
         try:
             await asyncio.get_running_loop().sock_sendall(self._box.socket, frame)
         except asyncio.CancelledError:
-            self._fail(SandboxLost(f"box {self._box.name}: a request was cancelled half sent"))
+            text = f"box {self._box.name}: a request was cancelled after part of it was sent"
+            self._fail(SandboxLost(text))
             raise
 
     async def _read(self) -> None:
@@ -128,7 +129,7 @@ class BoxChannel:
                         future.set_result((header, blobs))
             except OSError:
                 data = b""
-            except Exception as error:  # noqa: BLE001 - whatever a box says, no request waits in vain
+            except Exception as error:  # noqa: BLE001 - whatever a box sends, no request may wait forever
                 self._fail(SandboxLost(f"box {self._box.name}: {type(error).__name__}: {error}"))
                 return
             if not data:
@@ -136,7 +137,7 @@ class BoxChannel:
                 return
 
     def _fail(self, error: SandboxError) -> SandboxError:
-        """Note why the box is gone (the first reason stays) and tell all who wait."""
+        """Records why the box is gone (the first reason stays) and fails all waiting requests."""
         self._lost = self._lost or error
         for future in self._waiting.values():
             if not future.done():

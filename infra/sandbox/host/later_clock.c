@@ -1,5 +1,5 @@
-/* Preloaded into a program: the time of day lies ahead, by CLOCK_SHIFT_SECONDS of its environment when it starts, else by
-   404 days and 13 hours. Clocks that only measure do not move. */
+/* A library to preload into a program. It moves the time of day ahead by CLOCK_SHIFT_SECONDS, read from the environment
+   at the start, or by 404 days and 13 hours. Monotonic and CPU time clocks stay. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 static long shift_seconds = 34952400;
 
 __attribute__((constructor)) static void read_shift(void) {
-    const char *told = getenv("CLOCK_SHIFT_SECONDS");
-    if (told) shift_seconds = atol(told);
+    const char *text = getenv("CLOCK_SHIFT_SECONDS");
+    if (text) shift_seconds = atol(text);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {

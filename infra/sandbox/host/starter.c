@@ -1,10 +1,10 @@
 /* Starts bubblewrap: starter FOLDER BWRAP ARGUMENT...
  *
- * The devices that a box gets would be the host's own files. Bubblewrap binds them so that who owns them, or may write
- * to them, may change their modes and times too, and all other boxes and the host see that, as they see locks. Here
- * each is made anew in FOLDER, or is the host's where that is refused (it takes root), and bound read-only, in a mount
- * namespace of the box alone: bubblewrap keeps that, and reading from and writing to a device go on. What runs out of
- * memory ends in the box before it ends on the host.
+ * Bubblewrap binds the host's own device files, so a user who owns them or may write to them could change their modes
+ * and times, and other boxes and the host would see that, as they would see locks. Therefore each device is created
+ * anew in FOLDER, or is the host's own if that is refused (it needs root), and is bound read-only in a mount namespace
+ * of the box. Bubblewrap keeps that binding, and a device can still be read and written. The starter also raises the
+ * OOM score, so that the kernel kills processes of the box before processes of the host.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,8 +29,8 @@ static int write_file(const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* A user namespace, in which this user is who it was. The kernel counts watchers for a user of the host, whom all
- * boxes share; in a namespace it counts them once more, so that one box cannot take them all. */
+/* Enters a user namespace with the same user and group ids. The kernel counts inotify watches per user of the host, who
+ * is the same for all boxes. It also counts them per namespace, so that one box cannot use them all. */
 static int enter_user_namespace(int others) {
     char map[64];
     uid_t user = geteuid();
@@ -47,12 +47,12 @@ static int enter_user_namespace(int others) {
 }
 
 static int leave_mounts(int *is_inside) {
-    *is_inside = unshare(CLONE_NEWNS) != 0; /* who may not alone may in a user namespace */
+    *is_inside = unshare(CLONE_NEWNS) != 0; /* without the right, it works in a user namespace */
     if (*is_inside && enter_user_namespace(CLONE_NEWNS)) return -1;
     return mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL);
 }
 
-/* Flags of a mount: of what is not its owner's to take away, none may be left out. */
+/* Flags of a mount that must be repeated in a remount, because the user may not remove them. */
 static unsigned long flags_of(const char *path) {
     struct statvfs found;
     if (statvfs(path, &found)) return 0;
@@ -60,14 +60,14 @@ static unsigned long flags_of(const char *path) {
     return found.f_flag & ST_RELATIME ? flags | MS_RELATIME : flags;
 }
 
-/* A device like that of the host in a folder in memory. Whether it was made and can be used. */
+/* Creates a copy of a host's device in a folder in memory. Returns whether it was created and can be opened. */
 static int make_device(const char *device, const char *folder, char *made, size_t size) {
     struct stat known;
     snprintf(made, size, "%s/%s", folder, strrchr(device, '/') + 1);
     if (stat(device, &known) || mknod(made, known.st_mode, known.st_rdev) || chmod(made, known.st_mode & 0777)) return 0;
     int file = open(made, O_RDONLY | O_CLOEXEC);
     if (file >= 0) close(file);
-    return file >= 0 || errno == ENXIO; /* of /dev/tty, without a terminal */
+    return file >= 0 || errno == ENXIO; /* ENXIO: /dev/tty without a terminal */
 }
 
 static int protect(const char *device, const char *folder) {
@@ -82,14 +82,14 @@ int main(int count, char **arguments) {
     if (count < 3) return 64;
     write_file("/proc/self/oom_score_adj", "1000");
     int is_inside;
-    if (leave_mounts(&is_inside) == 0) { /* else bubblewrap cannot either, and says why */
+    if (leave_mounts(&is_inside) == 0) { /* otherwise bubblewrap fails too and reports why */
         mount("devices", arguments[1], "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k");
         for (size_t index = 0; index < sizeof devices / sizeof *devices; index++)
             if (protect(devices[index], arguments[1])) {
                 fprintf(stderr, "bwrap: starter: %s read-only: %s\n", devices[index], strerror(errno));
                 return 1;
             }
-        if (!is_inside) enter_user_namespace(0); /* only now: devices are made and bound by root */
+        if (!is_inside) enter_user_namespace(0); /* last, because root must create and bind the devices */
     }
     execv(arguments[2], arguments + 2);
     fprintf(stderr, "bwrap: starter: %s: %s\n", arguments[2], strerror(errno));

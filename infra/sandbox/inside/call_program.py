@@ -1,8 +1,8 @@
-"""Runs in a box as a program: notes the arguments that functions are called with while tests run,
-calls functions with given arguments, or runs tests without their expectations, and notes the values.
+"""A program for boxes. It records the arguments of functions while tests run, calls functions with given or drawn
+arguments, or runs tests without their expectations, and writes the results.
 
-A call with anything that has no form is left out. Standard library and pytest only. What this
-writes is read as data by the host, which alone knows the results wanted.
+Calls with arguments that cannot be encoded are left out. Standard library and pytest only. The host reads the output
+as data, and only the host knows the expected results.
 """
 
 import builtins
@@ -19,35 +19,35 @@ from typing import Any
 
 from ostinato.infra.sandbox.inside.sources import read_options
 from ostinato.infra.sandbox.inside.trials.drawn_calls import (
-    describe_limited,
     draw_calls,
     make_drawn_calls,
     prepare,
 )
+from ostinato.infra.sandbox.inside.trials.repeated_calls import describe_limited
 from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
-    NoForm,
+    NotEncodable,
     encode,
     expire,
 )
 
 CALL_ROOT = "/repo"
-_OF_THIS_RUN = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # read by then
-_QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")  # of pytest
+_RUN_VARIABLES = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # have taken effect
+_QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")
 
 
-class Notes:
-    """Collects calls of wanted functions through the interpreter's profile hook."""
+class CallRecorder:
+    """Collects calls of the requested functions through the interpreter's profile hook."""
 
     def __init__(self, request: dict) -> None:
         self.calls: dict[str, list[str]] = {}
         self._root = request["root"] + "/"
-        self._most = request["most"]
+        self._max_calls = request["most"]
         self._wanted = {(path, line, name) for path, line, name in request["functions"]}
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        """The profile hook."""
+        """Records one call, as the profile hook."""
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(self._root):
             return
@@ -56,9 +56,9 @@ class Notes:
             return
         name = f"{key[0]}:{key[2]}"
         known = self.calls.setdefault(name, [])
-        if len(known) >= self._most:
+        if len(known) >= self._max_calls:
             return
-        with contextlib.suppress(NoForm, RecursionError, TypeError):
+        with contextlib.suppress(NotEncodable, RecursionError, TypeError):
             text = json.dumps(_arguments(frame))
             if len(text) <= MAX_TEXT and text not in known:
                 known.append(text)
@@ -73,7 +73,7 @@ def _arguments(frame: Any) -> dict:
     rest_at = num_named + len(extra)
     keywords = code.co_varnames[rest_at : rest_at + bool(code.co_flags & 8)]
     if set(values) - {*names, *extra, *keywords}:
-        raise NoForm  # a resumed generator, which has other locals
+        raise NotEncodable  # a resumed generator, which has other locals
     plain = [encode(values[name]) for name in names[:num_plain]]
     plain += [encode(item) for name in extra for item in values[name]]
     named = {name: encode(values[name]) for name in names[num_plain:]}
@@ -82,24 +82,23 @@ def _arguments(frame: Any) -> dict:
 
 
 def record(request: dict, answer: str) -> None:
-    """Run tests and write, function by function, the calls seen."""
-    import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
+    """Runs tests and writes the recorded calls of each function."""
+    import pytest  # noqa: PLC0415 - modes that make calls run without pytest
 
-    notes = Notes(request)
+    recorder = CallRecorder(request)
     place = [f"--rootdir={request['root']}", "-c", os.devnull, *read_options(request["root"])]
-    sys.setprofile(notes)
+    sys.setprofile(recorder)
     try:
         pytest.main([*_QUIET, *place, *request["tests"]])
     finally:
         sys.setprofile(None)
     with Path(answer).open("w") as file:
-        for name, calls in sorted(notes.calls.items()):
+        for name, calls in sorted(recorder.calls.items()):
             file.write(json.dumps({"function": name, "calls": calls}) + "\n")
 
 
 def make_calls(request: dict, answer: str) -> None:
-    """Calls functions and writes each result at once, so that a crash loses only later ones."""
-
+    """Calls functions and writes each result at once, so that a crash loses only later results."""
     signal.signal(signal.SIGVTALRM, expire)
     with Path(answer).open("w") as file:
         for entry in request["calls"]:
@@ -114,30 +113,30 @@ def _call(entry: dict) -> Any:
 
 
 def observe_tests(request: dict, answer: str) -> None:
-    """Run tests whose expectations were taken out and write each value they look at."""
-    import pytest  # noqa: PLC0415 - not needed, and not there, when calls are made
+    """Runs tests whose expectations were removed, and writes each value that they observe."""
+    import pytest  # noqa: PLC0415 - modes that make calls run without pytest
 
     signal.signal(signal.SIGVTALRM, expire)
     place = [f"--rootdir={request['root']}", "-c", os.devnull, "--import-mode=prepend"]
-    # a literal that was changed may break the import of one copy
     place += read_options(request["root"])
+    # A changed literal may break the import of one copy of a test file.
     place += ["--continue-on-collection-errors", "--assert=plain", "--capture=sys"]
     with Path(answer).open("w") as file:
         observer = Observer(request, file)
-        given = {"observe": observer.observe, "catch": observer.catch, "vary": observer.vary}
-        builtins.__dict__.update({f"__{name}__": function for name, function in given.items()})
+        functions = {"observe": observer.observe, "catch": observer.catch, "vary": observer.vary}
+        builtins.__dict__.update({f"__{name}__": function for name, function in functions.items()})
         files = [f"{request['root']}/{path}" for path in request["files"]]
         pytest.main([*_QUIET, *place, *files], plugins=[observer])
 
 
 def main(mode: str, request_file: str, answer: str) -> None:
-    """Runs a mode (record, call or observe) on a request and writes its answer. Ends the process then, which
-    else waits for threads, pools and exit handlers of what it ran.
+    """Runs a mode on a request, writes its answer and ends the process at once, without waiting for threads, pools
+    and exit handlers of the code that ran.
     """
     request = json.loads(Path(request_file).read_text())
-    for name in _OF_THIS_RUN:
+    for name in _RUN_VARIABLES:
         os.environ.pop(name, None)
-    if request["root"] != CALL_ROOT:  # before it is on the path
+    if request["root"] != CALL_ROOT:  # must happen before imports from it
         shutil.rmtree(request["root"], ignore_errors=True)
         shutil.copytree(CALL_ROOT, request["root"], symlinks=True)
         os.chdir(request["root"])
@@ -149,7 +148,7 @@ def main(mode: str, request_file: str, answer: str) -> None:
         "draw": draw_calls,
         "try": make_drawn_calls,
     }
-    if mode in ("observe", "try"):  # to a file, whose size tells what was written
+    if mode in ("observe", "try"):  # into a file, whose size shows how much was printed
         output = os.open(f"{answer}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -157,7 +156,7 @@ def main(mode: str, request_file: str, answer: str) -> None:
     try:
         modes[mode](request, answer)
         code = 0
-    except BaseException:  # noqa: BLE001 - told, and the process ends all the same
+    except BaseException:  # noqa: BLE001 - it is printed, and the process ends anyway
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Forked test runs of a server inside a box: pipes, deadlines, results, and the check of their order.
+"""Forked test runs of the server in a box: pipes, deadlines, results and the check of their order.
 
-`Run`: one child. `Runs`: those of a server, one after the other. Runs inside the box.
+`Run` is one child. `Runs` starts and finishes the children of a server. Runs inside the box.
 """
 
 import os
@@ -8,7 +8,12 @@ import select
 import signal
 import time
 
-from ostinato.infra.sandbox.inside.apart import KILLED, NOT_MADE, fork_apart, read_waited_seconds
+from ostinato.infra.sandbox.inside.apart import (
+    KILLED,
+    SETUP_FAILED,
+    fork_apart,
+)
+from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.test_runner import Sender
 from ostinato.infra.sandbox.inside.wire import FrameDecoder
 
@@ -20,8 +25,8 @@ _OUTCOMES = ("passed", "failed", "error", "skipped", "timeout", "missing")
 class Run:
     """One forked child.
 
-    What it says is believed only in the order an honest run says it: `key` on every frame, a begin
-    before each result, one result per test, nothing after the end. All else is a violation.
+    Its messages are accepted only in the order of an honest run: `key` in every frame, a begin before each
+    result, one result per test, nothing after the end. Anything else is a violation.
     """
 
     def __init__(self, request: dict, process_id: int, pipe: int, key: str) -> None:
@@ -39,10 +44,7 @@ class Run:
         self._done: dict = {}
 
     def is_late(self, now: float) -> bool:
-        """Whether the time limit is over.
-
-        Time in which the child wanted a CPU and had none does not count.
-        """
+        """Whether the time limit has passed. Time for which the child waited for a CPU does not count."""
         if now < self.deadline:
             return False
         waited_seconds = read_waited_seconds(_child_of(self.process_id))
@@ -51,7 +53,7 @@ class Run:
         return now >= self.deadline
 
     def receive(self, data: bytes) -> None:
-        """Take what the child reports."""
+        """Processes bytes from the child's pipe."""
         for message, _ in self._decoder.feed(data):
             if message.get("key") != self._key:
                 self._violations.append("forged result")
@@ -59,44 +61,44 @@ class Run:
                 self._violations.append("result after the end")
             elif "begin" in message:
                 if not isinstance(message["begin"], str):
-                    raise ValueError("a start without the name of a test")
+                    raise ValueError("a begin without the name of a test")
                 self._begun = message["begin"]
             elif "test" in message:
                 if not _is_result(message):
-                    raise ValueError("a result without the fields of one")
+                    raise ValueError("a result with missing or wrong fields")
                 self._note(message)
             elif _is_end(message):
                 self._done = message
             else:
-                raise ValueError("an end without the fields of one")
+                raise ValueError("an end with missing or wrong fields")
 
     def kill(self) -> None:
-        """Kill the child and all that it started."""
+        """Kills the child and all that it started."""
         self.killed = True
         os.kill(self.process_id, signal.SIGKILL)
 
     def end(self) -> None:
-        """Waits a moment for the child's end, then kills what is left of it."""
+        """Waits briefly for the child's end, then kills it if it still runs."""
         ended, status = 0, 0
-        patience = time.monotonic() + _EXIT_SECONDS
-        while not ended and time.monotonic() < patience:
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while not ended and time.monotonic() < deadline:
             ended, status = os.waitpid(self.process_id, os.WNOHANG)
             if not ended:
-                time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to give its memory back
+                time.sleep(_EXIT_POLL_SECONDS)  # a child takes milliseconds to free its memory
         if not ended:
             os.kill(self.process_id, signal.SIGKILL)
             _, status = os.waitpid(self.process_id, 0)
         code = os.waitstatus_to_exitcode(status)
-        if code == NOT_MADE:
-            raise RuntimeError("the kernel made no namespaces for a test run")
+        if code == SETUP_FAILED:
+            raise RuntimeError("the namespaces of a test run could not be set up")
         self.killed = self.killed or code in (KILLED, -signal.SIGKILL)
 
-    def violate(self, what: str) -> None:
-        """Note something that no honest run does."""
-        self._violations.append(what)
+    def add_violation(self, text: str) -> None:
+        """Records something that no honest run does."""
+        self._violations.append(text)
 
     def _note(self, message: dict) -> None:
-        """Stores a test's result. A second one of a test, and a pass without a begin, are violations."""
+        """Stores the result of a test. A second result and a pass without a begin are violations."""
         test = message["test"]
         if test in self._results:
             self._violations.append(f"duplicate result of {test}")
@@ -107,7 +109,7 @@ class Run:
         self._results[test] = message
 
     def _find_violations(self, outcomes: dict[str, str]) -> list[str]:
-        """Violations of the run. One that passed all tests and ended before its canaries is one, too."""
+        """Violations of the run. To pass all tests and end before the canaries is one too."""
         found = [*self._violations, *self._done.get("violations", [])]
         if not self._done and outcomes and set(outcomes.values()) == {"passed"}:
             found.append("ended before its canaries")
@@ -170,16 +172,16 @@ def _is_end(message: dict) -> bool:
 
 
 class Runs:
-    """The runs of one server, one after the other."""
+    """Starts and finishes the runs of one server, one at a time."""
 
     def __init__(self, control: int, allowed: bytes, limits: dict) -> None:
-        """`allowed`: the filter of system calls."""
+        """`allowed`: the system call filter."""
         self._control = control
         self._allowed = allowed
         self._limits = limits
 
     def start(self, request: dict) -> Run | Sender:
-        """Fork a run. In the child: its way to tell the server, which is all that it keeps."""
+        """Forks a run. Returns a Run in the server, and in the child a Sender, its only way to report."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
         process_id = fork_apart(self._allowed, self._limits["writable_bytes"])
@@ -191,7 +193,7 @@ class Runs:
         return Run(request, process_id, read_end, key)
 
     def finish(self, run: Run) -> dict:
-        """The reply to a run, when it has ended or its time is over and nothing of it is left."""
+        """The reply to a run, after it ended or was killed at its time limit and no process of it is left."""
         while True:
             left = max(0.0, run.deadline - time.monotonic())
             if select.select([run.pipe], [], [], _EXIT_SECONDS if run.killed else left)[0]:
@@ -201,7 +203,7 @@ class Runs:
                 try:
                     run.receive(data)
                 except (ValueError, KeyError, TypeError, RecursionError):
-                    run.violate("unreadable result")
+                    run.add_violation("unreadable result")
                     run.kill()
                     break
             elif run.killed:
@@ -214,7 +216,7 @@ class Runs:
 
 
 def _child_of(process_id: int) -> int:
-    """The only child of a process, or itself when there is none."""
+    """Id of the only child of a process, or of the process itself if it has none."""
     line = f"PPid:\t{process_id}\n"
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,10 +1,9 @@
-"""Process 1 of a box for test runs: it has imported pytest and no repository, and each run is a fork that
-imports its own.
+"""Process 1 of a box for test runs. It has imported pytest and no repository; each run is a fork that imports its own.
 
-A run's files go from the host's socket into a pipe of the child without being read here, so that
-nothing of one run is in the memory that the next is forked from. What a child need not do again is
-done before: pytest's own start, as far as no conftest.py takes part in it, and modules of the standard
-library that the host names. Runs inside the box.
+The files of a run go from the host's socket into a pipe of the child without being read here, so that the memory from
+which the next run is forked holds nothing of this one. Work that all children share is done before the fork: the start
+of pytest, up to the point where a conftest.py can take part, and imports of the standard library modules that the host
+names. Runs inside the box.
 """
 
 import contextlib
@@ -12,11 +11,13 @@ import importlib
 import json
 import marshal
 import os
+import re
 import socket
 import struct
 import sys
 import types
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -53,8 +54,8 @@ _PYTEST_ARGUMENTS = [
     *("-c", os.path.join(os.path.dirname(__file__), "pytest.ini")),
     *("-W", "ignore"),
     *("-p", "no:cacheprovider", "-p", "no:junitxml", "-p", "no:pastebin"),
-    "--keep-duplicates",  # a file of an unusual name below a folder that is named too
-    "--doctest-glob=none",  # no text file is a test; the plugin stays for its fixtures
+    "--keep-duplicates",  # for a file of an unusual name below a requested folder
+    "--doctest-glob=none",  # text files are no tests; the plugin stays for its fixtures
     *("-p", "no:stepwise", "-p", "no:faulthandler", "-p", "no:logging"),
     CANARY,
 ]
@@ -71,8 +72,8 @@ class FreshServer:
         self._runs = Runs(control.fileno(), allowed, self.limits)
         self._tried: set[str] = set()
 
-    def serve(self) -> "Asked":
-        """Answer the host until it closes the socket. Only a child returns, with what is asked of it."""
+    def serve(self) -> "RunRequest":
+        """Answers the host until it closes the socket. Returns only in a child, with the request of its run."""
         freeze_memory()
         self._send({"id": self._opening["id"]})
         while True:
@@ -82,13 +83,13 @@ class FreshServer:
             run = self._runs.start(request)
             if isinstance(run, Sender):
                 os.close(sink)
-                return Asked(request, sizes, source, run)
+                return RunRequest(request, sizes, source, run)
             os.close(source)
             self._forward(sum(sizes), sink)
             self._send(self._runs.finish(run))
 
     def _import_modules(self, names: list[str]) -> None:
-        """Modules of the standard library, which then are there in every later child."""
+        """Imports modules of the standard library, which every later child then has."""
         fresh = [name for name in names if name not in self._tried]
         for name in fresh:
             self._tried.add(name)
@@ -98,7 +99,7 @@ class FreshServer:
             freeze_memory()
 
     def _read_header(self) -> tuple[dict, list[int]]:
-        """Header of the next frame and the sizes of its blobs. Ends the process with the socket."""
+        """Header of the next frame and the sizes of its blobs. Ends the process when the socket is closed."""
         text_bytes, _ = _PREFIX.unpack(self._read(_PREFIX.size))
         content = json.loads(self._read(text_bytes))
         return content["header"], content["blob_bytes"]
@@ -113,7 +114,7 @@ class FreshServer:
         return data
 
     def _forward(self, num_bytes: int, sink: int) -> None:
-        """Moves bytes from socket to pipe inside the kernel, and closes the pipe. A dead child's are dropped."""
+        """Moves bytes from the socket to a pipe inside the kernel, and closes the pipe. Drops them if the child is dead."""
         source = nowhere = -1
         while num_bytes:
             try:
@@ -135,11 +136,11 @@ class FreshServer:
         self._control.sendall(encode_frame(header))
 
 
-class Asked:
-    """A request, the finder of its files, and the way to answer it."""
+class RunRequest:
+    """A request in its child, with the finder of its files and the sender of its answers."""
 
     def __init__(self, request: dict, sizes: list[int], source: int, send: Sender) -> None:
-        """Reads the files from the pipe `source`. From here on they can be imported."""
+        """Reads the files from the pipe `source` and makes them importable."""
         self.request = request
         self.send = send
         with open(source, "rb") as pipe:
@@ -149,11 +150,17 @@ class Asked:
         self.finder = MemoryFinder(ROOT, files, codes)
         self.test_codes = TestCodes(ROOT, self._pristine_codes(codes))
         self.modules = frozenset(sys.modules)
+        self._wanted = frozenset(place for test in request["tests"] for place in _places_of(test))
+        self._paths = frozenset(
+            folder
+            for place in self.places()
+            for folder in (place, *map(str, PurePath(place).parents))
+        )
         sys.meta_path.insert(0, self.finder)
         sys.path.insert(0, ROOT)
 
     def _pristine_codes(self, codes: dict[str, bytes]) -> dict[str, types.CodeType]:
-        """Code of the requested tests, read before any code of the repository runs."""
+        """Code of the requested tests, loaded before any code of the repository runs."""
         found: dict[str, dict[tuple[str, int], types.CodeType]] = {}
         pristine: dict[str, types.CodeType] = {}
         for test, (name, line) in self.request["test_places"].items():
@@ -165,8 +172,21 @@ class Asked:
                     pristine[test] = found[path][name, line]
         return pristine
 
+    @property
+    def _is_search(self) -> bool:
+        """Whether the request is to collect tests."""
+        return "collect" in self.request
+
+    def wants(self, node_id: str) -> bool:
+        """Whether a node id names a requested test or may contain one."""
+        return self._is_search or node_id in self._wanted
+
+    def leads_to_test(self, path: str) -> bool:
+        """Whether a path of the repository is a file to collect, or a folder above one."""
+        return self._is_search or path in self._paths or not path.startswith(ROOT + "/")
+
     def places(self) -> list[str]:
-        """The files of tests to collect."""
+        """The existing files or folders to collect."""
         tests = (test.partition("::")[0] for test in self.request["tests"])
         wanted = self.request.get("collect") or tests
         places = {os.path.join(ROOT, path) for path in wanted}
@@ -174,11 +194,11 @@ class Asked:
 
 
 class FreshRun:
-    """A pytest plugin that serves the host, and in each child is one requested run."""
+    """A pytest plugin that serves the host in the parent, and controls one requested run in each child."""
 
     def __init__(self, server: FreshServer) -> None:
         self._server = server
-        self.asked: Asked | None = None
+        self.asked: RunRequest | None = None
         self.failures: list[str] = []
         self._snapshot: RunnerState | None = None
         self._recorder = OutcomeRecorder(ROOT)
@@ -189,7 +209,7 @@ class FreshRun:
     def pytest_load_initial_conftests(
         self, early_config: pytest.Config, args: list[str]
     ) -> Generator[None, None, None]:
-        """Where a conftest.py may take part in pytest's start, serve from here on. Notes why one failed."""
+        """Serves from here on if a conftest.py may take part in pytest's start. Notes why a conftest.py failed."""
         if self._server.has_conftest:
             self._watch(early_config)
             self.asked = self._server.serve()
@@ -205,7 +225,7 @@ class FreshRun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
-        """Serve from here on. What the child collects then is what it was asked for."""
+        """Serves from here on, unless it did before. The child then collects the requested tests."""
         if self.asked is None:
             session.perform_collect([CANARY])
             self._canaries = split_canaries(session)[0]
@@ -218,31 +238,52 @@ class FreshRun:
         config.pluginmanager.register(self._recorder, "ostinato-recorder")
         self._snapshot = take_snapshot(config.pluginmanager)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """True for a file or folder that leads to no requested test."""
+        if self.asked is None or self.asked.leads_to_test(str(collection_path)):
+            return None
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(
+        self, collector: pytest.Module | pytest.Class, name: str
+    ) -> list[pytest.Item] | None:
+        """No items for a class or function without a requested test. Its file was imported, and collecting it would
+        take longer than running the requested tests.
+        """
+        is_left_out = (
+            self.asked is not None
+            and str(collector.path) != CANARY
+            and not self.asked.wants(f"{collector.nodeid}::{name}")
+        )
+        return [] if is_left_out else None
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember what could not be imported."""
+        """Notes files that could not be imported."""
         if report.failed:
             self.failures.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
 
     def pytest_exception_interact(self, call: pytest.CallInfo, report: object) -> None:
-        """Remember what an import of a test file ended in."""
+        """Notes the first exception of an import of a test file."""
         if isinstance(report, pytest.CollectReport) and call.excinfo is not None:
             error = call.excinfo.value
             self._error = self._error or error.__cause__ or error
 
     def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo) -> None:
-        """Remember what ended pytest."""
+        """Notes the exception that ended pytest."""
         self._error = self._error or excinfo.value
         self.failures.append(str(excrepr)[-1500:])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the tests that were asked for, or tell which there are, and end the process."""
+        """Runs the requested tests or reports the collected ones, and ends the process."""
         assert self._snapshot is not None
         assert self.asked is not None
         self._snapshot.renew_hooks()
         canaries, items = split_canaries(session)
         if "collect" in self.asked.request:
-            self._tell_collected(items)
+            self._send_collected(items)
             os._exit(0)
         if self._error is None:
             self._recorder.test_codes = self.asked.test_codes
@@ -259,30 +300,39 @@ class FreshRun:
         return True
 
     def end(self) -> None:
-        """Tell that no test came to run, and why."""
+        """Reports that no test could run, and why."""
         assert self.asked is not None
         if "collect" in self.asked.request:
-            self._tell_collected({})
+            self._send_collected({})
             return
         error = self._error or ImportError("pytest found none of the tests")
         tests = self.asked.request["tests"]
         report_import_failure(self.asked.send, tests, error, self._recorder)
         self._send_end({})
 
-    def _tell_collected(self, tests: dict[str, pytest.Item]) -> None:
-        """Tests, files that cannot be imported, and what of it all need not be done again by later runs."""
+    def _send_collected(self, tests: dict[str, pytest.Item]) -> None:
+        """Reports the tests, the files that cannot be imported, and results that later runs reuse."""
         assert self.asked is not None
         new = [name for name in sys.modules if name not in self.asked.modules]
         modules = [name for name in new if _is_standard(name)]
         codes = {path: marshal.dumps(code).hex() for path, code in self.asked.finder.codes.items()}
-        told = {"tests": list(tests), "errors": self.failures, "modules": modules, "codes": codes}
-        told["test_places"] = place_tests(ROOT, tests)
-        self._send_end({"collected": told})
+        collected = {
+            "tests": list(tests), "errors": self.failures, "modules": modules, "codes": codes,
+            "test_places": place_tests(ROOT, tests),
+        }  # fmt: skip
+        self._send_end({"collected": collected})
 
-    def _send_end(self, told: dict) -> None:
+    def _send_end(self, fields: dict) -> None:
         done = {"violations": [], "seconds": 0.0, "cpu_seconds": 0.0}
         assert self.asked is not None
-        self.asked.send({"done": True, "route": "fresh", **done, **told})
+        self.asked.send({"done": True, "route": "fresh", **done, **fields})
+
+
+def _places_of(test: str) -> Iterator[str]:
+    """Node ids of a test and of everything that may contain it. Text in its parameters may add ids that do not exist."""
+    yield test
+    for end in re.finditer(r"::|\[", test):
+        yield test[: end.start()]
 
 
 def _is_standard(name: str) -> bool:
@@ -291,7 +341,7 @@ def _is_standard(name: str) -> bool:
 
 
 def main(descriptor: int, filter_descriptor: int) -> None:
-    """Serve the host on a socket."""
+    """Serves the host on a socket."""
     protect_server()
     with open(filter_descriptor, "rb") as file:
         allowed = file.read()

@@ -1,8 +1,8 @@
-"""Imports a repository from memory, so that no copy of its sources lies where a later run could read it.
+"""Imports a repository from memory, so that a later run can find no copy of its sources.
 
-`MemoryFinder`: a finder for modules below one root, with compiled code kept by content. Beside it the
-repository's own rules of what a test is, as options of pytest: an ini file at its top, of which a run
-takes the named settings and nothing else. Runs inside the box.
+`MemoryFinder` finds modules below one root. `make_options` turns a repository's own rules for test collection into
+options of pytest: from the pytest.ini at its top, a run takes only the settings in NAMES and the import mode. Runs
+inside the box.
 """
 
 import configparser
@@ -28,7 +28,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Finds and loads Python files of `sources` (relative path -> text) below `root`."""
 
     def __init__(self, root: str, sources: dict[str, bytes], compiled: dict[str, bytes]) -> None:
-        """`compiled`: code of some of the files, by this interpreter."""
+        """`compiled`: marshalled code of some of the files, from the same interpreter version."""
         self.root = root
         self.sources = sources
         self.codes: dict[str, types.CodeType] = {}
@@ -37,7 +37,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """As the path finder would, on the files in memory."""
+        """Like PathFinder, on the files in memory."""
         tail = fullname.rpartition(".")[2]
         for entry in sys.path if path is None else path:
             if entry != self.root and not entry.startswith(self.root + "/"):
@@ -50,7 +50,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code."""
+        """Runs the code of a module."""
         assert module.__spec__ is not None
         assert module.__spec__.origin is not None
         path = os.path.relpath(module.__spec__.origin, self.root)
@@ -58,14 +58,14 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         exec(self._code(path), module.__dict__)
 
     def get_source(self, fullname: str) -> str | None:
-        """Text of a loaded module."""
+        """Source of a loaded module."""
         module = sys.modules.get(fullname)
         if module is None or module.__spec__ is None or module.__spec__.origin is None:
             return None
         return self.sources[os.path.relpath(module.__spec__.origin, self.root)].decode()
 
     def get_resource_reader(self, fullname: str) -> importlib.abc.TraversableResources | None:
-        """Data files beside a package lie on the box's disk. Only code comes from memory."""
+        """Reads data files of a package from the box's disk, since only code is in memory."""
         from importlib.readers import FileReader  # noqa: PLC0415 - few packages need it
 
         spec = sys.modules[fullname].__spec__
@@ -74,7 +74,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return FileReader(importlib.machinery.SourceFileLoader(fullname, spec.origin))
 
     def _remember_lines(self, path: str) -> None:
-        """Let tracebacks and inspect see the text that really runs."""
+        """Caches the lines, so that tracebacks and inspect show the code that runs."""
         full = f"{self.root}/{path}"
         lines = self.sources[path].decode(errors="replace").splitlines(keepends=True)
         linecache.cache[full] = (len(self.sources[path]), None, lines, full)
@@ -99,7 +99,7 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def read_options(root: str) -> list[str]:
-    """Options for a run of the repository whose files lie at `root`."""
+    """Options of pytest for a repository whose files are at `root`."""
     try:
         with open(os.path.join(root, RULES_FILE), encoding="utf-8", errors="replace") as file:
             return make_options(root, file.read())
@@ -108,17 +108,18 @@ def read_options(root: str) -> list[str]:
 
 
 def make_options(root: str, rules: str) -> list[str]:
-    """Options for a run of the repository at `root` by the text of its rules, which may be empty."""
-    told = _read(rules)
-    paths = [os.path.join(root, path) for path in shlex.split(told.get("pythonpath", ""))]
-    told = {**told, "pythonpath": shlex.join(paths)} if paths else told
-    options = [f"--override-ini={name}={told[name]}" for name in NAMES if told.get(name)]
-    mode = [word for word in told.get("addopts", "").split() if word.startswith("--import-mode=")]
-    return options + mode
+    """Options of pytest for a repository at `root`, from the text of its pytest.ini, which may be empty."""
+    settings = _read(rules)
+    paths = [os.path.join(root, path) for path in shlex.split(settings.get("pythonpath", ""))]
+    if paths:
+        settings["pythonpath"] = shlex.join(paths)
+    options = [f"--override-ini={name}={settings[name]}" for name in NAMES if settings.get(name)]
+    words = settings.get("addopts", "").split()
+    return options + [word for word in words if word.startswith("--import-mode=")]
 
 
 def is_test_name(name: str, rules: str = "") -> bool:
-    """Whether pytest takes a function of that name for a test, in a class of unittest or elsewhere."""
+    """Whether pytest collects a function of this name as a test, in a unittest class or elsewhere."""
     patterns = ["test", *shlex.split(_read(rules).get("python_functions", ""))]
     return any(name.startswith(item) or fnmatch.fnmatch(name, item) for item in patterns)
 

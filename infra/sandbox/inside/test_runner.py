@@ -1,7 +1,7 @@
-"""Runs chosen tests in a forked child and tells the parent, test by test, through a pipe.
+"""Runs requested tests in a forked child and reports each result to the parent through a pipe.
 
-What happens between the import and the child's end: limits, the run itself with canaries and the integrity check. Runs
-inside the box; the parent is fresh_server.py.
+It covers the child's work after the imports: limits, the tests with the canaries, and the integrity check. Runs inside
+the box; the parent is fresh_server.py.
 """
 
 import gc
@@ -19,7 +19,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ostinato.infra.sandbox.inside import integrity
-from ostinato.infra.sandbox.inside.apart import read_waited_seconds
+from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
 CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
@@ -28,17 +28,14 @@ _MAX_FRAMES = 40
 
 
 class TestTimeout(BaseException):
-    """A test used more CPU time than it may.
-
-    Not an Exception, so that tested code does not catch it by accident.
-    """
+    """A test used more CPU time than it may. Not an Exception, so that tested code does not catch it by accident."""
 
     __test__ = False
 
 
 @dataclass(eq=False)  # pluggy keeps plugins in sets
 class OutcomeRecorder:
-    """Collects, through pytest's hooks, what happened to the test that runs now."""
+    """Collects the outcome of the running test through pytest's hooks."""
 
     root: str
     outcome: str = "missing"
@@ -48,16 +45,16 @@ class OutcomeRecorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Notes a test whose code is no longer what was collected, right before it runs."""
+        """Notes a test whose code was replaced, right before it runs."""
         self._compare_code(item)
 
     @pytest.hookimpl
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo
     ) -> pytest.TestReport:
-        """A report without the costly text of the traceback. The frames are noted here."""
+        """A report without the text of the traceback, which is costly. Notes the frames instead."""
         outcome = "passed"
-        if call.when == "call":  # a thread may have replaced the code after the last look
+        if call.when == "call":  # a thread may have replaced the code since the last check
             self._compare_code(item)
         if call.excinfo is not None:
             is_skip = isinstance(call.excinfo.value, pytest.skip.Exception)
@@ -74,11 +71,11 @@ class OutcomeRecorder:
         )
 
     def begin(self) -> None:
-        """A new test starts."""
+        """Starts a new test."""
         self.outcome, self.failure = "passed", None
 
     def finish(self, reports: list[pytest.TestReport]) -> None:
-        """Settle the outcome from what the phases reported."""
+        """Derives the outcome of the test from the reports of its phases."""
         ran = any(report.when == "call" for report in reports)
         if self.outcome == "passed" and any(report.failed for report in reports):
             self.outcome = "failed"  # a strict expected failure that passed
@@ -110,7 +107,7 @@ class OutcomeRecorder:
     def frames_of(
         self, error: BaseException, traceback: types.TracebackType | None
     ) -> list[tuple[str, int]]:
-        """Places inside the repository, outermost first. A syntax error adds its own place."""
+        """Frames inside the repository, outermost first. A syntax error adds its own place."""
         frames = self._frames(traceback)
         if isinstance(error, SyntaxError) and (error.filename or "").startswith(self.root + "/"):
             frames.append((str(error.filename)[len(self.root) + 1 :], error.lineno or 1))
@@ -121,7 +118,7 @@ class OutcomeRecorder:
         while traceback is not None:
             code = traceback.tb_frame.f_code
             if code.co_filename.startswith(self.root + "/"):
-                # an instruction that the compiler added has no line: a signal can come there
+                # Instructions that the compiler adds have no line, and a signal can arrive in them.
                 line = traceback.tb_lineno or code.co_firstlineno
                 frames.append((code.co_filename[len(self.root) + 1 :], line))
             traceback = traceback.tb_next
@@ -130,7 +127,7 @@ class OutcomeRecorder:
 
 @dataclass
 class Shared:
-    """Tests and watchers of one run, imported for it."""
+    """Tests, canaries, runner snapshot, recorder and limits of one run."""
 
     items: dict[str, pytest.Item]
     canaries: list[pytest.Item]
@@ -140,13 +137,13 @@ class Shared:
 
 
 def split_canaries(session: pytest.Session) -> tuple[list[pytest.Item], dict[str, pytest.Item]]:
-    """The collected canaries, and all other tests by id."""
+    """The collected canaries, and the other collected tests by id."""
     canaries = [item for item in session.items if str(item.path) == CANARY]
     return canaries, {item.nodeid: item for item in session.items if str(item.path) != CANARY}
 
 
 class Sender:
-    """Writes frames to the parent, each with the key that only this run has."""
+    """Writes frames to the parent, each with the secret key of this run."""
 
     def __init__(self, pipe: int, key: str) -> None:
         self._pipe = pipe
@@ -159,13 +156,13 @@ class Sender:
 
 
 def run_child(shared: Shared, request: dict, send: Sender) -> None:
-    """Everything the child does once its files are imported. Returns only when all is reported."""
+    """Runs the child's tests, canaries and checks after the imports, and reports all results."""
     started = time.perf_counter()
     _limit_memory(shared.limits)
     recorder = shared.recorder
     items = [shared.items[test] for test in request["tests"] if test in shared.items]
     profile = request.get("profile", False)
-    violations = integrity.find_changes(shared.snapshot)  # what importing the change has done
+    violations = integrity.find_changes(shared.snapshot)  # done while the change was imported
     seconds = request.get("test_cpu_seconds", shared.limits["test_cpu_seconds"])
     loop = _TestLoop(recorder, send, seconds, profile)
     has_ended = True
@@ -175,7 +172,7 @@ def run_child(shared: Shared, request: dict, send: Sender) -> None:
             break
         violations += integrity.find_changes(shared.snapshot) if len(violations) < 20 else []
     violations += recorder.replaced_tests
-    if has_ended and not profile:  # a test that was cut off leaves pytest no place to begin another
+    if has_ended and not profile:  # after a timeout pytest cannot start another test
         violations += _run_canaries(shared.canaries, recorder)
     violations += integrity.find_changes(shared.snapshot)
     send(
@@ -192,7 +189,7 @@ def run_child(shared: Shared, request: dict, send: Sender) -> None:
 def report_import_failure(
     send: Sender, tests: list[str], error: BaseException, recorder: OutcomeRecorder
 ) -> None:
-    """Tell that each test ended in the same error before it began."""
+    """Reports that each test ended in the same error before it began."""
     failure = {
         "error_type": type(error).__name__,
         "message": _text_of(error),
@@ -210,7 +207,7 @@ def report_import_failure(
 
 
 class _TestLoop:
-    """Runs tests one after another, each under a CPU clock: first an exception, then the kernel."""
+    """Runs tests one after another, each with a CPU limit, enforced by an exception and later by the kernel."""
 
     def __init__(
         self, recorder: OutcomeRecorder, send: Sender, cpu_seconds: float, profile: bool
@@ -223,10 +220,10 @@ class _TestLoop:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
 
     def run(self, item: pytest.Item, following: pytest.Item | None) -> bool:
-        """Run a test and report it. False when the rest must not run."""
+        """Runs a test and reports it. False: the remaining tests must not run."""
         recorder = self._recorder
         self._send({"begin": item.nodeid})
-        random.seed(0)  # a verdict must not depend on luck
+        random.seed(0)  # a verdict must not depend on chance
         calls: dict[types.CodeType, int] = {}
         recorder.begin()
         watch = _Stopwatch()
@@ -271,7 +268,7 @@ class _TestLoop:
 def _make_profiler(
     calls: dict[types.CodeType, int],
 ) -> Callable[[types.FrameType, str, object], None]:
-    """Counts calls by the code that runs (a call of a built-in counts for its caller)."""
+    """A profile hook that counts calls by code object. A call of a built-in counts for its caller."""
 
     def profile(frame: types.FrameType, event: str, argument: object) -> None:
         if event in ("call", "c_call"):
@@ -281,7 +278,7 @@ def _make_profiler(
 
 
 class _Stopwatch:
-    """Wall time since its creation, and the part of it in which this process wanted no CPU."""
+    """Wall time since its creation, and the part in which this process neither used nor awaited a CPU."""
 
     def __init__(self) -> None:
         self._wall = time.perf_counter()
@@ -293,25 +290,26 @@ class _Stopwatch:
         return {"seconds": wall, "idle_seconds": max(0.0, wall - self._read_busy() + self._busy)}
 
     def _read_busy(self) -> float:
-        return time.process_time() + read_waited_seconds(os.getpid())
+        return time.process_time() + read_waited_seconds()
 
 
 def _run_canaries(canaries: list[pytest.Item], recorder: OutcomeRecorder) -> list[str]:
-    """Names of canaries that failed where they must pass, or passed where they must fail. One that does not come to
-    run, for want of time or memory, says nothing.
+    """Descriptions of canaries that failed but must pass, or passed but must fail. A canary that lacked time or
+    memory to run proves nothing and is not listed.
     """
     fooled: list[str] = []
     for item, following in zip(canaries, [*canaries[1:], None], strict=True):
         recorder.begin()
         recorder.finish(runtestprotocol(item, log=False, nextitem=following))
         unwanted = "failed" if item.name == "test_must_pass" else "passed"
-        if recorder.outcome == unwanted:
+        has_memory = (recorder.failure or {}).get("error_type") != MemoryError.__name__
+        if recorder.outcome == unwanted and has_memory:
             fooled.append(f"canary {item.name} {recorder.outcome}")
     return fooled
 
 
 def _is_not_a_pass(report: pytest.TestReport) -> bool:
-    """Skipped, or expected to fail (pytest then marks the report)."""
+    """Whether a test was skipped or expected to fail (pytest marks the report of the latter)."""
     return report.skipped or "wasxfail" in vars(report)
 
 
@@ -325,12 +323,12 @@ def _limit_memory(limits: dict) -> None:
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as failure:  # noqa: BLE001 - code under test raises anything
+    except Exception as failure:  # noqa: BLE001 - code under test may raise anything
         text = f"<its text fails: {type(failure).__name__}>"
     return text[:_MESSAGE_CHARACTERS]
 
 
 def freeze_memory() -> None:
-    """Keeps the parent's objects out of garbage collection, so that forks share pages."""
+    """Excludes the parent's objects from garbage collection, so that forks share its pages."""
     gc.collect()
     gc.freeze()

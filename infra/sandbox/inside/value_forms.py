@@ -1,6 +1,6 @@
 """JSON forms of Python values and of the results of calls. Runs in boxes and on the host.
 
-Only literals, containers of them and importable callables have a form. Standard library only.
+Only literals, containers of them and importable callables can be encoded. Standard library only.
 """
 
 import builtins
@@ -17,17 +17,17 @@ from typing import Any
 MAX_TEXT = 4_000
 _MAX_ITEMS = 200
 _MAX_DEPTH = 8
-_MAX_OPENED = 40  # containers of a value that holds other objects too
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: every class that Python code makes
+_MAX_EXPANDED = 40  # containers that are described item by item, in a value that cannot be encoded
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class defined in Python has
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _CALLABLES = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-_OF_ITERATORS = {"send", "throw", "close", "from_iterable"}
+_ITERATOR_METHODS = {"send", "throw", "close", "from_iterable"}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
 
 
-class NoForm(Exception):
-    """A value that cannot be written down."""
+class NotEncodable(Exception):
+    """A value without a JSON form."""
 
 
 class CallTimeout(BaseException):
@@ -35,15 +35,15 @@ class CallTimeout(BaseException):
 
 
 def expire(number: int, frame: Any) -> None:
-    """A signal handler: CallTimeout in whatever runs."""
+    """A signal handler that raises CallTimeout in the running code."""
     raise CallTimeout
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The JSON form of a value. NoForm when there is none."""
+    """The JSON form of a value. Raises NotEncodable if there is none."""
     kind = type(value)
     if depth > _MAX_DEPTH:
-        raise NoForm
+        raise NotEncodable
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -59,11 +59,11 @@ def encode(value: Any, depth: int = 0) -> Any:
         return {"dict": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
     if callable(value):
         return {"name": _name_of(value)}
-    raise NoForm
+    raise NotEncodable
 
 
 def decode(form: Any) -> Any:
-    """The value of a form."""
+    """The value of a JSON form."""
     if not isinstance(form, dict):
         return form
     ((kind, content),) = form.items()
@@ -79,13 +79,15 @@ def decode(form: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
+    """Import name of an object. Does not call the object's own hooks, which may raise anything or change it."""
+    read = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
     try:
-        name = f"{value.__module__ or 'builtins'}:{value.__qualname__}"
+        name = f"{read(value, '__module__') or 'builtins'}:{read(value, '__qualname__')}"
         if find(name) is value:
             return name
-    except (AttributeError, ImportError, TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - modules under test may raise anything
         pass
-    raise NoForm
+    raise NotEncodable
 
 
 def find(name: str) -> Any:
@@ -107,28 +109,28 @@ def describe(call: Callable[[], Any]) -> Any:
         return {"returns": _describe_value(value)}
     except CallTimeout:
         return {"timeout": True}
-    except Exception as error:  # noqa: BLE001 - code under test raises anything
+    except Exception as error:  # noqa: BLE001 - code under test may raise anything
         return {"raises": type(error).__name__}
 
 
 def _describe_value(value: Any) -> Any:
-    form = _form_or_text(value, iter(range(_MAX_OPENED)))
+    form = _form_or_text(value, iter(range(_MAX_EXPANDED)))
     text = json.dumps(form)
     return form if len(text) <= 10 * MAX_TEXT else {"text": "long", "sha256": _digest(text)}
 
 
-def _form_or_text(value: Any, opened: Iterator[int]) -> Any:
-    """The form of a value, with text for parts that have none. Sets are sorted: addresses decide their order."""
+def _form_or_text(value: Any, budget: Iterator[int]) -> Any:
+    """The form of a value, with text for parts that have none. Sets are sorted, since their order depends on addresses."""
     try:
         return encode(value)
-    except (NoForm, RecursionError):
+    except (NotEncodable, RecursionError):
         kind = type(value)
-    if kind in (*_NAMES, dict) and len(value) <= _MAX_ITEMS and next(opened, None) is not None:
+    if kind in (*_NAMES, dict) and len(value) <= _MAX_ITEMS and next(budget, None) is not None:
         items = value.items() if kind is dict else value
-        forms = [_form_or_text(item, opened) for item in items]
+        forms = [_form_or_text(item, budget) for item in items]
         return {kind.__name__: sorted(forms, key=json.dumps) if kind in (set, frozenset) else forms}
     if is_builtin_iterator(value) or kind in _CALLABLES:
-        return {"type": kind_of(value), "text": ""}  # its text tells how it is written
+        return {"type": kind_of(value), "text": ""}  # its repr depends on how it is implemented
     text = _ADDRESS.sub("0x", repr(value))
     cut = {"sha256": _digest(text)} if len(text) > MAX_TEXT else {}
     return {"type": kind.__name__, "text": text[:MAX_TEXT], **cut}
@@ -139,8 +141,8 @@ def _digest(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Name of a value's type, after "made" for a class defined in Python: such a class may take the name
-    and module of a built-in type. Iterators that compare as objects do are of one kind, functions of another.
+    """Name of a value's type. A class defined in Python has the prefix "made", because it may take the name and
+    module of a built-in type. All iterators that compare by identity are one kind, all functions another.
     """
     kind = type(value)
     if kind in _CALLABLES:
@@ -150,29 +152,29 @@ def kind_of(value: Any) -> str:
     is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE
     try:
         name = "None" if value is None else _name_of(kind)
-    except NoForm:
+    except NotEncodable:
         name = "" if is_made else kind.__name__
     return f"made {name}" if is_made else name
 
 
 def is_builtin_iterator(value: Any) -> bool:
-    """Whether an iterator has nothing but its items: a generator, or one of the standard library's."""
+    """Whether a value is an iterator without further public attributes, such as a generator."""
     kind = type(value)
     is_made = type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE
     public = {name for name in dir(kind) if name[0] != "_" and name[:3] != "gi_"}
-    return not is_made and issubclass(kind, Iterator) and public <= _OF_ITERATORS
+    return not is_made and issubclass(kind, Iterator) and public <= _ITERATOR_METHODS
 
 
 def _compares(kind: type) -> bool:
-    """Whether a class or one of its bases but object defines a comparison, whatever its metaclass says."""
+    """Whether a class or one of its bases except object defines a comparison. Does not ask the metaclass."""
     bases = type.__dict__["__mro__"].__get__(kind)[:-1]
-    held = [type.__dict__["__dict__"].__get__(base) for base in bases]
-    return any(name in names for names in held for name in ("__eq__", "__ne__"))
+    namespaces = [type.__dict__["__dict__"].__get__(base) for base in bases]
+    return any(name in names for names in namespaces for name in ("__eq__", "__ne__"))
 
 
 def describe_text(value: Any) -> Any:
-    """The form of a value, or the type of the exception that its own methods end in."""
+    """The form of a value, or the type of the exception that its own methods raise."""
     try:
         return _describe_value(value)
-    except Exception as error:  # noqa: BLE001 - code under test raises anything
+    except Exception as error:  # noqa: BLE001 - code under test may raise anything
         return {"unreadable": type(error).__name__}

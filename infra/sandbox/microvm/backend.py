@@ -1,7 +1,7 @@
-"""The `microvm` backend: virtual machines that start as copies of a template or of one another.
+"""The `microvm` backend: virtual machines that start as copies of a template or of each other.
 
-A snapshot holds the pages a machine has written since its template, and its devices. A machine made
-from a memory snapshot goes on with its processes; one made from a file snapshot ends them first.
+A snapshot holds the state of the devices and the pages that a machine has written since it left its template. A machine
+made from a memory snapshot continues its processes; one made from a file snapshot ends them first.
 """
 
 import asyncio
@@ -14,7 +14,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.infra.platform.errors import OutputLimit, SandboxError, SandboxNotFound
+from ostinato.infra.platform.errors import (
+    InvalidArgument,
+    OutputLimit,
+    SandboxError,
+    SandboxNotFound,
+)
 from ostinato.infra.sandbox.host.backend import start_all
 from ostinato.infra.sandbox.host.system import VARIABLES
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools, FileStatus
@@ -39,7 +44,7 @@ _TIMES_SECONDS, _MAX_TIMES_BYTES = 30.0, 1 << 20
 
 
 def check_host(image_folder: Path) -> None:
-    """SandboxError, naming what to install, where this host cannot run machines."""
+    """Raises SandboxError if this host cannot run machines. The message names what to install."""
     find_program()
     if find_image(ImageKind.PYTHON, image_folder) is None:
         check_tools()
@@ -55,7 +60,7 @@ class Origin:
 
 
 class MicroVmSandbox(BoxTools):
-    """One machine. Made by MicroVmBackend. Belongs to its event loop."""
+    """One machine, created by MicroVmBackend. Belongs to its event loop."""
 
     def __init__(
         self, backend: "MicroVmBackend", sandbox_id: str, origin: Origin, machine: Machine
@@ -64,19 +69,19 @@ class MicroVmSandbox(BoxTools):
         super().__init__(channel)
         self.sandbox_id = sandbox_id
         self.origin = origin
-        self.pause_seconds = 0.0  # how long the latest copy made the guest stand still
-        self.copied_bytes = 0  # of memory, in the latest copy
+        self.pause_seconds = 0.0  # time for which the latest copy paused the guest
+        self.copied_bytes = 0  # memory copied by the latest copy
         self.machine = machine
         self._machine_channel = channel
         self._backend = backend
 
     async def open(self) -> None:
-        """Give a copy of a template, or of a machine whose files alone are wanted, its own clock,
-        random pool, limits and variables; no process of it goes on.
+        """Gives a copy of a template, or of a machine of which only the files are kept, its own clock, random pool,
+        limits and variables, and ends its processes.
         """
         limits, seconds = self.origin.spec.limits, self._start_seconds
-        # They are sent in this order, and answered in it, without a wait in between. No `resume`:
-        # a process that was stopped in the source ends without another step.
+        # The requests are sent and answered in this order, without a wait in between. There is no `resume`, so
+        # that a process stopped in the source ends without running again.
         await asyncio.gather(
             self._refresh(),
             self.channel.request(
@@ -90,12 +95,12 @@ class MicroVmSandbox(BoxTools):
         )
 
     async def resume(self) -> None:
-        """Give a copy of a running machine its own clock and random pool, and let it go on."""
+        """Gives a copy of a running machine its own clock and random pool, and continues its processes."""
         await asyncio.gather(self._refresh(), self.channel.request("resume", self._start_seconds))
 
     async def apply_files(self, files: dict[str, bytes | None]) -> None:
-        """Write and remove files. One to be removed need not be there. Times stay, so that they do not tell which
-        files a problem changed.
+        """Writes and removes files. A file to remove may be missing. Files keep their times, which otherwise would
+        show which files a problem changed.
         """
         times = await self._read_times({*files, *(str(Path(path).parent) for path in files)})
         errors = await self.write_files(files)
@@ -105,22 +110,22 @@ class MicroVmSandbox(BoxTools):
                 raise error
 
     async def _read_times(self, paths: Collection[str]) -> dict[str, str]:
-        """Seconds of the last change of those paths that are there."""
+        """Modification times, in seconds, of the paths that exist."""
         times: dict[str, str] = {}
-        for some in _chunked(sorted(paths)):
-            command = f"stat -c '%Y %n' -- {shlex.join(some)} 2>/dev/null"
-            told = await self.exec(command, _TIMES_SECONDS, _MAX_TIMES_BYTES)
-            lines = (line.split(" ", 1) for line in os.fsdecode(told.output).splitlines())
+        for chunk in _chunked(sorted(paths)):
+            command = f"stat -c '%Y %n' -- {shlex.join(chunk)} 2>/dev/null"
+            result = await self.exec(command, _TIMES_SECONDS, _MAX_TIMES_BYTES)
+            lines = (line.split(" ", 1) for line in os.fsdecode(result.output).splitlines())
             times |= {line[1]: line[0] for line in lines if len(line) == 2}
         return {path: times[path] for path in paths if path in times}
 
     async def _set_times(self, times: Mapping[str, str]) -> None:
-        for some in _chunked(sorted(times)):
-            touched = (f"touch -c -m -d @{times[path]} -- {shlex.quote(path)}" for path in some)
+        for chunk in _chunked(sorted(times)):
+            touched = (f"touch -c -m -d @{times[path]} -- {shlex.quote(path)}" for path in chunk)
             await self.exec("; ".join(touched), _TIMES_SECONDS)
 
     async def read_repository(self) -> dict[str, bytes]:
-        """Regular files of /repo. Of one moment when read in `paused`."""
+        """Regular files of /repo. They are consistent only when read in a `paused` block."""
         listed = await self.list_files(max_depth=_MAX_DEPTH)
         files: dict[str, bytes] = {}
         for batch in _batches(listed):
@@ -131,7 +136,7 @@ class MicroVmSandbox(BoxTools):
         return files
 
     async def copy_state(self, devices_file: Path) -> MachineState:
-        """The state of this machine. It stands still for some milliseconds and goes on."""
+        """The state of this machine, which is paused for some milliseconds while it is copied."""
         async with self._machine_channel.held():
             started = time.perf_counter()
             await self.machine.pause()
@@ -145,7 +150,7 @@ class MicroVmSandbox(BoxTools):
         return state
 
     async def snapshot(self, kind: SnapshotKind = SnapshotKind.FILES) -> Snapshot:
-        """Freeze the files, or the whole machine, as they are now. The sandbox goes on."""
+        """A snapshot of the files or of the whole machine. The sandbox keeps running."""
         return await self._backend.take_snapshot(self, kind)
 
     async def diff(self, base: Snapshot | None = None) -> dict[str, bytes | None]:
@@ -171,8 +176,8 @@ class MicroVmSandbox(BoxTools):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A snapshot and what its sandboxes are made of."""
+class _SavedSnapshot:
+    """A snapshot with the origin, files and state from which its sandboxes start."""
 
     snapshot: Snapshot
     origin: Origin
@@ -181,7 +186,7 @@ class _Kept:
 
 
 class MicroVmBackend:
-    """Virtual machines of this host. Belongs to one event loop, whose thread must outlive them."""
+    """Virtual machines on this host. Belongs to one event loop, whose thread must outlive the machines."""
 
     name = "microvm"
     keeps_memory = True
@@ -192,15 +197,19 @@ class MicroVmBackend:
         *,
         accelerator: Accelerator | None = None,
     ) -> None:
-        """`accelerator` None: KVM where a machine boots under it. Images are kept in `image_folder`."""
+        """`accelerator` None: KVM if a machine boots with it, else TCG. Images are kept in `image_folder`."""
         find_program()
         self.templates = TemplateStore(image_folder, accelerator=accelerator)
         self._numbers = itertools.count()
         self._sandboxes: dict[str, MicroVmSandbox] = {}
-        self._snapshots: dict[str, _Kept] = {}
+        self._snapshots: dict[str, _SavedSnapshot] = {}
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
-        """A machine over the spec's repository and files, ready to be asked."""
+        """A machine with the spec's repository and files that answers requests."""
+        if spec.mounts:
+            raise InvalidArgument(
+                f"mounts are {sorted(spec.mounts)}, wanted none: a machine sees no files of the host"
+            )
         template = await self.templates.get(
             find_kind(spec.template), spec.limits.memory_bytes, spec.repository
         )
@@ -213,14 +222,14 @@ class MicroVmBackend:
         return await self._start(origin, template.state, prepare)
 
     async def fork(self, source: Snapshot | Sandbox, count: int = 1) -> tuple[MicroVmSandbox, ...]:
-        """New machines in the state of `source`, a running one's processes included."""
+        """New machines in the state of `source`, with its processes if it has them."""
         prepare = MicroVmSandbox.resume
         if isinstance(source, Snapshot):
-            kept = self._kept(source)
+            saved = self._find_snapshot(source)
             if source.kind is SnapshotKind.FILES:
                 prepare = MicroVmSandbox.open
             return await start_all(
-                self._start(kept.origin, kept.state, prepare) for _ in range(count)
+                self._start(saved.origin, saved.state, prepare) for _ in range(count)
             )
         sandbox = self._find(source)
         devices_file = self._new_devices_file()
@@ -233,13 +242,13 @@ class MicroVmBackend:
             devices_file.unlink(missing_ok=True)
 
     async def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget it and free its files. Machines that were started from it go on."""
-        kept = self._kept(snapshot)
+        """Removes a snapshot and its files. Machines that started from it keep running."""
+        saved = self._find_snapshot(snapshot)
         del self._snapshots[snapshot.snapshot_id]
-        kept.state.devices_file.unlink()
+        saved.state.devices_file.unlink()
 
     async def close(self) -> None:
-        """End every machine and free all memory."""
+        """Ends every machine and frees all memory."""
         for sandbox in list(self._sandboxes.values()):
             await sandbox.close()
         self._snapshots.clear()
@@ -247,7 +256,7 @@ class MicroVmBackend:
         await wait_for_disconnects()
 
     async def take_snapshot(self, sandbox: MicroVmSandbox, kind: SnapshotKind) -> Snapshot:
-        """See MicroVmSandbox.snapshot."""
+        """Takes a snapshot for `MicroVmSandbox.snapshot`."""
         devices_file = self._new_devices_file()
         async with sandbox.paused():
             files = await sandbox.read_repository()
@@ -266,15 +275,17 @@ class MicroVmBackend:
         if known is not None:
             devices_file.unlink()
             return known.snapshot
-        self._snapshots[snapshot.snapshot_id] = _Kept(snapshot, sandbox.origin, files, state)
+        self._snapshots[snapshot.snapshot_id] = _SavedSnapshot(
+            snapshot, sandbox.origin, files, state
+        )
         return snapshot
 
     def files_of(self, snapshot: Snapshot) -> dict[str, bytes]:
-        """Regular files of a snapshot's repository."""
-        return self._kept(snapshot).files
+        """Regular files of the repository in a snapshot."""
+        return self._find_snapshot(snapshot).files
 
     def forget(self, sandbox: MicroVmSandbox) -> None:
-        """Take a machine that has ended off the list."""
+        """Removes a machine that has ended from the list."""
         self._sandboxes.pop(sandbox.sandbox_id, None)
 
     async def _start(
@@ -299,18 +310,18 @@ class MicroVmBackend:
             raise SandboxNotFound(f"no sandbox {sandbox.sandbox_id} in this backend")
         return found
 
-    def _kept(self, snapshot: Snapshot) -> _Kept:
-        kept = self._snapshots.get(snapshot.snapshot_id)
-        if kept is None:
+    def _find_snapshot(self, snapshot: Snapshot) -> _SavedSnapshot:
+        saved = self._snapshots.get(snapshot.snapshot_id)
+        if saved is None:
             raise SandboxNotFound(f"no snapshot {snapshot.snapshot_id} in this backend")
-        return kept
+        return saved
 
     def _new_devices_file(self) -> Path:
         return self.templates.folder / f"state-{next(self._numbers)}.devices"
 
 
 def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
-    """Paths of regular files in groups that a guest may answer at once. No caches."""
+    """Paths of regular files, without caches, in groups that a guest can return in one reply."""
     files = [
         status
         for status in listed
@@ -327,6 +338,6 @@ def _batches(listed: Sequence[FileStatus]) -> Iterator[list[str]]:
 
 
 def _chunked(paths: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Paths in groups that fit one command."""
+    """Paths in groups that fit into one command."""
     for start in range(0, len(paths), _PATHS_PER_COMMAND):
         yield paths[start : start + _PATHS_PER_COMMAND]

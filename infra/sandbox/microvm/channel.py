@@ -1,6 +1,6 @@
-"""Requests to the agent of one machine, and the moments when none are under way.
+"""Requests to the agent of one machine.
 
-They are held back while a machine is copied, so that a copy begins between two frames.
+Requests are held back while the machine is copied, so that a copy begins between two frames.
 """
 
 import asyncio
@@ -14,14 +14,13 @@ from ostinato.infra.sandbox.host.tools import Blobs, Reply
 from ostinato.infra.sandbox.microvm.machine import Machine
 
 _HOLD_SECONDS = 60.0
-# the guest's clock is late by as long as the request took, so a slow one is sent again; on a busy host
-# at most this often
+# The guest's clock is late by the duration of the refresh request, so a request slower than this is repeated.
 _PROMPT_SECONDS = 0.1
-_MAX_TIMES_TOLD = 8
+_MAX_REFRESHES = 8
 
 
 class MachineChannel(BoxChannel):
-    """A machine with requests in flight. Belongs to the event loop that opened it."""
+    """Connection to a machine with any number of requests in flight. Belongs to the event loop that opened it."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -31,15 +30,15 @@ class MachineChannel(BoxChannel):
     async def request(
         self, operation: str, answer_seconds: float, blobs: Blobs = (), **fields: Any
     ) -> Reply:
-        """Send one request and wait for its reply. While requests are held back, wait first."""
+        """Sends one request and waits for its reply. Waits first while requests are held back."""
         await self._wait_open()
         return await super().request(operation, answer_seconds, blobs=blobs, **fields)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Nothing travels in this block: sent replies have arrived, later ones wait in the guest.
+        """Keeps the stream idle during a `with` block: sent replies have arrived, later ones wait in the guest.
 
-        The guest may stand still in it: its clock is set afterwards.
+        The guest may be paused in the block, so its clock is set afterwards.
         """
         await self._wait_open()
         self._open.clear()
@@ -51,14 +50,14 @@ class MachineChannel(BoxChannel):
             self._open.set()
 
     async def refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
-        """Sends the guest the time, and its random bytes and name as blobs. Returns the instant of its
+        """Sends the guest the time, with random bytes and its host name as blobs. Returns the instant of the
         first answer (perf_counter).
         """
         await self._wait_open()
         return await self._refresh(answer_seconds, blobs, **fields)
 
     async def _wait_open(self) -> None:
-        while not self._open.is_set():  # who woke earlier may hold it again
+        while not self._open.is_set():  # another waiter may have closed it again
             await self._open.wait()
 
     async def _refresh(self, answer_seconds: float, blobs: Blobs = (), **fields: Any) -> float:
@@ -67,7 +66,7 @@ class MachineChannel(BoxChannel):
             "refresh", answer_seconds, blobs=blobs, wall_ns=time.time_ns(), **fields
         )
         first_answer_at = answered_at = time.perf_counter()
-        for _ in range(_MAX_TIMES_TOLD - 1):
+        for _ in range(_MAX_REFRESHES - 1):
             if answered_at - asked_at <= _PROMPT_SECONDS:
                 break
             asked_at = answered_at

@@ -1,10 +1,9 @@
 """Images of the virtual machines, made from Debian packages.
 
-What a guest is made of: Debian's cloud kernel, a few of its modules, busybox and a static first
-program (guest/init.c around the agent of every box) in an initial file system; the Python image adds a
-compressed read-only disk. A program for the host, which measures its clock for guests, lies beside
-them. It needs apt-get and dpkg-deb (root is not needed: packages are unpacked, never installed) and
-a C compiler with a static C library.
+An image holds Debian's cloud kernel, and an initial file system with a few of its modules, busybox and a static init
+program (guest/init.c, which includes the agent of every box). The Python image adds a compressed read-only disk. Each
+image also has a program for the host that measures the clock rate for guests. Building needs apt-get, dpkg-deb and a C
+compiler with a static C library, but not root: packages are unpacked, never installed.
 """
 
 import fcntl
@@ -24,7 +23,7 @@ _GUEST = Path(__file__).parent / "guest"
 _AGENT = Path(inside.__file__).parent / "agent"
 _TICK_RATE = Path(__file__).parent / "host" / "tick_rate.c"
 _KERNEL_PACKAGE = "linux-image-cloud-amd64"
-# In the order in which they depend on one another.
+# In order of dependency.
 _MODULES = {
     "small": ("virtio_ring", "virtio", "virtio_mmio", "virtio_console", "overlay"),
     "python": (
@@ -45,32 +44,32 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
 }
-_RECIPE = 4  # raise it when `_build` changes what an image holds
+_RECIPE = 4  # raise it when `_build` changes the content of images
 _BUILD_SECONDS = 900.0
 _TOOLS = ("apt-get", "dpkg-deb", "cc", "mkfs.erofs")
 
 
 class ImageKind(StrEnum):
-    """Kind of guest image."""
+    """Kinds of guest images."""
 
-    SMALL = "small"  # busybox only: boots in seconds without hardware help
+    SMALL = "small"  # busybox only: boots in seconds also without KVM
     PYTHON = "python"  # Debian's Python, git and the usual tools on a read-only disk
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Files a machine boots from. None of them ever changes."""
+    """Immutable files from which a machine boots."""
 
     kind: ImageKind
     key: str
     kernel: Path
     initial: Path
-    tick_rate: Path  # a program for the host, see templates.py
+    tick_rate: Path  # program for the host that measures the clock rate (templates.py)
     disk: Path | None
 
 
 def find_image(kind: ImageKind, folder: Path) -> Image | None:
-    """The image by today's recipe. None: `folder` has none."""
+    """The image of the present recipe. None: `folder` does not have it."""
     key = f"{kind}-{_hash_recipe(kind)}"
     target = folder / key
     if not target.is_dir():
@@ -87,25 +86,25 @@ def find_image(kind: ImageKind, folder: Path) -> Image | None:
 
 
 def check_tools() -> None:
-    """SandboxError where a program that makes images is missing."""
+    """Raises SandboxError if a program that building an image needs is missing."""
     missing = [program for program in _TOOLS if shutil.which(program) is None]
     if missing:
         raise SandboxError(
-            f"the image of virtual machines cannot be made here without {', '.join(missing)}; on "
+            f"the image of virtual machines cannot be built without {', '.join(missing)}; on "
             "Debian run `apt-get install gcc libc6-dev erofs-utils`, or copy another machine's "
             "image folder"
         )
 
 
 def build_image(kind: ImageKind, folder: Path) -> Image:
-    """The image, made now when `folder` has none by today's recipe."""
+    """The image of the present recipe, built now if `folder` does not have it."""
     key = f"{kind}-{_hash_recipe(kind)}"
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in folder.glob(f"{key}.partial.*"):  # of a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(f"{key}.partial.*"):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
         if not target.is_dir():
             partial = Path(tempfile.mkdtemp(prefix=f"{key}.partial.", dir=folder))
             try:
@@ -119,7 +118,7 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
 
 
 def find_kind(name: str) -> ImageKind:
-    """The image named by a spec's template."""
+    """The kind of image that a spec's template names."""
     if name == "default":
         return ImageKind.PYTHON
     if name in set(ImageKind):
@@ -156,7 +155,7 @@ def _build(kind: ImageKind, target: Path) -> None:
         listing = "\n".join(sorted(str(path.relative_to(root)) for path in root.rglob("*")))
         archive = _run(
             str(busybox), "cpio", "-o", "-H", "newc", "-R", "0:0",
-            folder=root, given=listing.encode(),
+            folder=root, stdin=listing.encode(),
         )  # fmt: skip
         (target / "initial").write_bytes(archive)
         shutil.copy(next(system.glob("boot/vmlinuz-*")), target / "kernel")
@@ -207,7 +206,7 @@ def _build_disk(scratch: Path, disk: Path) -> None:
 
 
 def _with_candidates(packages: list[str], folder: Path) -> tuple[str, ...]:
-    """Those that can be downloaded: `apt-cache depends` also lists virtual packages."""
+    """The packages that can be downloaded. `apt-cache depends` also lists virtual packages."""
     real, name = [], ""
     for line in _run("apt-cache", "policy", *packages, folder=folder).decode().splitlines():
         if not line.startswith(" "):
@@ -223,11 +222,11 @@ def _find_kernel_package() -> str:
         kind, _, name = line.strip().partition(": ")
         if kind == "Depends" and name.startswith("linux-image-"):
             return name
-    raise SandboxError(f"{_KERNEL_PACKAGE} names no kernel; run `apt-get update` first")
+    raise SandboxError(f"{_KERNEL_PACKAGE} has no kernel package; run `apt-get update` first")
 
 
 def _unpack(scratch: Path, name: str, packages: tuple[str, ...]) -> Path:
-    """Downloads packages and unpacks them over one another."""
+    """Downloads packages and unpacks them into one folder."""
     downloads, root = scratch / f"{name}-packages", scratch / name
     downloads.mkdir()
     root.mkdir()
@@ -237,11 +236,11 @@ def _unpack(scratch: Path, name: str, packages: tuple[str, ...]) -> Path:
     return root
 
 
-def _run(program: str, *arguments: str, folder: Path, given: bytes = b"") -> bytes:
+def _run(program: str, *arguments: str, folder: Path, stdin: bytes = b"") -> bytes:
     if shutil.which(program) is None:
-        raise SandboxError(f"{program} is not installed; the image script needs it")
+        raise SandboxError(f"{program} is not installed; building the image needs it")
     answer = subprocess.run(
-        [program, *arguments], cwd=folder, input=given, capture_output=True, timeout=_BUILD_SECONDS
+        [program, *arguments], cwd=folder, input=stdin, capture_output=True, timeout=_BUILD_SECONDS
     )
     if answer.returncode:
         tail = answer.stderr.decode(errors="replace").strip()[-600:]

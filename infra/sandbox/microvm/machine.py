@@ -29,50 +29,50 @@ _MAX_RUN_PAGES = 1024
 
 PROGRAM = "qemu-system-x86_64"
 _KERNEL_ARGUMENTS = (
-    # Under load the guest cannot measure its counter against the timer chip and hangs: it gets the rate.
-    # tsc=reliable: ticks lost under load would make it reject the counter.
+    # tsc_early_khz: on a loaded host the guest hangs when it measures its counter against the timer chip.
+    # tsc=reliable: otherwise ticks lost under load make the guest reject the counter.
     "tsc_early_khz={ticks_khz} tsc=reliable lpj=4000000 no_timer_check mitigations=off random.trust_cpu=on "
     "panic=-1 quiet"
 )
-_LAYOUT = 2  # raise it when `_describe` changes what a state holds
+_LAYOUT = 2  # raise it when `_describe` changes the content of states
 
 
 @dataclass(frozen=True, slots=True)
 class DirtyPages:
-    """Pages of a guest by number, and what they hold."""
+    """Pages of a guest: their numbers and contents."""
 
     numbers: numpy.ndarray  # int64, rising
     content: bytearray
 
 
 class Accelerator(StrEnum):
-    """Executor of the guest's instructions: KVM, or translation (TCG)."""
+    """Executors of the guest's instructions."""
 
     KVM = "kvm"
-    TCG = "tcg"  # translation in software, some thirty times slower
+    TCG = "tcg"  # translation in software, about thirty times slower
 
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """Properties that a machine's states depend on. A state loads into the same shape only."""
+    """Properties on which a machine's states depend. A state loads only into a machine of the same shape."""
 
     image: Image
     accelerator: Accelerator
     memory_bytes: int
-    ticks_khz: int  # of the host's processor counter, which is the guest's clock
+    ticks_khz: int  # rate of the host's time stamp counter, which is the guest's clock
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """State a machine starts from instead of booting."""
+    """State from which a machine starts instead of booting."""
 
     memory_file: Path  # the template's memory, shared by all its copies
     devices_file: Path
-    pages: DirtyPages | None = None  # over the template's; None: of the template itself
+    pages: DirtyPages | None = None  # that differ from the template; None: the template itself
 
 
 class Machine:
-    """A running QEMU. `socket` leads to the guest's agent. Belongs to one event loop."""
+    """A running QEMU process. `socket` is connected to the guest's agent. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -86,22 +86,22 @@ class Machine:
         self.socket = agent
         self._process = process
         self._messages = messages
-        self._monitor = Monitor(self.name, control, self._last_words)
+        self._monitor = Monitor(self.name, control, self._read_stderr)
         self._closed = False
-        self.information_pipe = os.eventfd(1)  # ready: nothing is to be admitted
+        self.information_pipe = os.eventfd(1)  # readable at once: nothing to wait for
 
     @classmethod
     def boot(cls, shape: MachineShape, memory_file: Path) -> Self:
-        """Start from the image with memory shared with a file, so that it can be a template."""
+        """Boots the image with its memory shared with a file, so that the machine can become a template."""
         return cls._start(shape, memory_file, is_shared=True)
 
     @classmethod
     async def begin(
         cls, shape: MachineShape, state: MachineState, *, is_shared: bool = False
     ) -> Self:
-        """Start from a state. The guest goes on where it was.
+        """Starts from a state. The guest continues where it was.
 
-        `is_shared`: it writes to the memory file itself, to become a template.
+        `is_shared`: the machine writes to the memory file itself, to become a template.
         """
         options = ("-incoming", "defer")
         if state.pages is not None:
@@ -140,9 +140,9 @@ class Machine:
             *_connect(agent_end.fileno(), control_end.fileno()),
             *options,
         ]
-        keeper = shutil.which("setpriv")  # ends QEMU when this process dies
-        if keeper is not None:
-            command = [keeper, "--pdeathsig", "KILL", "--", *command]
+        setpriv = shutil.which("setpriv")  # makes QEMU end when this process dies
+        if setpriv is not None:
+            command = [setpriv, "--pdeathsig", "KILL", "--", *command]
         messages = tempfile.TemporaryFile()  # noqa: SIM115 -- read when the machine has died
         try:
             process = subprocess.Popen(
@@ -156,7 +156,7 @@ class Machine:
         except OSError as error:
             for item in (agent, control, messages):
                 item.close()
-            raise CapacityExhausted(f"{PROGRAM} could not start: {error}") from error
+            raise CapacityExhausted(f"{PROGRAM} could not be started: {error}") from error
         finally:
             agent_end.close()
             control_end.close()
@@ -164,7 +164,7 @@ class Machine:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time this machine has used. 0 once it is gone."""
+        """Processor time that this machine has used. 0 once it has ended."""
         try:
             times = psutil.Process(self.process_id).cpu_times()
         except psutil.Error:
@@ -173,7 +173,7 @@ class Machine:
 
     @property
     def demanded_seconds(self) -> float:
-        """Processor time used and waited for. It does not grow while the guest stands still, however
+        """Processor time that the machine used or waited for. It does not grow while the guest is idle, however
         loaded the host is.
         """
         total = 0
@@ -184,54 +184,54 @@ class Machine:
         return 1e-9 * total
 
     def explain_death(self) -> SandboxError:
-        """SandboxError with what is known about the end of the process."""
+        """SandboxLost with the exit code and the end of stderr of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         code = self._process.returncode
-        return SandboxLost(f"{self.name} ended with code {code}: {self._last_words()}")
+        return SandboxLost(f"{self.name} ended with code {code}: {self._read_stderr()}")
 
     def admit(self) -> None:
-        """A machine is limited by its own shape. There is nothing left to do."""
+        """Sets no limits, because the shape of a machine limits it."""
         self._close_information_pipe()
 
     async def pause(self) -> None:
-        """Stop the guest's processor."""
+        """Stops the guest's processor."""
         await self._monitor.run("stop")
 
     async def resume(self) -> None:
-        """Let the guest go on."""
+        """Lets the guest's processor run again."""
         await self._monitor.run("cont")
 
     async def save_template(self, devices_file: Path) -> None:
-        """Save the devices of a running machine whose memory is shared with its file. It ends."""
+        """Saves the devices of a running machine whose memory is shared with its file, and ends the machine."""
         await self._monitor.ignore_shared_memory()
         await self._monitor.save(devices_file)
         self.close()
 
     async def copy_state(self, memory_file: Path, devices_file: Path) -> MachineState:
-        """The state of a paused machine that began with this memory. It stays paused."""
+        """The state of a paused machine that started from this memory. The machine stays paused."""
         arguments = {"filename": str(devices_file), "live": False}
         await self._monitor.run("xen-save-devices-state", arguments)
         try:
             pages = read_dirty_pages(self.process_id, memory_file)
         except PermissionError as error:
             raise SandboxError(
-                f"{self.name}: {error}; wanted the right to read the memory of a child process: run "
+                f"{self.name}: {error}; wanted permission to read the memory of a child process: run "
                 "`sysctl -w kernel.yama.ptrace_scope=1`"
             ) from error
         return MachineState(memory_file, devices_file, pages)
 
     def kill(self) -> None:
-        """Ends the process at once, which its socket's reader sees."""
+        """Kills the process, which the reader of its socket notices."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End the process, on the loop of its monitor."""
+        """Ends the process, in the event loop of its monitor."""
         self.close()
 
     def close(self) -> None:
-        """End the process. Nothing of the guest is left."""
+        """Ends the process and closes its sockets and files."""
         if self._closed:
             return
         self._closed = True
@@ -248,7 +248,7 @@ class Machine:
             self.information_pipe = -1
 
     async def _load(self, state: MachineState, descriptor: int) -> None:
-        """Load and run. A template was running when it was saved, so it goes on by itself."""
+        """Loads a state and runs it. A template was saved running, so it continues without a command."""
         if state.pages is not None:
             await self._monitor.run("query-status")  # answers once the memory is mapped
             write_pages(self.process_id, state.memory_file, state.pages)
@@ -260,14 +260,14 @@ class Machine:
             await self._monitor.wait_migrated()
             await self._monitor.run("cont")
 
-    def _last_words(self) -> str:
+    def _read_stderr(self) -> str:
         if self._messages.closed:
             return "no message"
         return _read_end(self._messages.fileno()) or "no message"
 
 
 def find_program() -> str:
-    """Path of QEMU. SandboxError when it is not installed."""
+    """Path of QEMU. Raises SandboxError if it is not installed."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise SandboxError(
@@ -278,7 +278,7 @@ def find_program() -> str:
 
 
 def hash_program() -> str:
-    """A key for this QEMU and this layout of machines: states load into the same ones only."""
+    """A key of this QEMU and layout of machines. A state loads only under an equal key."""
     status = Path(find_program()).stat()
     text = f"{status.st_size} {status.st_mtime_ns} {_LAYOUT} {_KERNEL_ARGUMENTS}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -290,10 +290,10 @@ def _read_end(descriptor: int) -> str:
 
 
 def _describe(shape: MachineShape, memory_file: Path, is_shared: bool) -> list[str]:
-    """Arguments of the machine, the same for a state's source and its copies."""
+    """Arguments of the machine, which are the same for the source of a state and its copies."""
     memory = f"memory-backend-file,id=memory,size={shape.memory_bytes},mem-path={memory_file}"
     command = [
-        # Debian's kernel finds its devices through ACPI only.
+        # Debian's kernel finds devices only through ACPI.
         "-M", "microvm,acpi=on,rtc=on,memory-backend=memory",
         "-object", f"{memory},share={'on' if is_shared else 'off'}",
         "-m", f"{shape.memory_bytes >> 20}M",
@@ -324,7 +324,7 @@ def _connect(agent: int, control: int) -> list[str]:
 
 
 def read_dirty_pages(process_id: int, memory_file: Path) -> DirtyPages:
-    """The pages a stopped machine has written since it mapped the file privately."""
+    """The pages that a stopped machine has written since it mapped the file privately."""
     ranges = _find_mappings(process_id, memory_file)
     parts, runs = [], []
     with Path(f"/proc/{process_id}/pagemap").open("rb", buffering=0) as pagemap:
@@ -355,7 +355,7 @@ def read_dirty_pages(process_id: int, memory_file: Path) -> DirtyPages:
 
 
 def write_pages(process_id: int, memory_file: Path, pages: DirtyPages) -> None:
-    """Lay pages over the private mapping of a machine that has not run yet."""
+    """Writes pages into the private mapping of a machine that has not run yet."""
     ranges = _find_mappings(process_id, memory_file)
     view = memoryview(pages.content)
     with Path(f"/proc/{process_id}/mem").open("r+b", buffering=0) as memory:
@@ -372,7 +372,7 @@ def write_pages(process_id: int, memory_file: Path, pages: DirtyPages) -> None:
 
 
 def _find_mappings(process_id: int, memory_file: Path) -> list[tuple[int, int, int]]:
-    """Start, end and offset in the file of each private mapping of it, by offset."""
+    """Start, end and file offset of each private mapping of the file, sorted by offset."""
     found = []
     status = memory_file.stat()
     wanted = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
@@ -388,7 +388,7 @@ def _find_mappings(process_id: int, memory_file: Path) -> list[tuple[int, int, i
 
 
 def _split_runs(numbers: numpy.ndarray) -> list[tuple[int, int]]:
-    """First page and length of each stretch of neighbours."""
+    """First page and length of each run of consecutive pages, of at most _MAX_RUN_PAGES."""
     if not len(numbers):
         return []
     breaks = numpy.flatnonzero(numpy.diff(numbers) != 1) + 1

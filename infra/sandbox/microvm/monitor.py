@@ -1,4 +1,4 @@
-"""QEMU's monitor: commands to one machine over QMP, and saving its state to a file."""
+"""QEMU's monitor: sends commands to one machine over QMP, and saves its state to a file."""
 
 import asyncio
 import contextlib
@@ -17,18 +17,18 @@ _POLL_SECONDS = 0.002
 
 
 class Monitor:
-    """Connection to a machine's monitor, made at the first command. Belongs to one event loop."""
+    """Connection to a machine's monitor, opened at the first command. Belongs to one event loop."""
 
-    def __init__(self, name: str, control: socket.socket, last_words: Callable[[], str]) -> None:
-        """`last_words`: what the machine's process said, for messages."""
+    def __init__(self, name: str, control: socket.socket, read_stderr: Callable[[], str]) -> None:
+        """`read_stderr`: the end of the stderr of the machine's process, for error messages."""
         self._name = name
         self._socket = control
-        self._last_words = last_words
+        self._read_stderr = read_stderr
         self._client: QMPClient | None = None
         self._connecting = asyncio.Lock()
 
     async def run(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """The answer to a command. SandboxError when it is refused, SandboxLost without an answer."""
+        """The answer to a command. Raises SandboxError if QEMU refuses it, SandboxLost without an answer."""
         try:
             async with asyncio.timeout(_MONITOR_SECONDS):
                 client = await self._connect()
@@ -36,16 +36,16 @@ class Monitor:
         except ExecuteError as error:
             raise SandboxError(f"{self._name} refused {command}: {error}") from error
         except (QMPError, OSError, TimeoutError, EOFError) as error:
-            why = f"{self._name}: {command} failed: {type(error).__name__} {error}"
-            raise SandboxLost(f"{why}; {self._last_words()}") from error
+            text = f"{self._name}: {command} failed: {type(error).__name__} {error}"
+            raise SandboxLost(f"{text}; {self._read_stderr()}") from error
 
     async def ignore_shared_memory(self) -> None:
-        """Leave memory that is shared with a file out of states. It is part of their format."""
+        """Leaves memory shared with a file out of saved states. A state must be loaded with the same setting."""
         capability = {"capability": "x-ignore-shared", "state": True}
         await self.run("migrate-set-capabilities", {"capabilities": [capability]})
 
     async def save(self, path: Path) -> None:
-        """Write the machine's state to a file."""
+        """Writes the machine's state to a file."""
         with path.open("wb") as file:
             (await self._connect()).send_fd_scm(file.fileno())
             await self.run("getfd", {"fdname": "state"})
@@ -53,7 +53,7 @@ class Monitor:
             await self.wait_migrated()
 
     async def wait_migrated(self) -> None:
-        """Wait until a state is saved or loaded."""
+        """Waits until a state is saved or loaded."""
         deadline = asyncio.get_running_loop().time() + _STATE_SECONDS
         while True:
             answer = await self.run("query-migrate")
@@ -61,14 +61,14 @@ class Monitor:
             if status == "completed":
                 return
             if status in ("failed", "cancelled"):
-                why = answer.get("error-desc", "no reason given")
-                raise SandboxLost(f"{self._name}: state {status}: {why}; {self._last_words()}")
+                reason = answer.get("error-desc", "no reason given")
+                raise SandboxLost(f"{self._name}: state {status}: {reason}; {self._read_stderr()}")
             if asyncio.get_running_loop().time() > deadline:
                 raise SandboxLost(f"{self._name}: state is {status} after {_STATE_SECONDS} s")
             await asyncio.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Disconnect, in the background: `wait_for_disconnects` waits for the end."""
+        """Disconnects in the background. `wait_for_disconnects` waits for the end."""
         if self._client is None:
             self._socket.close()
             return
@@ -90,7 +90,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 async def wait_for_disconnects() -> None:
-    """Wait until the monitors of closed machines are gone."""
+    """Waits until the monitors of closed machines are disconnected."""
     await asyncio.gather(*_closing)
 
 

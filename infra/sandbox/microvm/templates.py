@@ -1,6 +1,6 @@
-"""Machines that have booted once, frozen for all others to start from.
+"""Templates: machines that were booted once and frozen, from which all other machines start.
 
-One per image, memory size and repository. Its memory is a file that all its copies share.
+There is one per image, memory size and repository. Its memory is a file that all its copies share.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _TYPES = {
     EntryKind.LINK: tarfile.SYMTYPE,
 }
 
-# repeated measurements differ by far less; 10 kHz of 2 GHz are 0.02 s per hour
+# Repeated measurements differ by far less. At 2 GHz, 10 kHz are 0.02 s per hour.
 _ROUNDED_KHZ = 10
 _MEASURE_SECONDS = 60.0
 
@@ -58,9 +58,9 @@ _DEMAND_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class GuestRepository:
-    """Files, folders and links, without caches and history."""
+    """Files, folders and links of a repository, without caches and history."""
 
-    key: str = ""  # hash of the content; empty: of no repository
+    key: str = ""  # hash of the content; empty: no repository
     entries: Entries = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class GuestRepository:
         return files_of(self.entries)
 
     def pack(self) -> bytes:
-        """A tar archive of it."""
+        """The repository as a tar archive."""
         target = io.BytesIO()
         with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for path, entry in sorted(self.entries.items()):
@@ -77,7 +77,7 @@ class GuestRepository:
                 member.type = _TYPES[entry.kind]
                 member.mtime = entry.modified_ns // 1_000_000_000
                 is_folder = entry.kind is EntryKind.FOLDER
-                member.mode = entry.mode | (0o700 if is_folder else 0)  # it must be filled
+                member.mode = entry.mode | (0o700 if is_folder else 0)  # so that it can be filled
                 if entry.kind is EntryKind.LINK:
                     member.linkname = os.fsdecode(entry.content)
                     archive.addfile(member)
@@ -89,12 +89,12 @@ class GuestRepository:
 
 @dataclass(frozen=True, slots=True)
 class BootLimits:
-    """Limits of one boot and number of attempts. Processor time tells a hang from a loaded host: a
-    guest that spins uses it up, one that stands still neither uses nor waits for it.
+    """Limits of one boot, and the number of attempts. Processor time distinguishes a hang from a loaded host: a
+    guest that spins uses it up, and a guest that is stuck neither uses it nor waits for it.
     """
 
     cpu_seconds: float = 30.0
-    idle_seconds: float = 20.0  # in which it wanted less than a tenth of a second
+    idle_seconds: float = 20.0  # time in which the guest demanded less than 0.1 s of processor time
     wall_seconds: float = 600.0
     attempts: int = 3
 
@@ -104,7 +104,7 @@ KVM_PROBE = BootLimits(cpu_seconds=4.0, idle_seconds=5.0, wall_seconds=15.0, att
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A frozen machine and what its repository holds."""
+    """A frozen machine and the content of its repository."""
 
     shape: MachineShape
     state: MachineState
@@ -112,7 +112,7 @@ class Template:
 
 
 class TemplateStore:
-    """Templates of this host. Belongs to one event loop."""
+    """Templates on this host. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class TemplateStore:
         accelerator: Accelerator | None = None,
         boot_limits: BootLimits | None = None,
     ) -> None:
-        """`accelerator` None: KVM where a machine boots under it."""
-        self.boots: list[float] = []  # processor seconds of each boot that worked
+        """`accelerator` None: KVM if a machine boots with it, else TCG."""
+        self.boots: list[float] = []  # processor seconds of each successful boot
         self.num_failed_boots = 0
         self._image_folder = image_folder
         self._accelerator = accelerator
@@ -136,11 +136,11 @@ class TemplateStore:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The one given or found to work. None: nothing has booted yet."""
+        """The accelerator given, or found to work. None: nothing has booted yet."""
         return self._accelerator
 
     async def get(self, kind: ImageKind, memory_bytes: int, repository: Path | None) -> Template:
-        """The template, made now when there is none. A failed making is tried anew."""
+        """The template, created now if there is none. After a failure, the next call tries again."""
         size = max(_MIN_MEMORY_BYTES, -(-memory_bytes // _MEBIBYTE) * _MEBIBYTE)
         content = await self._read(repository)
         key = (kind, size, content.key)
@@ -151,7 +151,7 @@ class TemplateStore:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Free all memory. Machines that still run keep what they have mapped."""
+        """Frees all memory. Machines that still run keep their mappings."""
         for task in self._making.values():
             task.cancel()
         await asyncio.gather(*self._making.values(), return_exceptions=True)
@@ -162,10 +162,10 @@ class TemplateStore:
         ticks_khz = await asyncio.to_thread(measure_ticks_khz, image, self._image_folder)
         for accelerator in self._candidates():
             shape = MachineShape(image, accelerator, memory_bytes, ticks_khz)
-            kept = await asyncio.to_thread(self._find_kept, shape)
-            if kept is not None:
+            cached = await asyncio.to_thread(self._load_cached, shape)
+            if cached is not None:
                 self._accelerator = accelerator
-                return kept
+                return cached
             is_probe = accelerator is Accelerator.KVM and self._accelerator is None
             try:
                 template = await self._boot_with_retries(
@@ -177,15 +177,15 @@ class TemplateStore:
                 _kvm_refusal(self._image_folder).touch()
                 continue
             self._accelerator = accelerator
-            await asyncio.to_thread(self._keep, template)
+            await asyncio.to_thread(self._save_to_cache, template)
             return template
-        raise SandboxError(f"no accelerator boots image {image.key}")
+        raise SandboxError(f"image {image.key} boots with no accelerator")
 
     def _candidates(self) -> Iterator[Accelerator]:
         if self._accelerator is not None:
             yield self._accelerator
             return
-        # A device that answers proves little: nested hosts may lack what a kernel needs to boot.
+        # An accessible device is no proof: on nested hosts a guest may still fail to boot.
         if (
             os.access("/dev/kvm", os.R_OK | os.W_OK)
             and not _kvm_refusal(self._image_folder).exists()
@@ -193,14 +193,14 @@ class TemplateStore:
             yield Accelerator.KVM
         yield Accelerator.TCG
 
-    def _keep(self, template: Template) -> None:
-        """Put a booted machine beside the images, for later processes of this host."""
-        target = self._kept_folder(template.shape)
+    def _save_to_cache(self, template: Template) -> None:
+        """Saves a booted machine next to the images, for later processes on this host."""
+        target = self._cache_folder(template.shape)
         target.parent.mkdir(parents=True, exist_ok=True)
         with (target.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in target.parent.glob("*.partial.*"):  # of a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in target.parent.glob("*.partial.*"):  # of a killed process
+                shutil.rmtree(leftover, ignore_errors=True)
             if target.is_dir():  # another process was faster
                 return
             partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.partial.", dir=target.parent))
@@ -211,8 +211,8 @@ class TemplateStore:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
 
-    def _find_kept(self, shape: MachineShape) -> Template | None:
-        source = self._kept_folder(shape)
+    def _load_cached(self, shape: MachineShape) -> Template | None:
+        source = self._cache_folder(shape)
         if not source.is_dir():
             return None
         state = self._state_for(shape)
@@ -220,8 +220,8 @@ class TemplateStore:
         _copy_sparse(source / "devices", state.devices_file)
         return Template(shape, state, GuestRepository())
 
-    def _kept_folder(self, shape: MachineShape) -> Path:
-        """A state belongs to one QEMU. Under KVM also to one boot of the host."""
+    def _cache_folder(self, shape: MachineShape) -> Path:
+        """Folder by shape and QEMU build, under KVM also by boot of the host: a state loads only with the same ones."""
         parts = [hash_program()]
         if shape.accelerator is Accelerator.KVM:
             parts.append(read_boot_id())
@@ -254,7 +254,7 @@ class TemplateStore:
         return Template(shape, state, GuestRepository())
 
     async def _fill(self, key: tuple[ImageKind, int, str], repository: GuestRepository) -> Template:
-        """A template with a repository: a copy of the empty one, filled and frozen."""
+        """A template with a repository: a copy of the template without one, filled and frozen."""
         base = await self.get(key[0], key[1], None)
         name = f"{base.state.memory_file.stem}-{key[2]}"
         memory_file = self.folder / f"{name}.memory"
@@ -278,13 +278,13 @@ class TemplateStore:
             return GuestRepository()
         if folder not in self._repositories:
             if not folder.is_dir():
-                raise InvalidArgument(f"repository {folder} is no folder of this host")
+                raise InvalidArgument(f"repository {folder} is not a folder on this host")
             self._repositories[folder] = await asyncio.to_thread(read_repository, folder)
         return self._repositories[folder]
 
 
 async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: BootLimits) -> None:
-    """Until the agent answers. SandboxLost by the first limit that is passed."""
+    """Waits until the agent answers. Raises SandboxLost at the first limit that is exceeded."""
     loop = asyncio.get_running_loop()
     started = marked_at = loop.time()
     marked_demand = 0.0
@@ -294,16 +294,16 @@ async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: Boo
         demand = machine.demanded_seconds
         if demand - marked_demand >= _DEMAND_SECONDS:
             marked_demand, marked_at = demand, now
-        over = (
+        is_stuck = (
             cpu > limits.cpu_seconds
             or now - marked_at > limits.idle_seconds
             or now - started > limits.wall_seconds
         )
-        if over:
+        if is_stuck:
             channel.lose(
                 SandboxLost(
                     f"{machine.name}: no answer from the guest after {now - started:.1f} s and "
-                    f"{cpu:.1f} s of processor time, still for {now - marked_at:.1f} s; {limits}"
+                    f"{cpu:.1f} s of processor time, idle for {now - marked_at:.1f} s; {limits}"
                 )
             )
             break
@@ -311,7 +311,7 @@ async def _wait_for_hello(machine: Machine, channel: MachineChannel, limits: Boo
 
 
 def _copy_sparse(source: Path, target: Path) -> None:
-    """Copy a file without its holes, which are most of an idle guest's memory."""
+    """Copies a file without its holes, which are most of an idle guest's memory."""
     with source.open("rb") as reading, target.open("wb") as writing:
         size = os.fstat(reading.fileno()).st_size
         os.ftruncate(writing.fileno(), size)
@@ -329,7 +329,7 @@ def _copy_sparse(source: Path, target: Path) -> None:
 
 
 def _kvm_refusal(image_folder: Path) -> Path:
-    """Exists when this boot of the host was found unable to run a machine under KVM."""
+    """A marker file that exists if no machine could boot under KVM since the host started."""
     return image_folder / f"no-kvm-{read_boot_id()}"
 
 
@@ -339,7 +339,7 @@ def _name_shape(shape: MachineShape) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Memory of processes that were killed before they could free it."""
+    """Removes the memory files of killed processes."""
     for path in folder.glob(f"{_PREFIX}*"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
@@ -347,18 +347,18 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def read_boot_id() -> str:
-    """The kernel's id of this boot of the host."""
+    """The kernel's id of the present boot of the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def measure_ticks_khz(image: Image, folder: Path) -> int:
-    """Rate of the counter in kHz. Kept in `folder` until the host restarts."""
-    kept = folder / f"ticks-khz-{read_boot_id()}"
-    if not kept.is_file():
-        partial = kept.with_name(f"{kept.name}.partial.{os.getpid()}")
+    """Rate of the time stamp counter in kHz, cached in `folder` until the host restarts."""
+    cached = folder / f"ticks-khz-{read_boot_id()}"
+    if not cached.is_file():
+        partial = cached.with_name(f"{cached.name}.partial.{os.getpid()}")
         partial.write_text(str(_measure(image.tick_rate)))
-        partial.replace(kept)
-    return int(kept.read_text())
+        partial.replace(cached)
+    return int(cached.read_text())
 
 
 def _measure(program: Path) -> int:
@@ -372,7 +372,7 @@ def _measure(program: Path) -> int:
 
 
 def read_repository(folder: Path) -> GuestRepository:
-    """A folder of the host."""
+    """The repository in a folder of the host, without caches and history."""
     entries = {
         path: entry
         for path, entry in read_entries(folder).items()

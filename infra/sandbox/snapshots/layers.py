@@ -1,8 +1,7 @@
-"""Layers of files: what an overlay's upper folder holds, as plain data that can be hashed.
+"""Layers of files: the content of an overlay's upper folder, as plain data that can be hashed.
 
-A layer knows files, folders, links, removed names (the overlay's whiteouts) and
-folders that hide what is below (opaque). Folders are read without following links: their content is
-what an agent left there.
+A layer holds files, folders, links, removed names (the overlay's whiteouts) and opaque folders, which hide the layers
+below. Folders are read without following links, because an agent may have put any link there.
 """
 
 import contextlib
@@ -23,11 +22,11 @@ OPAQUE = "user.overlay.opaque"
 _MAX_LAYER_BYTES = 1 << 30
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 200
-BYTES_PER_ENTRY = 1024  # what the kernel keeps in memory for a file, be it empty
+BYTES_PER_ENTRY = 1024  # kernel memory per file or folder, also for an empty one
 
 
 class EntryKind(StrEnum):
-    """Kind of a path in a layer."""
+    """Kinds of paths in a layer."""
 
     FILE = "f"
     FOLDER = "d"
@@ -50,23 +49,23 @@ Entries = Mapping[str, Entry]
 _FOLDER_MODE = 0o755
 
 
-def read_entries(folder: Path, most_bytes: int = _MAX_LAYER_BYTES) -> dict[str, Entry]:
-    """Everything below a folder, by relative path. Pipes and sockets are left out.
+def read_entries(folder: Path, max_bytes: int = _MAX_LAYER_BYTES) -> dict[str, Entry]:
+    """Everything below a folder, by relative path, except pipes and sockets.
 
-    What disappears while it is read is left out too; a file without read permission gets it meanwhile.
-    InvalidArgument where files hold more than `most_bytes`; holes count, since they are read.
+    Leaves out files that disappear during the read. A file without read permission gets it temporarily. Raises
+    InvalidArgument if the files hold more than `max_bytes`, holes included, since holes are read too.
     """
     entries: dict[str, Entry] = {}
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _read_folder(top, "", entries, [most_bytes])
+        _read_folder(top, "", entries, [max_bytes])
     finally:
         os.close(top)
     return entries
 
 
 def write_entries(entries: Entries, folder: Path) -> None:
-    """Fill an empty folder. Parents that no entry names are plain folders."""
+    """Fills an empty folder. Missing parent folders are created with default modes."""
     folder.mkdir(parents=True, exist_ok=True)
     folders: list[tuple[Path, Entry]] = []
     for path in sorted(entries):
@@ -86,7 +85,7 @@ def write_entries(entries: Entries, folder: Path) -> None:
                 os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
         if entry.kind is EntryKind.FILE and entry.modified_ns:
             os.utime(target, ns=(entry.modified_ns, entry.modified_ns))
-    for target, entry in reversed(folders):  # inner ones first, before a mode closes their parent
+    for target, entry in reversed(folders):  # inner first, before a parent's mode forbids access
         if entry.is_opaque:
             os.setxattr(target, OPAQUE, b"y")
         if entry.modified_ns:
@@ -95,7 +94,7 @@ def write_entries(entries: Entries, folder: Path) -> None:
 
 
 def identify_entries(entries: Entries) -> str:
-    """Hash of everything but times: the same edits made later are the same layer."""
+    """Hash of everything except times, so that the same edits made later give the same layer."""
     digest = hashlib.sha256()
     for path in sorted(entries):
         entry = entries[path]
@@ -105,7 +104,7 @@ def identify_entries(entries: Entries) -> str:
 
 
 def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
-    """One layer that shows what `upper` over `lower` shows, over whatever lies below both."""
+    """One layer that is equivalent to `upper` over `lower`, over any layers below both."""
     folded = dict(lower)
     for path in sorted(upper):
         entry, below = upper[path], folded.get(path)
@@ -115,7 +114,7 @@ def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
             for inner in [name for name in folded if name.startswith(prefix)]:
                 del folded[inner]
         if entry.kind is EntryKind.FOLDER and not entry.is_opaque and below is not None:
-            # A folder over a removed name or a file hides what lies below these, as they did.
+            # A removed name or a file hides the layers below it, so a folder over it must hide them too.
             was_hiding = below.kind is not EntryKind.FOLDER or below.is_opaque
             entry = replace(entry, is_opaque=was_hiding)
         folded[path] = entry
@@ -123,7 +122,7 @@ def fold_entries(lower: Entries, upper: Entries) -> dict[str, Entry]:
 
 
 def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
-    """The layer that makes `before` into `after`. Times do not count."""
+    """The layer that turns `before` into `after`, ignoring times."""
     writes = {
         path: entry
         for path, entry in after.items()
@@ -140,8 +139,8 @@ def find_writes(before: Entries, after: Entries) -> dict[str, Entry]:
 def entries_of_files(
     files: Mapping[str, bytes | None], status_of: Callable[[str], os.stat_result | None]
 ) -> dict[str, Entry]:
-    """A layer that lays files (None: removed) over a folder. `status_of`: a path's status in it; None: no such
-    path. Times stay, so that they do not tell which files a problem changed.
+    """A layer that writes files (None: removed) over a folder. `status_of`: status of a path in the folder (None: no
+    such path). Files keep their times, which otherwise would show which files a problem changed.
     """
     entries: dict[str, Entry] = {}
     for path, content in files.items():
@@ -166,10 +165,10 @@ def entries_of_files(
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all below it, whatever its permissions. Links are not followed.
+    """Removes a folder with all its content, whatever the permissions, without following links.
 
-    Inner folders are first moved to the top, so that no depth is too deep. What an OSError leaves is below
-    `folder`.
+    Inner folders are first moved to the top, so that folders of any depth can be removed. After an OSError, the
+    rest is still below `folder`.
     """
     if not folder.is_dir():
         return
@@ -177,12 +176,12 @@ def remove_folder(folder: Path) -> None:
     waiting, names = [top], (f"{top}/{secrets.token_hex(8)}-{number}" for number in count())
     while waiting:
         current = waiting.pop()
-        os.chmod(current, 0o700)  # noqa: PTH101 -- text paths: every box's end comes through here
+        os.chmod(current, 0o700)  # noqa: PTH101 -- paths as text for speed: every end of a box comes here
         with os.scandir(current) as found:
             entries = list(found)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.path, 0o700)  # noqa: PTH101 -- else it cannot be moved
+                os.chmod(entry.path, 0o700)  # noqa: PTH101 -- otherwise it cannot be moved
                 moved = entry.path if current == top else next(names)
                 if moved != entry.path:
                     os.rename(entry.path, moved)  # noqa: PTH104
@@ -194,23 +193,23 @@ def remove_folder(folder: Path) -> None:
     os.rmdir(top)  # noqa: PTH106
 
 
-def measure_folder(folder: Path, most_bytes: float = math.inf) -> int:
-    """Bytes that files below a folder take, in memory too. What disappears meanwhile counts nothing, and
-    what comes after `most_bytes` is not looked at.
+def measure_folder(folder: Path, max_bytes: float = math.inf) -> int:
+    """Bytes that the files below a folder use, kernel memory included. Files that disappear meanwhile count nothing.
+    The count stops when it exceeds `max_bytes`.
 
-    InvalidArgument where it is too deep to be measured.
+    Raises InvalidArgument if the folders are nested too deep.
     """
     try:
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return 0
     try:
-        return _measure(top, 0, most_bytes)
+        return _measure(top, 0, max_bytes)
     finally:
         os.close(top)
 
 
-def _measure(folder: int, depth: int, most_bytes: float) -> int:
+def _measure(folder: int, depth: int, max_bytes: float) -> int:
     if depth > _MAX_DEPTH:
         raise InvalidArgument(f"folders nested deeper than {_MAX_DEPTH}")
     total = 0
@@ -218,19 +217,19 @@ def _measure(folder: int, depth: int, most_bytes: float) -> int:
         for entry in found:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 total += entry.stat(follow_symlinks=False).st_blocks * 512 + BYTES_PER_ENTRY
-                if total > most_bytes:
+                if total > max_bytes:
                     return total
                 if entry.is_dir(follow_symlinks=False):
-                    with _looked_into(folder, entry.name) as inner:
-                        total += _measure(inner, depth + 1, most_bytes - total)
+                    with _open_inner(folder, entry.name) as inner:
+                        total += _measure(inner, depth + 1, max_bytes - total)
     return total
 
 
 @contextlib.contextmanager
-def _looked_into(folder: int, name: str) -> Iterator[int]:
-    """A descriptor of a folder in a running box's folder: by descriptors alone, since names may become links.
+def _open_inner(folder: int, name: str) -> Iterator[int]:
+    """A descriptor of a folder inside a running box's folder, found through descriptors, since names may become links.
 
-    One without read permission gets it meanwhile, else files that are open in it would grow unseen.
+    A folder without read permission gets it temporarily; otherwise open files in it could grow unmeasured.
     """
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     place = f"/proc/self/fd/{found}"
@@ -238,7 +237,7 @@ def _looked_into(folder: int, name: str) -> Iterator[int]:
         mode = stat.S_IMODE(os.fstat(found).st_mode)
         is_closed = os.geteuid() != 0 and mode & 0o500 != 0o500
         if is_closed:
-            os.chmod(place, mode | 0o500)  # noqa: PTH101 -- a descriptor's name
+            os.chmod(place, mode | 0o500)  # noqa: PTH101 -- the path of a descriptor
         try:
             inner = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -253,7 +252,7 @@ def _looked_into(folder: int, name: str) -> Iterator[int]:
 
 
 def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list[int]) -> None:
-    """`left`: bytes that may still be read."""
+    """Adds a folder's content to `entries`. `left`: bytes that may still be read."""
     with os.scandir(folder) as found:
         names = [entry.name for entry in found]
     for name in names:
@@ -268,7 +267,7 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list
             if kind == stat.S_IFREG:
                 left[0] -= status.st_size
                 if left[0] < 0:
-                    raise InvalidArgument(f"layer has {-left[0]} bytes too many at {path[:200]!r}")
+                    raise InvalidArgument(f"layer is {-left[0]} bytes too large at {path[:200]!r}")
                 entries[path] = _read_file(folder, name, status)
             elif kind == stat.S_IFDIR:
                 with _opened(folder, name, os.O_DIRECTORY, status) as inner:
@@ -285,10 +284,9 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list
 
 @contextlib.contextmanager
 def _opened(folder: int, name: str, flags: int, status: os.stat_result):  # noqa: ANN202
-    """A descriptor of something in a folder, never through a link.
+    """A descriptor of a file or folder in a folder, never opened through a link.
 
-    Where the box took its own permission away, it is given meanwhile (this process runs as the box's
-    user).
+    Missing permissions are granted temporarily, which works because this process runs as the box's user.
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
@@ -312,7 +310,7 @@ def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:
         while left > 0 and (data := os.read(descriptor, left)):
             parts.append(data)
             left -= len(data)
-    # without setuid: a user of the host might run the copy
+    # Without setuid, because a user of the host might run the copy.
     mode = stat.S_IMODE(status.st_mode) & 0o777
     return Entry(EntryKind.FILE, b"".join(parts), mode, status.st_mtime_ns)
 

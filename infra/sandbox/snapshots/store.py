@@ -1,4 +1,4 @@
-"""The layers of one backend on disk, and the files that a box sees through them."""
+"""Storage for the layers of one backend, and the files that a box sees through them."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _left: set[Path] = set()  # folders whose removal failed
 SKIPPED_NAMES = frozenset({"__pycache__", ".pytest_cache", ".git"})
 MAX_DIFF_BYTES = 64 << 20
-# Compiled code, type and test caches and history tell what a problem removed from the sources.
+# Compiled code, caches and history show the code that a problem removed from the sources.
 _HIDDEN_NAMES = frozenset(
     (
         *("__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -38,20 +38,20 @@ _HIDDEN_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".orig", ".rej")
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of a repository is kept from its sandboxes."""
+    """Whether a file or folder of a repository is hidden from its sandboxes."""
     return name in _HIDDEN_NAMES or name.endswith(_HIDDEN_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Files of a sandbox: a repository folder (None: empty) with one layer over it (None: no)."""
+    """Files of a sandbox: a repository folder (None: empty) with at most one layer over it (None: no layer)."""
 
     repository: Path | None
     layer_id: str | None = None
 
 
 class LayerStore:
-    """Layers by content, in a folder that is made here and removed by `close`."""
+    """Content-addressed layers, in a folder that the constructor creates and `close` removes."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent or _state_parent()))
@@ -67,7 +67,7 @@ class LayerStore:
         if repository is None:
             return State(None)
         if not repository.is_dir():
-            raise InvalidArgument(f"repository {repository} is no folder")
+            raise InvalidArgument(f"repository {repository} is not a folder")
         repository = repository.resolve()
         if repository not in self._hidden:
             owner = repository.stat().st_uid
@@ -81,7 +81,7 @@ class LayerStore:
         return State(self._copies[repository], self._add(self._hidden[repository]))
 
     def apply_files(self, state: State, files: Mapping[str, bytes | None]) -> State:
-        """A state with files over it. None: removed."""
+        """A state with files written over it (None: removed)."""
 
         def status_of(path: str) -> os.stat_result | None:
             if state.repository is None:
@@ -93,20 +93,20 @@ class LayerStore:
         return self.with_writes(state, entries_of_files(files, status_of))
 
     def with_writes(self, state: State, writes: Entries) -> State:
-        """A state with what a sandbox wrote over it, folded into one layer."""
+        """A state with the writes of a sandbox over it, folded into one layer."""
         return State(state.repository, self._add(fold_entries(self.entries(state), writes)))
 
     def entries(self, state: State) -> Entries:
-        """The layer of a state."""
+        """Entries of a state's layer."""
         return {} if state.layer_id is None else self._entries[state.layer_id]
 
     def hold(self, state: State) -> None:
-        """Keep a state's layer until it is let go."""
+        """Keeps the layer of a state until `release`."""
         if state.layer_id is not None:
             self._uses[state.layer_id] += 1
 
-    def let_go(self, state: State) -> None:
-        """Undo one `hold`. A layer that nobody holds is removed."""
+    def release(self, state: State) -> None:
+        """Undoes one `hold`. A layer without holders is removed."""
         if state.layer_id is None:
             return
         self._uses[state.layer_id] -= 1
@@ -115,7 +115,7 @@ class LayerStore:
             discard_folder(self.directory / state.layer_id)
 
     def folders(self, state: State) -> tuple[Path, ...]:
-        """Folders for the overlay, lowest first. A layer is unpacked when first mounted."""
+        """Folders for the overlay, lowest first. Unpacks a layer when it is first used."""
         lowest = state.repository or self.directory / "empty"
         if state.layer_id is None:
             return (lowest,)
@@ -128,7 +128,7 @@ class LayerStore:
         return (lowest, folder)
 
     def whole(self, state: State, writes: Entries | None = None) -> Entries:
-        """All files of a state, with what a sandbox wrote over it, as one layer over nothing."""
+        """All files of a state, with the writes of a sandbox over it, as one layer over an empty folder."""
         below: Entries = {}
         if state.repository is not None:
             if state.repository not in self._read:
@@ -142,7 +142,7 @@ class LayerStore:
         }
 
     def close(self) -> None:
-        """Remove everything."""
+        """Removes the folder with all layers."""
         discard_folder(self.directory)
 
     def _add(self, entries: Entries) -> str | None:
@@ -154,25 +154,25 @@ class LayerStore:
 
 
 def discard_folder(folder: Path) -> None:
-    """Remove a folder. One that cannot be removed is told of and tried again with every later one."""
+    """Removes a folder. If that fails, it logs a warning and tries again at every later call."""
     for place in (folder, *_left):
         try:
             remove_folder(place)
         except OSError as error:
             if place not in _left:
-                logger.warning("folder %s stays for now: %s", place, error)
+                logger.warning("folder %s could not be removed yet: %s", place, error)
             _left.add(place)
         else:
             _left.discard(place)
 
 
 def files_of(entries: Entries) -> dict[str, bytes]:
-    """Content of the regular files, by path."""
+    """Contents of the regular files, by path."""
     return {path: entry.content for path, entry in entries.items() if entry.kind is EntryKind.FILE}
 
 
 def compare_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """Files that differ, as they are now. None: there is none any more. Caches are left out."""
+    """Present contents of the files that differ (None: removed). Caches are left out."""
     changes: dict[str, bytes | None] = {}
     num_bytes = 0
     for path in sorted({*before, *now}):
@@ -187,7 +187,7 @@ def compare_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> dict
 
 
 def _hiding_entries(repository: Path) -> dict[str, Entry]:
-    """Removed names for every cache and every history below a repository."""
+    """REMOVED entries for every cache and history folder or file below a repository."""
     removed: dict[str, bytes | None] = {}
     for folder, folders, names in os.walk(repository):
         for name in [*folders, *names]:
@@ -199,8 +199,8 @@ def _hiding_entries(repository: Path) -> dict[str, Entry]:
 
 
 def _state_parent() -> Path:
-    """Folder of layers and writes: /dev/shm where it is writable and has 1 GiB free, so that writes count
-    against a box's memory limit, else the temporary folder.
+    """Parent folder of layers and writes: /dev/shm if it is writable and has 1 GiB free, so that writes count
+    towards a box's memory limit, else the temporary folder.
     """
     memory, parent = Path("/dev/shm"), Path(tempfile.gettempdir())
     if memory.is_dir() and os.access(memory, os.W_OK):
@@ -216,9 +216,9 @@ def _prefix() -> str:
 
 
 def _sweep_dead(parent: Path) -> None:
-    """Remove what killed processes of this user left."""
+    """Removes the folders that killed processes of this user left."""
     for folder in parent.glob(f"ostinato-{os.geteuid()}-*-*"):
-        maker = folder.name.split("-")[2]
-        if maker.isdigit() and not Path("/proc", maker).exists():
+        owner = folder.name.split("-")[2]
+        if owner.isdigit() and not Path("/proc", owner).exists():
             with contextlib.suppress(OSError):
                 remove_folder(folder)

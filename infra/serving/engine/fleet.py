@@ -1,8 +1,8 @@
 """Several engine replicas as one `ModelClient`.
 
-`EngineFleet` is the client side: routing, error translation, health, updates of all replicas. Any number
-of processes may each hold one over the same actors, which `start_replicas` starts. A request whose replica
-died raises EngineError and is not repeated here: only the caller knows whether a repeat is safe.
+`EngineFleet` is the client side: routing, error translation, health, updates of all replicas. Several
+processes may each have a fleet over the same actors, which `start_replicas` starts. When a replica dies, its
+requests raise EngineError. They are not repeated here: only the caller knows whether that is safe.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 
 _logger = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10
+_TIMEOUT_SECONDS = 180.0  # a request waits this long for a serving replica; a restart takes 10 s
 _REFRESH_SECONDS = 1.0
-_POLL_SECONDS = 0.02  # whoever finds no serving replica looks again after it
-_PROBE_SECONDS = 60.0  # a question about health is answered within this, or the replica is silent
+_POLL_SECONDS = 0.02  # between two looks for a serving replica
+_PROBE_SECONDS = 60.0  # a replica that answers no question for this long is silent
 
 
 class EngineFleet:
@@ -82,10 +82,10 @@ class EngineFleet:
             self._router.finish(replica_id, tokens)
 
     async def _choose(self, request: GenerateRequest, tokens: int) -> str:
-        """A serving replica. Waits for one for a while."""
+        """The replica for a request. Waits for one that serves, for at most the time limit."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_seconds
-        self._refresh_beside()
+        self._start_refresh()
         while not self._router.is_serving():
             if loop.time() >= deadline:
                 raise EngineError(
@@ -93,11 +93,11 @@ class EngineFleet:
                     f"wanted one within {self._timeout_seconds:.0f} s"
                 )
             await asyncio.sleep(_POLL_SECONDS)
-            self._refresh_beside()
+            self._start_refresh()
         return self._router.choose(request.session_id, tokens)
 
     def _observe_silence(self, name: str) -> bool:
-        """A replica holds requests and says nothing. True when it counts as dead now."""
+        """Records that a replica with open requests was silent. True when it now counts as dead."""
         return self._observe(name, HealthEvent.SILENT).state is ReplicaState.DEAD
 
     def _observe(self, name: str, event: HealthEvent, **facts: Any) -> ReplicaHealth:
@@ -116,13 +116,13 @@ class EngineFleet:
             self._router.set_state(name, health.state)
         return health
 
-    def _refresh_beside(self) -> None:
-        """Looks after replicas that do not serve, once at a time, while requests go to others."""
+    def _start_refresh(self) -> None:
+        """Starts a check of the replicas unless all serve, one check at a time. Requests need not wait for it."""
         if self._refreshing is not None:
             if not self._refreshing.done():
                 return
             ended, self._refreshing = self._refreshing, None
-            ended.result()  # an error of the last round is one caller's to see
+            ended.result()  # one caller sees an error of the last check
         now = asyncio.get_running_loop().time()
         is_whole = all(state is ReplicaState.SERVING for state in self._router.states().values())
         if not is_whole and now - self._refreshed_at >= _REFRESH_SECONDS:
@@ -130,13 +130,13 @@ class EngineFleet:
             self._refreshing = asyncio.create_task(self.refresh_states())
 
     async def end_session(self, session_id: str) -> None:
-        """Frees the KV cache of a finished conversation, without waiting for it."""
+        """Frees the KV cache of a finished conversation. Does not wait for the replica."""
         replica_id = self._router.end_session(session_id)
         if replica_id is not None:
             self._mailboxes[replica_id].end_session(session_id)
 
     async def close(self) -> None:
-        """Stops listening to the replicas. They live on."""
+        """Stops listening to the replicas, which live on."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -146,7 +146,7 @@ class EngineFleet:
     async def follow(
         self, objects: ObjectStore, chain_id: str, version: int | None = None
     ) -> list[int | None]:
-        """Binds every replica to a chain at a version. None: the newest. Returns the version that each applied."""
+        """Binds every replica to a chain and applies a version (None: the newest), which it returns by replica."""
         calls = {
             name: actor.follow.remote(objects, chain_id, version)
             for name, actor in self._replicas.items()
@@ -154,35 +154,35 @@ class EngineFleet:
         return await self._change_all(calls, f"follow chain {chain_id}")
 
     async def update_to(self, version: int) -> list[SwapReport]:
-        """Applies a version everywhere. Raises after all answered. A failed replica is left out."""
+        """Applies a version on every replica. Raises after all have answered. A failed one gets no requests."""
         calls = {name: actor.update_to.remote(version) for name, actor in self._replicas.items()}
         return await self._change_all(calls, f"update to version {version}")
 
     async def refresh_states(self) -> dict[str, ReplicaState]:
-        """Asks every replica how it is. One that recovered gets requests again. A replica that has
-        no weights and knows its chain applies the newest version first.
+        """Asks every replica for its health. A recovered replica gets requests again. A replica without
+        weights that knows its chain first applies the newest version.
         """
         await asyncio.gather(*(self._refresh_state(name) for name in self._replicas))
         return self._router.states()
 
     async def _refresh_state(self, name: str) -> None:
-        """Asks one replica. A recovery that outlasts the probe goes on, and the next round asks again."""
+        """Asks one replica. A recovery that takes longer than the probe goes on; the next check asks again."""
         try:
             call = self._replicas[name].recover.remote()
             health = await self._probe(call, name, "recover")
         except EngineError:
-            return  # its state was noted by _answer
+            return  # _answer or _probe has recorded the failure
         self._update_health(name, health)
 
-    def _update_health(self, name: str, told: Mapping[str, Any]) -> None:
-        """Updates the health by a replica's own report."""
+    def _update_health(self, name: str, report: Mapping[str, Any]) -> None:
+        """Updates the health from a replica's own report."""
         health = observe_report(
             self._health[name],
-            ReplicaState(told["state"]),
+            ReplicaState(report["state"]),
             at=self._clock(),
-            process_id=told["process_id"],
-            version=told["version"],
-            reason=told["reason"],
+            process_id=report["process_id"],
+            version=report["version"],
+            reason=report["reason"],
         )
         self._set_health(name, health)
 
@@ -191,7 +191,7 @@ class EngineFleet:
         return self._router.states()
 
     def replica_status(self) -> dict[str, ReplicaStatus]:
-        """Last known health of every replica. Asks nobody."""
+        """Last known health of every replica, without a call."""
         return {
             name: ReplicaStatus(
                 state=health.state.value,
@@ -213,17 +213,17 @@ class EngineFleet:
         return {name: await self._probe(call, name, "statistics") for name, call in calls.items()}
 
     async def _probe(self, call: Awaitable[Any], name: str, what: str) -> Any:
-        """A question that a living replica answers in time. Silence counts against it."""
-        asked = asyncio.ensure_future(self._answer(call, name, what))
-        done, _ = await asyncio.wait({asked}, timeout=self._probe_seconds)
+        """The value of a call that a living replica answers in time. Silence is recorded against it."""
+        pending = asyncio.ensure_future(self._answer(call, name, what))
+        done, _ = await asyncio.wait({pending}, timeout=self._probe_seconds)
         if not done:
-            asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+            pending.add_done_callback(lambda late: late.cancelled() or late.exception())
             self._observe(name, HealthEvent.SILENT, reason=f"{what} was not answered")
             raise EngineError(
                 f"{what} failed, replica {name} is silent, wanted an answer "
                 f"within {self._probe_seconds:.0f} s"
             )
-        answer = asked.result()
+        answer = pending.result()
         if name in self._health and self._health[name].state is ReplicaState.SUSPECT:
             self._observe(name, HealthEvent.ANSWERED)
         return answer
@@ -245,7 +245,7 @@ class EngineFleet:
         return answers
 
     def _observe_applied(self, name: str, answer: SwapReport | int | None) -> None:
-        """After a verified apply. A chain without versions (None) leaves a replica as it was."""
+        """Records what a replica applied. `answer` None: the chain has no version."""
         version = answer.version if isinstance(answer, SwapReport) else answer
         if version is None:
             self._observe(name, HealthEvent.STARTED, reason="the chain has no version yet")
@@ -255,7 +255,7 @@ class EngineFleet:
         self._observe(name, HealthEvent.VERIFIED, version=version)
 
     async def _answer(self, call: Awaitable[Any], replica_id: str, what: str) -> Any:
-        """The value of a call. Errors of the method pass, a lost process becomes EngineError."""
+        """The value of a call. Our own errors pass; others, and a lost process, become EngineError."""
         try:
             return await call
         except RayTaskError as error:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class ReplicaState(StrEnum):
-    """One replica's standing. Only SERVING takes requests."""
+    """State of one replica. Only a SERVING one takes requests."""
 
     STARTING = "starting"  # holds no verified weights yet
     SERVING = "serving"  # healthy
@@ -25,16 +25,16 @@ class SwapReport:
     """One weight swap."""
 
     version: int
-    prepare_seconds: float  # checking and fusing, beside decoding
-    pause_seconds: float  # between two steps
+    prepare_seconds: float  # checking and fusing, while decoding goes on
+    pause_seconds: float  # of decoding, between two steps
 
 
 class HealthEvent(StrEnum):
     """Observation of a replica."""
 
-    STARTED = "started"  # a process answers that holds no verified weights
+    STARTED = "started"  # a process without verified weights answered
     VERIFIED = "verified"  # it applied a version and every checksum held
-    REFUSED = "refused"  # an update failed, or it says that it does not serve
+    REFUSED = "refused"  # an update failed, or the replica reports that it does not serve
     ANSWERED = "answered"  # a sign of life, nothing more
     SILENT = "silent"  # it did not answer in time
     LOST = "lost"  # its process is gone
@@ -71,7 +71,7 @@ class ReplicaHealth:
     """One replica as its fleet knows it."""
 
     state: ReplicaState = ReplicaState.STARTING
-    process_id: int | None = None  # of the process last heard; None: none yet
+    process_id: int | None = None  # of the process that answered last; None: none yet
     version: int | None = None  # verified version it serves; None: none
     silences: int = 0  # in a row
     since: float = 0.0  # when the state was entered
@@ -87,12 +87,12 @@ def observe(
     version: int | None = None,
     reason: str = "",
 ) -> ReplicaHealth:
-    """The health after an event. An event of another process than the one last heard first counts as STARTED."""
+    """The health after an event. If the event is of a new process, the event STARTED comes first."""
     if process_id is not None and health.process_id not in (None, process_id):
         started = replace(health, process_id=process_id)
         health = _move(started, HealthEvent.STARTED, at, f"process {process_id} took its place")
     if event is HealthEvent.VERIFIED and version is None:
-        raise ValueError("a verified apply came without its version, wanted one")
+        raise ValueError("the event VERIFIED came without its version, wanted one")
     silences = health.silences + 1 if event is HealthEvent.SILENT else 0
     moved = _move(health, event, at, reason)
     if silences >= SILENCES_TO_DEATH:
@@ -116,7 +116,7 @@ def observe_report(
     version: int,
     reason: str = "",
 ) -> ReplicaHealth:
-    """The health after a replica told its state: it says that it serves only after every checksum held."""
+    """The health after a replica's report. A replica reports SERVING only after every checksum held."""
     health = observe(health, HealthEvent.ANSWERED, at=at, process_id=process_id, reason=reason)
     if reported is ReplicaState.SERVING:
         event = HealthEvent.VERIFIED

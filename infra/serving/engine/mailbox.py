@@ -1,8 +1,8 @@
-"""Requests and answers in batches: one call of Ray carries those of a few milliseconds.
+"""Requests and answers in batches: one Ray call carries those of a few milliseconds.
 
-`Mailbox` is the client side of one replica (the other: `MailboxReplica`): a future per request, one call
-under way that collects. A call of Ray costs 1.4 ms of processor time on both sides together, a batched
-request 0.3 ms. It routes nothing: the fleet does.
+`Mailbox` is the client side of one replica, and `MailboxReplica` the other side. It holds a future per request
+and keeps one call open that collects answers. A Ray call costs 1.4 ms of processor time on both sides together,
+a batched request 0.3 ms. Routing is the fleet's work.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import GenerateRequest, Generation
 
 GATHER_SECONDS = 0.002
-SILENCE_SECONDS = 60.0  # a replica without even an empty answer for this long is silent
+SILENCE_SECONDS = 60.0  # a replica that returns nothing, not even an empty list, is then silent
 
-Answer = tuple[str, Generation | None, Exception | None]  # by request id
+Answer = tuple[str, Generation | None, Exception | None]  # request id, then one of the two
 
 
 class Mailbox:
@@ -45,7 +45,7 @@ class Mailbox:
         self._cancelled: list[str] = []
         self._flush = Flush(self._send, GATHER_SECONDS)
         self._deliveries = Deliveries()
-        self._pump: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """The answer of the replica. RayError when it dies, otherwise its own typed error."""
@@ -53,8 +53,8 @@ class Mailbox:
         self._waiting[request.request_id] = future
         self._requests.append(request)
         self._flush.plan()
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._collect())
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.create_task(self._collect())
         try:
             return await future
         except asyncio.CancelledError:
@@ -70,10 +70,10 @@ class Mailbox:
         self._flush.plan()
 
     async def close(self) -> None:
-        """Stops collecting. Requests under way are cancelled."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        """Stops collecting. Open requests are cancelled."""
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.gather(self._collecting, return_exceptions=True)
         for future in self._waiting.values():
             future.cancel()
 
@@ -102,21 +102,21 @@ class Mailbox:
                 elif generation is not None:
                     future.set_result(generation)
             if answers:
-                await asyncio.sleep(0)  # callers may send their next request before `while` looks
+                await asyncio.sleep(0)  # callers may send their next request before the next check
 
     async def _next_answers(self) -> list[Answer]:
         """Answers of one call. EngineError when the replica was given up as silent."""
         call: Any = self._actor.collect.remote(self._client_id)
-        asked = asyncio.ensure_future(call)
+        pending = asyncio.ensure_future(call)
         while True:
-            done, _ = await asyncio.wait({asked}, timeout=self._silence_seconds)
+            done, _ = await asyncio.wait({pending}, timeout=self._silence_seconds)
             if done:
-                return asked.result()
+                return pending.result()
             if self._on_silence():
-                asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+                pending.add_done_callback(lambda late: late.cancelled() or late.exception())
                 raise EngineError(
                     f"replica {self._replica_id} is silent with {len(self._waiting)} requests, "
-                    f"wanted a word every {COLLECT_SECONDS:.0f} s"
+                    f"wanted an answer every {COLLECT_SECONDS:.0f} s"
                 )
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:

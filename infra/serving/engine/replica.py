@@ -1,10 +1,10 @@
 """Engines as Ray actors that serve only weights they have verified.
 
-`EngineReplica`: an asyncio actor around an engine that follows a weight chain. Fetching and
-verifying happen beside the decode thread; the swap itself falls between two decode steps. A replica
+`EngineReplica`: an asyncio actor around an engine that follows a weight chain. Versions are fetched
+and verified in a thread while the engine decodes, and swapped in between two decode steps. A replica
 that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
-verified apply. `MailboxReplica` takes requests and returns answers in batches. Replicas do not choose
-requests; the fleet does, and it loads no engine.
+verified apply. `MailboxReplica` takes requests and returns answers in batches. The fleet, which loads
+no engine, does the routing.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class EngineReplica:
         config: EngineConfig,
         chain: tuple[ObjectStore, str] | None = None,
     ) -> None:
-        """`chain`: store and id of the chain it follows from the start, also after a restart by Ray."""
+        """`chain`: store and id of the chain that it follows from the start, also after a restart by Ray."""
         self.replica_id = replica_id
         self._spec = spec
         self._config = config
@@ -60,7 +60,7 @@ class EngineReplica:
     async def follow(
         self, objects: ObjectStore, chain_id: str, version: int | None = None
     ) -> int | None:
-        """Binds the replica to a chain and applies a version, which it returns. None: the newest."""
+        """Binds the replica to a chain and applies a version (None: the newest), which it returns."""
         async with self._update_lock:
             if self._subscriber is None or self._subscriber.chain_id != chain_id:
                 self._subscriber = ChainSubscriber(objects, chain_id, reader_id=self.replica_id)
@@ -71,7 +71,7 @@ class EngineReplica:
         return version
 
     async def update_to(self, version: int) -> SwapReport:
-        """Fetches, verifies and applies a version. Any failure raises and leaves it STALE."""
+        """Fetches, verifies and applies a version. A failure raises and leaves the replica STALE."""
         if self._subscriber is None:
             raise EngineError(
                 f"replica {self.replica_id} follows no chain, "
@@ -137,7 +137,7 @@ class EngineReplica:
             await self._engine.end_session(session_id)
 
     async def recover(self) -> dict[str, str | int]:
-        """Applies the newest version of its chain if it holds no weights. Returns its health."""
+        """Applies the newest version of the chain if the replica has no weights. Returns its health."""
         if self._state is ReplicaState.STARTING and self._chain is not None:
             try:
                 await self.follow(*self._chain)
@@ -146,7 +146,7 @@ class EngineReplica:
         return await self.health()
 
     async def health(self) -> dict[str, str | int]:
-        """State, the reason when it does not serve, version served and process id."""
+        """State, reason why it does not serve, served version (-1: none) and process id."""
         return {
             "replica_id": self.replica_id,
             "state": self._state.value,
@@ -168,7 +168,7 @@ class EngineReplica:
 
 _MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
 _RESTARTS = 5
-_GONE_SECONDS = 3600.0  # a client that says nothing for this long is gone
+_GONE_SECONDS = 3600.0  # a client that makes no call for this long is gone
 
 
 class MailboxReplica(EngineReplica):
@@ -183,7 +183,7 @@ class MailboxReplica(EngineReplica):
     ) -> None:
         super().__init__(replica_id, spec, config, chain)
         self._outboxes: dict[str, Outbox[Answer]] = {}
-        self._heard_at: dict[str, float] = {}  # by client
+        self._called_at: dict[str, float] = {}  # by client
         self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def post(
@@ -193,7 +193,7 @@ class MailboxReplica(EngineReplica):
         ended_sessions: Sequence[str],
         cancelled: Sequence[str] = (),
     ) -> None:
-        """Takes requests, stops cancelled ones and lets ended sessions go. Returns at once."""
+        """Starts new requests, stops cancelled ones and ends sessions. Does not wait for answers."""
         outbox = self._outbox(client_id)
         for request in requests:
             name = request.request_id
@@ -215,15 +215,15 @@ class MailboxReplica(EngineReplica):
             outbox.put((name, await self.generate(request), None))
         except (OstinatoError, ValueError) as error:
             outbox.put((name, None, error))
-        except Exception as error:  # noqa: BLE001 - supervision: it must reach who asked
+        except Exception as error:  # noqa: BLE001 - supervision: it must reach the caller
             text = f"request {name} failed on replica {self.replica_id}: {error!r}"
             outbox.put((name, None, EngineError(text)))
 
     def _outbox(self, client_id: str) -> Outbox[Answer]:
-        """The client's outbox. Drops those of clients that are gone: one that waits asks every few seconds."""
-        now = self._heard_at[client_id] = monotonic()
-        for gone in [name for name, at in self._heard_at.items() if now - at > _GONE_SECONDS]:
-            del self._outboxes[gone], self._heard_at[gone]
+        """The client's outbox. Drops those of clients that are gone; a waiting client calls every few seconds."""
+        now = self._called_at[client_id] = monotonic()
+        for gone in [name for name, at in self._called_at.items() if now - at > _GONE_SECONDS]:
+            del self._outboxes[gone], self._called_at[gone]
         return self._outboxes.setdefault(client_id, Outbox(GATHER_SECONDS))
 
 

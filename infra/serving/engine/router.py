@@ -1,6 +1,6 @@
-"""Which replica serves which request: session affinity first, then least outstanding tokens.
+"""Choice of the replica for a request: session affinity first, then least outstanding tokens.
 
-A session stays where its keys and values are. At the start of a turn it moves when its replica is
+A session stays on the replica that caches it. At the start of a turn it moves when that replica is
 busier than the least busy one by more than the margin. Each engine orders its own requests.
 """
 
@@ -12,8 +12,8 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.health import ReplicaState
 
 _SESSIONS_REMEMBERED = 100_000
-_ENTRIES_PER_REPLICA = 8  # in the heap, stale ones included, before it is rebuilt
-STEAL_MARGIN_TOKENS = 16_384  # by which a replica must be busier before sessions leave it
+_ENTRIES_PER_REPLICA = 8  # in the heap, including stale ones, before it is rebuilt
+STEAL_MARGIN_TOKENS = 16_384  # excess of a replica's tokens above which sessions leave it
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class RequestRouter:
         self._loads = {replica_id: _Load(state) for replica_id in replica_ids}
         # (outstanding, given, replica): each change adds an entry, stale ones are dropped at the top
         self._by_load: list[tuple[int, int, str]] = []
-        self._sort_anew()
+        self._rebuild_heap()
 
     def choose(self, session_id: str, tokens: int) -> str:
-        """Assigns a request of at most `tokens` until `finish`. EngineError when no replica serves."""
+        """The replica for a request, which adds at most `tokens` until `finish`. EngineError when none serves."""
         least = self._least_busy()
         if least is None:
             raise EngineError(
@@ -59,13 +59,13 @@ class RequestRouter:
             self._home.popitem(last=False)
         self._loads[home].outstanding_tokens += tokens
         self._loads[home].given_tokens += tokens
-        self._note(home)
+        self._push_entry(home)
         return home
 
     def finish(self, replica_id: str, tokens: int) -> None:
-        """Takes back the tokens that `choose` counted."""
+        """Subtracts the tokens that `choose` added, when the request has ended."""
         self._loads[replica_id].outstanding_tokens -= tokens
-        self._note(replica_id)
+        self._push_entry(replica_id)
 
     def end_session(self, session_id: str) -> str | None:
         """Forgets a session. Returns the replica that holds its cache."""
@@ -73,9 +73,9 @@ class RequestRouter:
         return home if home in self._loads else None
 
     def set_state(self, replica_id: str, state: ReplicaState) -> None:
-        """Takes note of a replica's state. Sessions of one that does not serve go elsewhere."""
+        """Sets a replica's state. Sessions of a replica that does not serve move to others."""
         self._loads[replica_id].state = state
-        self._note(replica_id)
+        self._push_entry(replica_id)
 
     def states(self) -> dict[str, ReplicaState]:
         """State by replica."""
@@ -86,11 +86,11 @@ class RequestRouter:
         return self._least_busy() is not None
 
     def outstanding_tokens(self) -> dict[str, int]:
-        """Tokens promised by replica."""
+        """Outstanding tokens by replica."""
         return {name: load.outstanding_tokens for name, load in self._loads.items()}
 
     def describe(self) -> str:
-        """One line for messages. Of a large fleet its first replicas."""
+        """State and tokens of the first 8 replicas, in one line for messages."""
         shown = [
             f"{name} {load.state} {load.outstanding_tokens} tokens"
             for name, load in list(self._loads.items())[:8]
@@ -103,7 +103,7 @@ class RequestRouter:
         return self._loads[name].state is ReplicaState.SERVING
 
     def _least_busy(self) -> str | None:
-        """The least busy serving replica. Of equals the one that was given least so far."""
+        """The least busy serving replica. Among equals, the one that got the fewest tokens so far."""
         while self._by_load:
             entry = self._by_load[0]
             if entry == self._entry(entry[-1]) and self._serves(entry[-1]):
@@ -111,12 +111,12 @@ class RequestRouter:
             heapq.heappop(self._by_load)
         return None
 
-    def _note(self, name: str) -> None:
+    def _push_entry(self, name: str) -> None:
         heapq.heappush(self._by_load, self._entry(name))
         if len(self._by_load) > _ENTRIES_PER_REPLICA * len(self._loads):
-            self._sort_anew()
+            self._rebuild_heap()
 
-    def _sort_anew(self) -> None:
+    def _rebuild_heap(self) -> None:
         self._by_load = [self._entry(name) for name in self._loads]
         heapq.heapify(self._by_load)
 

@@ -28,20 +28,20 @@ class EngineStream:
     def __init__(self, cancel: Callable[[], Generation]) -> None:
         self.num_tokens = 0  # put in so far
         self._cancel = cancel
-        self._fresh: list[int] = []
+        self._unread: list[int] = []
         self._generation: Generation | None = None
         self._error: Exception | None = None
         self._is_changed = asyncio.Event()
 
     def put(self, tokens: tuple[int, ...]) -> None:
-        """Adds tokens that were sampled after those put in before."""
+        """Adds newly sampled tokens."""
         if tokens:
             self.num_tokens += len(tokens)
-            self._fresh.extend(tokens)
+            self._unread.extend(tokens)
             self._is_changed.set()
 
     def end(self, generation: Generation) -> None:
-        """Ends the stream. Tokens that were not put in yet are taken from the generation."""
+        """Ends the stream, after the generation's tokens that were not put in yet."""
         self.put(generation.token_ids[self.num_tokens :])
         self._generation = generation
         self._is_changed.set()
@@ -55,7 +55,7 @@ class EngineStream:
         while True:
             await self._is_changed.wait()
             self._is_changed.clear()
-            tokens, self._fresh = tuple(self._fresh), []
+            tokens, self._unread = tuple(self._unread), []
             if tokens:
                 yield tokens
             if self._error is not None:
@@ -64,7 +64,7 @@ class EngineStream:
                 return
 
     def close(self) -> Generation:
-        """Everything that was sampled. Cancels a request that still runs. Raises the error that ended the engine."""
+        """All sampled tokens. Cancels a request that still runs. Raises the error that ended the stream."""
         if self._error is not None:
             raise self._error
         if self._generation is None:
@@ -78,16 +78,16 @@ class Engine(StreamingClient, Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights that make the next token."""
+        """Version of the weights that sample the next token."""
         ...
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest prompt plus answer."""
+        """Most tokens of a prompt and its answer together."""
         ...
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves other weights of the same shape. EngineError, and no change, if unsound."""
+        """Serves other weights of the same shape. EngineError, and no change, if they are invalid."""
         ...
 
     def statistics(self) -> dict[str, float]:
@@ -95,24 +95,24 @@ class Engine(StreamingClient, Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the engine; requests that it still holds fail with EngineError."""
+        """Ends the engine. Open requests fail with EngineError."""
         ...
 
 
 def start_engine(
     spec: ModelSpec, weights: Mapping[str, Tensor], version: int, config: EngineConfig, name: str
 ) -> Engine:
-    """The engine with its first weights. ConfigError where nothing provides it, or its extra is missing."""
+    """The engine with its first weights. ConfigError when no package provides it, or its extra is missing."""
     return ENGINES.load(config.engine)(spec, weights, version, config, name)
 
 
 def load_engine(directory: Path, name: str, decoding: DecodingConfig, **sizes: Any) -> Engine:
-    """An engine over a checkpoint's files that always answers with its own weights. `sizes` as
-    `configure_engine` takes them. ConfigError as `start_engine`.
+    """An engine over a checkpoint's files that always answers with the checkpoint's weights. `sizes`: arguments
+    of `configure_engine`. ConfigError as in `start_engine`.
     """
     with boundary(StorageError, f"checkpoint {name} in {directory}"):
         checkpoint = open_checkpoint(directory)
     config = configure_engine(decoding, cache_policy=CachePolicy.EXACT, **sizes)
     engine = start_engine(checkpoint.spec, checkpoint.weights, 0, config, name)
-    return_free_memory(0)  # what packing has freed; evaluations run an engine per core
+    return_free_memory(0)  # memory that packing freed; evaluations run one engine per core
     return engine

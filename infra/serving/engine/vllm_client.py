@@ -1,11 +1,11 @@
-"""vLLM as an engine of ours: an export target behind the same protocol as our engine.
+"""vLLM as an engine, behind the same protocol as our own.
 
-Weights travel as a model directory (`vllm_export`) that vLLM reloads in place through its own call.
-Its CPU build cannot: it packs matrices at the start and goes on multiplying by the old ones, so
-there (`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap: a
-generation has one version. Unlike our engine's, routes of experts come on GPUs only, and always those
-of the whole context; draft layers are left out, since vLLM has no model of their form. Needs the extra
-`vllm`; imported only where it was asked for.
+Weights are written as a model directory (`write_model_directory`), which vLLM reloads in place. Its CPU
+build cannot do so: it packs matrices at the start and goes on multiplying by the old ones. There
+(`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap, so a generation has
+one version. Unlike our engine, vLLM returns routes of experts on GPUs only, and always those of the
+whole context. Draft layers are left out, since vLLM has no model of their form. Needs the extra `vllm`;
+imported only when the configuration names it.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class VllmEngine:
         return await self._sample(request, _Sampled(self.version), None)
 
     def stream(self, request: GenerateRequest) -> EngineStream:
-        """Samples an answer that is read while it grows."""
+        """Samples an answer and yields its tokens as they come."""
         check_request(request, self.spec.vocab_size)
         self._check_open()
         stream = EngineStream(partial(self._cancel, request))
@@ -107,23 +107,23 @@ class VllmEngine:
             self._streams.pop(request.request_id, None)
 
     def _cancel(self, request: GenerateRequest) -> Generation:
-        """The part of an answer that a stream's reader has, and no longer waits for."""
+        """Cancels a stream's request. Returns the part of the answer that was sampled."""
         task, sampled = self._streams.pop(request.request_id)
-        task.cancel()  # and with it the request in vLLM
+        task.cancel()  # cancels the request in vLLM too
         return self._finish(request, sampled, StopReason.CANCELLED)
 
     async def _sample(
         self, request: GenerateRequest, sampled: "_Sampled", stream: EngineStream | None
     ) -> Generation:
-        room = self.max_context_tokens - len(request.token_ids)
-        if room <= 0 or request.max_new_tokens == 0:
-            reason = StopReason.CONTEXT if room <= 0 else StopReason.LENGTH
+        left_tokens = self.max_context_tokens - len(request.token_ids)
+        if left_tokens <= 0 or request.max_new_tokens == 0:
+            reason = StopReason.CONTEXT if left_tokens <= 0 else StopReason.LENGTH
             return self._finish(request, sampled, reason)
         async with self._swapping:
             sampled.version = self.version  # a swap waits until this request has ended
         outputs = self._engine.generate(
             {"prompt_token_ids": list(request.token_ids)},
-            _sampling(request, min(room, request.max_new_tokens)),
+            _sampling(request, min(left_tokens, request.max_new_tokens)),
             request.request_id,
             priority=_RANK[request.priority],
         )
@@ -136,14 +136,14 @@ class VllmEngine:
                 await self._engine.abort(request.request_id)
                 break
         if sampled.output is None:
-            raise EngineError(f"engine {self.name} ended request {request.request_id} unanswered")
+            raise EngineError(f"engine {self.name} gave request {request.request_id} no answer")
         return self._finish(request, sampled, _stop_reason(sampled.output, request, sampled.cut))
 
     async def end_session(self, session_id: str) -> None:
         """Does nothing: vLLM's prefix cache knows no sessions and evicts by itself."""
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` once running requests have ended. EngineError, and no change, when they are unsound."""
+        """Serves `weights` once running requests have ended. EngineError, and no change, if they are invalid."""
         self._check_open()
         started_at = perf_counter()
         try:
@@ -202,7 +202,7 @@ class VllmEngine:
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",
             enable_prefix_caching=True,
-            # by vLLM's second model runner, which its CPU build lacks
+            # needs vLLM's second model runner, which its CPU build lacks
             enable_return_routed_experts=self._reloads_in_place and self.spec.num_moe_layers > 0,
             enforce_eager=True,
             disable_log_stats=True,
@@ -211,7 +211,7 @@ class VllmEngine:
 
     def _cache_bytes(self) -> int:
         """Bytes of the KV cache of all slots, at most half of the free memory. By default vLLM takes 92 % of a
-        CPU machine, and does not start where something else runs.
+        CPU machine's memory, and does not start when other programs use some of it.
         """
         width = 2 * self.spec.num_layers * self.spec.num_query_groups * self.spec.head_dim
         tokens = self._slots * (self.max_context_tokens + _BLOCK_TOKENS)
@@ -220,11 +220,9 @@ class VllmEngine:
 
     def _write(self, weights: Mapping[str, Tensor], version: int) -> Path:
         place = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=self._directory.name))
-        nothing_stops = {
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }  # but the tokens that a request names
-        write_model_directory(place, self.spec, fetch_from(weights), self._dtype, nothing_stops)
+        # only the tokens that a request names stop its answer
+        no_stop_tokens = {"bos_token_id": None, "eos_token_id": None}
+        write_model_directory(place, self.spec, fetch_from(weights), self._dtype, no_stop_tokens)
         return place
 
     def _check_open(self) -> None:
@@ -258,7 +256,7 @@ class VllmEngine:
 def start_vllm(
     spec: ModelSpec, weights: Mapping[str, Tensor], version: int, config: EngineConfig, name: str
 ) -> VllmEngine:
-    """vLLM as the configuration asks for it."""
+    """vLLM with the settings of a configuration."""
     return VllmEngine(
         spec,
         weights,
@@ -274,7 +272,7 @@ def start_vllm(
 
 @dataclass(slots=True)
 class _Sampled:
-    """An answer as far as vLLM has sampled it."""
+    """The sampled part of an answer."""
 
     version: int  # of the weights
     output: CompletionOutput | None = None
@@ -289,7 +287,7 @@ def _sampling(request: GenerateRequest, max_tokens: int) -> SamplingParams:
         seed=request.seed % 2**63,
         max_tokens=max_tokens,
         stop_token_ids=list(request.stop_token_ids),
-        ignore_eos=True,  # the request's stop tokens are all there are
+        ignore_eos=True,  # only the request's stop tokens count
         logprobs=request.top_logprobs,  # beside that of the sampled token
         detokenize=False,
     )

@@ -17,14 +17,14 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
 
-_MOST_CHARACTERS = 400
+_MAX_ERROR_CHARACTERS = 400
 
 NeutralValues = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Fields that would change an answer: values that do not, and why no other is possible."""
+"""Field -> the values that do not change an answer, and why no other value is supported."""
 
 
 class ApiError(HTTPException):
-    """Refusal: HTTP status, message with the value wanted, code, and field at fault."""
+    """A refused request: HTTP status, message with the wanted value, code, and field at fault."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ApiError(HTTPException):
 
 
 def error_body(message: str, *, code: str, param: str | None = None) -> dict[str, Any]:
-    """The body of a refusal or a fault. A message that quotes much of the request is cut."""
-    if len(message) > _MOST_CHARACTERS:
-        message = f"{message[: _MOST_CHARACTERS - 100]} ... {message[-80:]}"
+    """The body of a refusal or a fault. A long message, which may quote the request, loses its middle."""
+    if len(message) > _MAX_ERROR_CHARACTERS:
+        message = f"{message[: _MAX_ERROR_CHARACTERS - 100]} ... {message[-80:]}"
     kind = "server_error" if code in SERVER_CODES else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -76,19 +76,19 @@ def check_model(asked: str, served: str) -> None:
 def check_neutral(
     request: BaseModel,
     neutral: NeutralValues,
-    passed_over: Collection[tuple[str, str]] = (),
+    ignored_keys: Collection[tuple[str, str]] = (),
     *,
     has_tools: bool = True,
 ) -> None:
-    """ApiError for the first field with a value that would change the answer in a way that is not possible.
-    `passed_over`: keys of objects that may have any value. Without tools no call is parallel.
+    """ApiError for the first field with an unsupported value. `ignored_keys`: (field, key) pairs that may have
+    any value. Without tools `parallel_tool_calls` may too, since no call is made.
     """
     for name, (values, reason) in neutral.items():
         if name == "parallel_tool_calls" and not has_tools:
             continue
         value: Any = getattr(request, name, None)
         if isinstance(value, dict):
-            value = {key: item for key, item in value.items() if (name, key) not in passed_over}
+            value = {key: item for key, item in value.items() if (name, key) not in ignored_keys}
         if value not in values:
             wanted = " or ".join(json.dumps(each) for each in values)
             raise ApiError(
@@ -114,7 +114,7 @@ _STATUS_OF: tuple[tuple[type[OstinatoError], int, str], ...] = (
 
 
 def refusal_answer(refusal: ApiError, headers: Mapping[str, str]) -> JSONResponse:
-    """The answer of a refusal, with further headers."""
+    """The response to a refused request, with further headers."""
     return JSONResponse(
         refusal.detail,
         status_code=refusal.status_code,
@@ -123,7 +123,7 @@ def refusal_answer(refusal: ApiError, headers: Mapping[str, str]) -> JSONRespons
 
 
 def fault_answer(error: OstinatoError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The answer of a failure below the API."""
+    """The response to a failure below the API."""
     return JSONResponse(fault_body(error), status_code=fault_status(error), headers=headers)
 
 
@@ -133,11 +133,10 @@ def fault_status(error: OstinatoError) -> int:
 
 
 def fault_body(error: OstinatoError) -> dict[str, Any]:
-    """Error body of a failure. A fault of the server shows its code alone: messages may hold local
-    paths.
-    """
+    """Error body of a failure. For a server fault it shows only the code: messages may hold local paths."""
     code = next(code for kind, _, code in _STATUS_OF if isinstance(error, kind))
-    said = (
-        str(error) if code == "invalid_value" else f"{code}: a fault of this server, not of yours"
+    is_caller_fault = code == "invalid_value"
+    message = (
+        str(error) if is_caller_fault else f"{code}: a fault of this server, not of your request"
     )
-    return error_body(said, code=code)
+    return error_body(message, code=code)

@@ -21,26 +21,26 @@ _KEYS = TypeAdapter(tuple[IssuedKey, ...])
 
 
 class IssuedKeys:
-    """The file of a home. Readers see the old file or the whole new one."""
+    """The key file of a home. Readers see the old file or the whole new file."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._seen: tuple[int, ...] | None = None
+        self._read_state: tuple[int, ...] | None = None
         self._by_digest: dict[str, IssuedKey] = {}
 
     def identify(self, api_key: str) -> IssuedKey | None:
-        """The key's record as the file is now. None when it is unknown or revoked.
+        """The key's record in the current file. None when the key is unknown or revoked.
 
-        StorageError when the file is damaged: its earlier content no longer lets anybody in.
+        StorageError when the file is damaged; keys of its earlier content are then refused too.
         """
-        seen = self._look()
-        if seen != self._seen:
+        state = self._file_state()
+        if state != self._read_state:
             try:
                 keys = self.read()
             except ConfigError as error:
                 raise StorageError(str(error)) from error  # not the caller's fault
             self._by_digest = {key.digest: key for key in keys if key.revoked_at is None}
-            self._seen = seen
+            self._read_state = state
         return self._by_digest.get(digest_of(api_key))
 
     def read(self) -> tuple[IssuedKey, ...]:
@@ -59,7 +59,7 @@ class IssuedKeys:
     def issue(self, caller: Caller, now: float) -> tuple[IssuedKey, str]:
         """A new key: its record, and its text."""
         text = f"ostinato-{secrets.token_urlsafe(24)}"
-        with self._changing() as write:
+        with self._locked_writer() as write:
             keys = self.read()
             key = IssuedKey(
                 **caller.model_dump(),
@@ -71,8 +71,8 @@ class IssuedKeys:
         return key, text
 
     def revoke(self, key_id: str, now: float) -> IssuedKey:
-        """Ends a key. ConfigError for an unknown id. A revoked one stays as it is."""
-        with self._changing() as write:
+        """Revokes a key. ConfigError for an unknown id. An already revoked key stays as it is."""
+        with self._locked_writer() as write:
             keys = self.read()
             found = next((key for key in keys if key.key_id == key_id), None)
             if found is None:
@@ -84,7 +84,7 @@ class IssuedKeys:
             write(tuple(revoked if key is found else key for key in keys))
         return revoked
 
-    def _look(self) -> tuple[int, ...] | None:
+    def _file_state(self) -> tuple[int, ...] | None:
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -92,20 +92,20 @@ class IssuedKeys:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     @contextmanager
-    def _changing(self) -> Iterator[Callable[[tuple[IssuedKey, ...]], None]]:
-        """Holds the file's lock, and gives a function that replaces the keys."""
+    def _locked_writer(self) -> Iterator[Callable[[tuple[IssuedKey, ...]], None]]:
+        """Holds the file's lock for the length of the block, and gives a function that replaces the keys."""
         with locked(self._path):
             yield lambda keys: write_private(self._path, _KEYS.dump_json(keys, indent=1))
 
 
 def digest_of(api_key: str) -> str:
-    """SHA-256. Keys are drawn with 192 bits, so nothing slower is needed."""
+    """SHA-256 of a key. Keys have 192 random bits, so no slow password hash is needed."""
     return hashlib.sha256(api_key.encode()).hexdigest()
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file, which need not be there yet. Its folder is made when needed."""
+    """Holds the lock of a file, which need not exist yet. Creates its folder when needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
@@ -114,7 +114,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replaces a file, readable by its owner alone. It is flushed to disk when this returns."""
+    """Replaces a file, readable by its owner alone, and flushes it to disk before it returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,7 +1,7 @@
-"""Limits of a request before anything of it is parsed: who asks, size, time to arrive, bytes.
+"""Checks of a request before it is parsed: its caller, size, time to arrive, and bytes.
 
-`RequestLimits` is ASGI middleware. It lets a request in by its head, and hands the application a
-body that has arrived whole: in memory after one linear pass over its bytes, an archive in a file.
+`RequestLimits` is ASGI middleware. It admits a request by its headers, and passes it on when the
+body has arrived: an archive in a file, any other body in memory after one linear pass over it.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ ARCHIVE_BODY: dict[str, Any] = {
 MAX_BODY_BYTES = 4 << 20
 MAX_KEYLESS_BODY_BYTES = 64 << 10
 BODY_SECONDS = 10.0
-# all else, unknown paths too, wants a key
+# every other path needs a key, unknown paths too
 OPEN_PATHS = frozenset(
     {"/healthz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"},
 )
-_DISCARD_SECONDS = 2.0  # that a refused client may go on sending
+_DISCARD_SECONDS = 2.0  # time for which a refused client may go on sending
 _DISCARD_PAUSE_SECONDS = 0.005  # between two reads, so that a fast sender costs little CPU
 PIECE_BYTES = 64 << 10
 MAX_NESTING = 32
-MAX_BRACKETS = 40_000  # arrays and objects, opened and closed
-MAX_COMMAS = 20_000  # values beside each other; each wrong one would be an error to describe
+MAX_BRACKETS = 40_000  # two for each array or object
+MAX_COMMAS = 20_000  # bounds the values, since each wrong value would need an error message
 _OPEN, _CLOSE, _COMMA = 1, -1, 2
-_ESCAPE_BYTES, _UNICODE_ESCAPE_BYTES = 4, 6  # needed to tell half a pair; all of \uXXXX
+_ESCAPE_BYTES, _UNICODE_ESCAPE_BYTES = 4, 6  # of \udX, which identifies half a pair, and of \uXXXX
 _HIGH, _LOW = 1, 2
 
 
 def _table(marks: dict[bytes, int]) -> NDArray[np.int8]:
-    """Mark by byte."""
+    """The mark of each of the 256 byte values."""
     table = np.zeros(256, dtype=np.int8)
     for codes, mark in marks.items():
         table[list(codes)] = mark
@@ -66,21 +66,21 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class BodyScan:
-    """The state of a pass between two pieces."""
+    """One pass over a body that is fed in pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._num_bytes = 0
-        self._rest = b""  # an escape that the end of a piece cut
+        self._rest = b""  # an escape cut by the end of a piece
         self._rest_at = 0
-        self._is_inside = False  # of a string
+        self._is_in_string = False
         self._depth = self._num_brackets = self._num_commas = 0
-        self._wanted_lows = _NONE  # places where the second half of a pair must be
+        self._wanted_lows = _NONE  # offsets at which the second half of a pair must follow
 
     def feed(self, piece: bytes, *, is_last: bool) -> None:
-        """Takes the next piece. ApiError for a body that is not UTF-8, too deeply nested or too large."""
+        """Checks the next piece. ApiError when it is not UTF-8, too deeply nested or holds too many values."""
         self._check_text(piece, is_last=is_last)
-        # no backslash that is left is itself escaped
+        # without escaped backslashes, every backslash begins an escape
         text = (self._rest + piece).replace(b"\\\\", b"  ")
         end = -1 if is_last else text.find(b"\\", max(0, len(text) - _ESCAPE_BYTES + 1))
         end = len(text) if end < 0 else end
@@ -95,12 +95,12 @@ class BodyScan:
             self._decoder.decode(piece, is_last)
         except UnicodeDecodeError as error:
             start = self._num_bytes - len(error.object) + error.start
-            raise ApiError(400, f"body is no UTF-8: {error.reason} at byte {start}") from error
+            raise ApiError(400, f"body is not UTF-8: {error.reason} at byte {start}") from error
         if b"\0" in piece:
-            raise _no_text()
+            raise _not_text()
 
     def _check_pairs(self, codes: NDArray[np.uint8], end: int, *, is_last: bool) -> None:
-        """ApiError unless every first half of a surrogate pair has its second, and the other way round."""
+        """ApiError for half a surrogate pair without its other half."""
         at = np.flatnonzero(codes[: max(0, len(codes) - _ESCAPE_BYTES + 1)] == ord("\\"))
         is_surrogate = (codes[at + 1] == ord("u")) & (codes[at + 2] | 32 == ord("d"))
         at = at[is_surrogate]
@@ -111,17 +111,17 @@ class BodyScan:
         is_here = wanted < self._rest_at + end
         self._wanted_lows = wanted[~is_here]
         if not np.array_equal(wanted[is_here], lows) or (is_last and len(self._wanted_lows)):
-            raise _no_text()
+            raise _not_text()
 
     def _check_structure(self, text: bytes) -> None:
         codes = np.frombuffer(text.replace(b'\\"', b"  "), dtype=np.uint8)
         if not len(codes):
             return
-        # an odd number of quotes before a byte: it is in a string
-        is_inside = np.bitwise_xor.accumulate(codes == ord('"')) ^ self._is_inside
-        self._is_inside = bool(is_inside[-1])
+        # a byte after an odd number of quotes is in a string
+        is_in_string = np.bitwise_xor.accumulate(codes == ord('"')) ^ self._is_in_string
+        self._is_in_string = bool(is_in_string[-1])
         marks = _MARKS[codes]
-        marks = marks[(marks != 0) & ~is_inside]
+        marks = marks[(marks != 0) & ~is_in_string]
         is_comma = marks == _COMMA
         self._num_commas += int(np.count_nonzero(is_comma))
         if self._num_commas > MAX_COMMAS:
@@ -148,26 +148,26 @@ def scan_pieces(body: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[None]:
         yield
 
 
-def _no_text() -> ApiError:
+def _not_text() -> ApiError:
     return ApiError(400, "body holds a zero byte or half a surrogate pair, wanted UTF-8 text")
 
 
 async def receive_archive(
     headers: Headers, receive: Receive, path: Path, seconds: float = ARCHIVE_SECONDS
 ) -> bool:
-    """Writes a request's body into a file. As `_receive`."""
+    """Writes a request's body into the file `path`; returns and raises as `_receive` does."""
     try:
         with path.open("wb") as file:
             return await _receive(headers, receive, file, "archive", MAX_ARCHIVE_BYTES, seconds)
     except OSError as error:
-        raise StorageError(f"archive on its way in: {error}") from error
+        raise StorageError(f"the incoming archive cannot be written: {error}") from error
 
 
 async def _receive(
     headers: Headers, receive: Receive, file: IO[bytes], noun: str, most_bytes: int, seconds: float
 ) -> bool:
-    """Writes a body into `file`. False when the client left. ApiError for a body that is too large, by its
-    declared length at once, or too slow.
+    """Writes a body into `file`. False when the client disconnected. ApiError when the body is too slow or
+    too large; a declared length that is too large is refused at once.
     """
 
     def check(num_bytes: int) -> None:
@@ -198,7 +198,7 @@ async def _receive(
 
 
 class RequestLimits:
-    """Middleware that refuses requests by their head, then by their raw bytes."""
+    """Middleware that checks the headers of a request, then its raw bytes."""
 
     def __init__(
         self,
@@ -207,8 +207,8 @@ class RequestLimits:
         temporary_archive: Callable[[str], AbstractContextManager[Path]],
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`admit` gives the caller of an Authorization header, counted against its rate. `temporary_archive`: a file
-        for an archive of a tenant.
+        """`admit` returns the caller of an Authorization header and counts the request against its rate.
+        `temporary_archive` opens a file for an archive of a tenant.
         """
         self._app, self._admit, self._temporary_archive = app, admit, temporary_archive
         self._body_seconds = body_seconds
@@ -223,8 +223,7 @@ class RequestLimits:
         most_bytes = MAX_KEYLESS_BODY_BYTES
         if scope["path"] not in OPEN_PATHS:
             try:
-                # as OpenAI's clients send a key, or as Anthropic's do
-                key = headers.get("x-api-key")
+                key = headers.get("x-api-key")  # Anthropic's clients send the key here
                 caller = self._admit(headers.get("authorization") or (key and f"Bearer {key}"))
             except (ApiError, OstinatoError) as refusal:
                 await _refuse_unread(refusal, scope, receive, send)
@@ -245,7 +244,7 @@ class RequestLimits:
             answer = refusal_answer(refusal, {"connection": "close"})
             await answer(scope, receive, send)
             return
-        await self._app(scope, _given_first(body, receive), send)
+        await self._app(scope, _replay_body(body, receive), send)
 
     async def _pass_archive(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Receives an archive into a file, and passes the request on without its body."""
@@ -254,12 +253,12 @@ class RequestLimits:
                 if not await receive_archive(Headers(scope=scope), receive, path):
                     return
                 scope["state"]["archive"] = path
-                await self._app(scope, _given_first(b"", receive), send)
+                await self._app(scope, _replay_body(b"", receive), send)
         except (ApiError, OstinatoError) as refusal:
             await _refuse_unread(refusal, scope, receive, send)
 
     async def _scan(self, body: bytes) -> None:
-        """ApiError for an unsound body. Other requests run between two pieces of a long one."""
+        """ApiError for a malformed body. Other requests run between two pieces of a long body."""
         pieces = scan_pieces(body)
         if len(body) <= PIECE_BYTES:
             next(pieces)
@@ -271,24 +270,24 @@ class RequestLimits:
                 await asyncio.sleep(0)
 
 
-def _given_first(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     is_given = False
 
-    async def give_body_first() -> Message:
+    async def receive_body_first() -> Message:
         nonlocal is_given
         if is_given:
             return await receive()
         is_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return give_body_first
+    return receive_body_first
 
 
 async def _refuse_unread(
     refusal: ApiError | OstinatoError, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answers at once, then drops the rest of the body for a while: a connection closed
-    before would take the answer from a client that is still sending.
+    """Answers at once, then discards the rest of the body for a while: if the connection closed
+    earlier, a client that is still sending would lose the answer.
     """
     if isinstance(refusal, OstinatoError):
         logger.error("path=%r failed=%s", scope["path"], refusal)

@@ -1,6 +1,6 @@
 """Records interactions: tokens in the object store, a row in the ledger, counters for the status page.
 
-Without consent only counters move: no text, no tokens, no row.
+Without consent only counters change: no text, no tokens and no row are stored.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PRIVATE_PREFIX = "private-"
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """One user turn, before it is kept."""
+    """One user turn, before it is stored."""
 
     interaction_id: str
     session_id: str
@@ -43,9 +43,9 @@ class Interaction:
 
 
 def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | None = None) -> str:
-    """A new id, with PRIVATE_PREFIX where nothing is stored under it.
+    """A new id. Without consent it begins with PRIVATE_PREFIX, and nothing is stored under it.
 
-    With an idempotency key it is the same at every try, so a repeated request is recorded once.
+    An idempotency key gives the same id at every retry, so a repeated request is recorded once.
     """
     if not consent:
         return f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
@@ -78,9 +78,9 @@ class InteractionRecorder:
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
-        """Stores an interaction and the latency its user saw. A repeated id changes nothing.
+        """Stores an interaction and the latency that its user saw. A repeated id stores nothing more.
 
-        A store out of reach costs the record, never the user's answer: it is logged and counted.
+        When the store fails, the record is lost, which is logged and counted; the user keeps the answer.
         """
         counters = self.counters[interaction.tenant]
         counters["interactions"] += 1
@@ -105,33 +105,33 @@ class InteractionRecorder:
         value: float,
         feedback_id: str | None,
     ) -> str | None:
-        """Id of the stored signal. None for another tenant's or an unstored interaction.
+        """Id of the stored signal. None when the interaction is not stored or is another tenant's.
 
-        The same again changes nothing; another under the same id is refused.
+        A repeated signal changes nothing; a different signal under the same id is refused.
         """
         feedback_id = feedback_id or signal.value
         row = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         if row is None or row.tenant != tenant:
             return None
-        said = {event.feedback_id: event for event in row.feedback}
-        earlier = said.get(f"{interaction_id}/{feedback_id}")
+        events = {event.feedback_id: event for event in row.feedback}
+        earlier = events.get(f"{interaction_id}/{feedback_id}")
         if earlier is not None:
             _refuse_conflict(earlier, feedback_id, signal, value)
             return feedback_id
-        if len(said) >= MAX_FEEDBACK:
+        if len(events) >= MAX_FEEDBACK:
             raise ApiError(
                 400,
-                f"interaction {interaction_id} has {len(said)} signals, wanted fewer than "
+                f"interaction {interaction_id} has {len(events)} signals, wanted fewer than "
                 f"{MAX_FEEDBACK}",
                 param="interaction_id",
             )
         await asyncio.to_thread(
-            self._signal, interaction_id, feedback_id, signal, value, self._clock()
+            self._record, interaction_id, feedback_id, signal, value, self._clock()
         )
         kept = await asyncio.to_thread(self._ledger.interactions.get, interaction_id)
         for event in kept.feedback if kept is not None else ():
             if event.feedback_id == f"{interaction_id}/{feedback_id}":
-                _refuse_conflict(event, feedback_id, signal, value)  # another was first
+                _refuse_conflict(event, feedback_id, signal, value)  # another request was first
         self.counters[tenant][f"feedback.{signal.value}"] += 1
         return feedback_id
 
@@ -140,9 +140,9 @@ class InteractionRecorder:
             segment.oldest_version for segment in transcript.segments if segment.sampled_tokens
         ]
         if self._ledger.interactions.get(interaction.interaction_id) is not None:
-            return  # asked again with the same idempotency key: the first record stays
+            return  # a retry with the same idempotency key: the first record stays
         now = self._clock()
-        # a key of its own: of two requests at once the row tells which transcript is kept
+        # unique, since two requests may store at once; the row names the transcript that is kept
         name = f"transcript-{secrets.token_hex(4)}.safetensors"
         key = f"interactions/{interaction.interaction_id}/{name}"
         self._objects.put_bytes(key, transcript.to_bytes())
@@ -168,19 +168,19 @@ class InteractionRecorder:
         if interaction.is_abandoned:
             measured[Signal.ABANDONED] = 1.0
         for signal, value in measured.items():
-            self._signal(row.interaction_id, f"{OWN_FEEDBACK}{signal.value}", signal, value, now)
+            self._record(row.interaction_id, f"{OWN_FEEDBACK}{signal.value}", signal, value, now)
 
-    def _signal(
+    def _record(
         self, interaction_id: str, name: str, signal: Signal, value: float, now: float
     ) -> None:
-        said = FeedbackRow(
+        event = FeedbackRow(
             feedback_id=f"{interaction_id}/{name}",
             interaction_id=interaction_id,
             signal=signal.value,
             value=value,
             created_at=now,
         )
-        self._ledger.interactions.add_feedback(said)
+        self._ledger.interactions.add_feedback(event)
 
 
 def _refuse_conflict(earlier: FeedbackRow, feedback_id: str, signal: Signal, value: float) -> None:

@@ -1,8 +1,8 @@
 """Requests and answers of the HTTP API.
 
-Chat completions follow OpenAI's format: fields we do not read are ignored, except documented ones that
-would change the answer, which answers/completions.py refuses by name. Our own endpoints refuse unknown fields.
-Lists are checked up to their first wrong entry: describing thousands would hold up other requests.
+Chat completions follow OpenAI's format. Fields that we do not read are ignored, except documented fields that
+would change the answer: answers/completions.py refuses those by name. Our own endpoints refuse unknown fields.
+Lists are checked up to their first wrong entry: describing thousands would delay other requests.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,7 +24,7 @@ from ostinato.infra.serving.gateway.config import MAX_MESSAGES, MAX_UPLOAD_FILES
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, OWN_FEEDBACK, Signal
 
 
-def _sent_by_clients(signal: Signal) -> Signal:
+def _check_client_signal(signal: Signal) -> Signal:
     if signal in GATEWAY_SIGNALS:
         raise ValueError(f"signal {signal.value} is measured by the gateway, not sent")
     return signal
@@ -32,41 +32,41 @@ def _sent_by_clients(signal: Signal) -> Signal:
 
 ClientSignal = Annotated[
     Signal,
-    AfterValidator(_sent_by_clients),
+    AfterValidator(_check_client_signal),
     WithJsonSchema({"type": "string", "enum": sorted(set(Signal) - GATEWAY_SIGNALS)}),
 ]
 
 
-def _storable(text: str) -> str:
-    if "\0" in text:  # no text of PostgreSQL holds one
+def _check_storable(text: str) -> str:
+    if "\0" in text:  # PostgreSQL cannot store one
         raise ValueError("wanted a text without a zero byte")
     return text
 
 
-def _of_clients(feedback_id: str) -> str:
+def _check_feedback_id(feedback_id: str) -> str:
     if feedback_id.startswith(OWN_FEEDBACK):
-        raise ValueError(f"wanted one that does not begin with {OWN_FEEDBACK}")
-    return _storable(feedback_id)
+        raise ValueError(f"wanted an id that does not begin with {OWN_FEEDBACK}")
+    return _check_storable(feedback_id)
 
 
 Name = Annotated[
-    str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\x00]*$"})
+    str, AfterValidator(_check_storable), Field(json_schema_extra={"pattern": r"^[^\x00]*$"})
 ]
 FeedbackId = Annotated[
     str,
-    AfterValidator(_of_clients),
+    AfterValidator(_check_feedback_id),
     Field(max_length=200, json_schema_extra={"pattern": rf"^(?!{OWN_FEEDBACK})[^\x00]*$"}),
 ]
 
 
-def _few(files: object) -> object:
+def _bounded(files: object) -> object:
     if isinstance(files, dict) and len(files) > MAX_UPLOAD_FILES:
         raise ValueError(f"{len(files)} files, wanted at most {MAX_UPLOAD_FILES}")
     return files
 
 
-Uploads = Annotated[dict[str, str], Field(max_length=MAX_UPLOAD_FILES), BeforeValidator(_few)]
-"""Path -> text. Counted before any of them is looked at."""
+Uploads = Annotated[dict[str, str], Field(max_length=MAX_UPLOAD_FILES), BeforeValidator(_bounded)]
+"""Path -> text. The files are counted before any of them is checked."""
 
 
 class Wire(BaseModel):
@@ -76,8 +76,8 @@ class Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown(cls, sent: object) -> object:
-        """Drops all unknown fields but the first, so that the error names only that."""
+    def _drop_later_unknowns(cls, sent: object) -> object:
+        """Drops all unknown fields except the first, so that the error names one field."""
         if not isinstance(sent, dict):
             return sent
         known = cls.model_fields
@@ -118,7 +118,7 @@ TextOr = Annotated[
 
 
 def kind_of(block: Any, default: str = "") -> str:
-    """Tag of a block: its type."""
+    """The type of a block, which is the tag of its union."""
     if isinstance(block, dict):
         return str(block.get("type", default))
     return str(getattr(block, "type", default))
@@ -135,7 +135,7 @@ class TextPart(OpenAIWire):
     def _is_text(cls, part: object) -> object:
         if isinstance(part, dict) and part.get("type") != "text":
             raise ValueError(
-                f"a part of type {str(part.get('type'))[:40]!r}, wanted type 'text': the model reads text alone"
+                f"a part of type {str(part.get('type'))[:40]!r}, wanted type 'text': the model reads only text"
             )
         return part
 
@@ -165,7 +165,7 @@ class ChatMessage(OpenAIWire):
 
 
 class FunctionDefinition(OpenAIWire):
-    """A tool as the client declares it. Nano's prompt uses the name alone, other models' all of it."""
+    """A tool as the client declares it. The compact dialect's prompt uses only the name, others all of it."""
 
     name: str
     description: str | None = None
@@ -180,13 +180,13 @@ class ToolDefinition(OpenAIWire):
 
 
 class StreamOptions(OpenAIWire):
-    """Extras of a stream beside text."""
+    """Optional content of a stream."""
 
     include_usage: bool = False
 
 
 class SampledRequest(OpenAIWire):
-    """Fields that the request for an answer has in every API."""
+    """Fields that a request for an answer has in every API."""
 
     model_config = ConfigDict(extra="allow")  # kept, since some are refused by name
 
@@ -202,7 +202,7 @@ class SampledRequest(OpenAIWire):
 
     @field_validator("temperature", "top_p", mode="before")
     @classmethod
-    def _one_for_null(cls, value: object) -> object:
+    def _default_for_null(cls, value: object) -> object:
         return 1.0 if value is None else value
 
 
@@ -223,7 +223,7 @@ class ChatRequest(SampledRequest):
     top_logprobs: int | None = None
     """number of likeliest tokens per position, 0 to 20; needs logprobs"""
     return_token_ids: bool | None = None
-    """request for `prompt_token_ids`, and for `token_ids` of the choice, as vLLM has it"""
+    """request for `prompt_token_ids`, and for `token_ids` of the choice, as in vLLM"""
 
     @property
     def offered_tools(self) -> list[ToolDefinition]:
@@ -237,10 +237,10 @@ class ChatRequest(SampledRequest):
 
 
 class LikelyToken(Wire):
-    """One token of a place's distribution, in OpenAI's form."""
+    """One token of a position's distribution, in OpenAI's format."""
 
     token: str
-    logprob: float = Field(description="natural log, under the distribution that was drawn from")
+    logprob: float = Field(description="natural log, under the distribution that was sampled from")
     bytes: list[int]
 
 
@@ -248,11 +248,11 @@ class TokenLogprob(LikelyToken):
     """One sampled token."""
 
     top_logprobs: list[LikelyToken]
-    """likeliest tokens first; fewer than asked for where fewer could be drawn"""
+    """likeliest tokens first; fewer than asked for where fewer could be sampled"""
 
 
 class AgentSessionRequest(Wire):
-    """POST /v1/agent/sessions: a known repository with the user's files over it."""
+    """POST /v1/agent/sessions: a known repository, and the user's files that replace its own."""
 
     repository: str
     message: str = Field(min_length=1)
@@ -288,11 +288,11 @@ class RepositoryAnswer(Wire):
     files: int
     created_at: int
     expires_at: int
-    """seconds since 1970; each session that names it begins the time anew"""
+    """seconds since 1970; each session that uses the repository restarts the period"""
     package_paths: list[str]
-    """folders taken for product code, by their names"""
+    """folders guessed from their names to hold product code"""
     test_paths: list[str]
-    """folders and files taken for tests, which `pytest` runs"""
+    """folders and files guessed to hold tests, which `pytest` runs"""
 
 
 class RepositoryList(Wire):

@@ -1,6 +1,6 @@
 """HTTP server of the gateway: an application on a port.
 
-The socket is bound before anything is said to be up, so a busy port is one clear error.
+The socket is bound before the server reports that it is up, so a busy port gives one clear error.
 """
 
 import asyncio
@@ -20,16 +20,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.failures import ApiError, error_body, refusal_answer
 
-HEAD_SECONDS = (
-    10.0  # from a connection's first byte, or its opening, to the end of a request's head
-)
-ACCEPTED_AT_ONCE = 16  # connections between two looks at those that are open
+# from a connection's opening, or a later request's first byte, to the end of the request's head
+HEAD_SECONDS = 10.0
+ACCEPTED_AT_ONCE = 16  # new connections, before the open ones are served again
 OPEN_FILES = 65_536
-WAITING_CONNECTIONS = 4096  # that the kernel keeps until they are accepted
+WAITING_CONNECTIONS = 4096  # queued by the kernel until they are accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Port 0 takes a free one. ConfigError names a port that is taken."""
+    """A bound socket. Port 0 means any free port. ConfigError when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,7 +37,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            why = "already in use; stop that program or set OSTINATO_GATEWAY_PORT to a free port"
+            why = "already in use; stop its program or set OSTINATO_GATEWAY_PORT to a free port"
         else:
             why = f"not available: {error.strerror or error}"
         raise ConfigError(f"gateway address {host} port {port} is {why}") from error
@@ -49,18 +48,27 @@ def bind(host: str, port: int) -> socket.socket:
 async def running_server(
     app: ASGIApp, host: str, port: int, head_seconds: float = HEAD_SECONDS
 ) -> AsyncIterator[str]:
-    """Serves for the length of the block. Gives the base url once requests are answered."""
+    """Serves for the length of the block. Yields the base URL once the server answers requests."""
     listener = bind(host, port)
+    async with running_on(app, listener, head_seconds):
+        bound_host, bound_port = listener.getsockname()[:2]
+        yield f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+
+
+@asynccontextmanager
+async def running_on(
+    app: ASGIApp, listener: socket.socket, head_seconds: float = HEAD_SECONDS
+) -> AsyncIterator[None]:
+    """Serves on a bound socket for the length of the block, then closes it."""
     server = _QuietServer(_configure(app, head_seconds))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:
             if task.done():
                 await task
-                raise ConfigError(f"gateway on {host} port {port} ended while starting")
+                raise ConfigError(f"server on {listener.getsockname()} ended while starting")
             await asyncio.sleep(0.01)
-        bound_host, bound_port = listener.getsockname()[:2]
-        yield f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+        yield
     finally:
         server.should_exit = True
         with suppress(asyncio.CancelledError):
@@ -85,12 +93,12 @@ def _configure(app: ASGIApp, head_seconds: float) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         http=protocol,
         ws="none",
-        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many in one go
+        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts this many at a time
     )
 
 
 def raise_open_files() -> None:
-    """Let this process open more files: each connection is one, and shells begin with 1,024."""
+    """Raises this process's limit of open files: each connection is one, and shells start at 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -98,15 +106,15 @@ def raise_open_files() -> None:
 
 
 class HeaderValidationMiddleware:
-    """Middleware against request smuggling: refuses heads that a proxy in front may read differently, which
-    would then take part of a body for the next request.
+    """Middleware against request smuggling. It refuses heads that a proxy in front may read differently:
+    the proxy would then take part of a body for the next request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes other requests on."""
+        """Refuses such a request, and passes every other one on."""
         if scope["type"] == "http" and (refusal := _find_fault(scope)) is not None:
             await refusal_answer(refusal, {"connection": "close"})(scope, receive, send)
             return
@@ -140,7 +148,7 @@ class _TimedProtocol(H11Protocol):
         self._stop_timing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP, unless an answer is under way, and ends the connection."""
+        """Answers bytes that are not HTTP, unless an answer has begun, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error_body(msg, code="bad_request")).encode()
             headers = [
@@ -154,7 +162,7 @@ class _TimedProtocol(H11Protocol):
         self.transport.close()
 
     def _time_head(self) -> None:
-        """Counts from the first byte, however slowly others follow."""
+        """Starts the time limit of a head once, however slowly its bytes come; stops it at the head's end."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_timing()
         elif self._head_due is None:
@@ -183,7 +191,7 @@ class _Server(uvicorn.Server):
 
 
 class _QuietServer(_Server):
-    """Server that leaves the process's signal handlers alone: the block's owner ends it."""
+    """Server that leaves the process's signal handlers alone: `running_on` stops it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedCheckpoint:
-    """A checkpoint that users get. `weight_version` is recorded with every token it samples."""
+    """A checkpoint that serves users. `weight_version` is recorded with every token it samples."""
 
     checkpoint_id: str
     directory: Path
@@ -55,7 +55,7 @@ class ServingPlan:
 
 
 class ServedModels:
-    """Engines behind the arms. A leaving checkpoint keeps its engine for open answers."""
+    """Engines behind the arms. The engine of a removed checkpoint runs on for `drain_seconds`."""
 
     def __init__(self, engine: EngineConfig, *, context_tokens: int, drain_seconds: float) -> None:
         self._engine_config, self._context_tokens = engine, context_tokens
@@ -64,8 +64,8 @@ class ServedModels:
         self._retiring: set[asyncio.Task[None]] = set()
         self._plan: ServingPlan | None = None
 
-    async def arms_of(self, plan: ServingPlan) -> tuple[Arm, Arm | None, float]:
-        """The arms of a plan. Engines that are missing are started."""
+    async def start_arms(self, plan: ServingPlan) -> tuple[Arm, Arm | None, float]:
+        """The arms of a plan. Starts the engines that are missing."""
         control = await self._arm(CONTROL, plan.control)
         candidate = (
             await self._arm(CANDIDATE, plan.candidate) if plan.candidate is not None else None
@@ -73,10 +73,10 @@ class ServedModels:
         return control, candidate, plan.share
 
     async def apply(self, plan: ServingPlan, arms: ArmTable) -> bool:
-        """Makes `arms` serve a plan from the next turn on. False when they do already."""
+        """Makes `arms` serve a plan from the next turn on. False when they already serve it."""
         if plan == self._plan:
             return False
-        arms.set(*await self.arms_of(plan))
+        arms.set(*await self.start_arms(plan))
         self._plan = plan
         wanted = {plan.control, plan.candidate}
         for served in [served for served in self._engines if served not in wanted]:
@@ -112,7 +112,7 @@ class ServedModels:
         with boundary(StorageError, f"checkpoint {served.checkpoint_id} in {served.directory}"):
             checkpoint = load_checkpoint(served.directory)
         name, spec = served.checkpoint_id, checkpoint.spec
-        # the KV cache is allocated for whole contexts, and the harness allows no longer ones
+        # the KV cache is allocated for whole contexts, and the harness allows no longer contexts
         longest = min(spec.max_sequence_tokens, self._context_tokens)
         config = self._engine_config.model_copy(update={"max_context_tokens": longest})
         engine = start_engine(spec, checkpoint.weights, served.weight_version, config, name)
@@ -132,7 +132,7 @@ class ServedModels:
 
 
 async def _answer_once(engine: Engine) -> None:
-    """Has the engine load and compile all that an answer needs, so that no user waits for it."""
+    """Samples once, so that the engine loads and compiles everything before users come."""
     request = GenerateRequest(
         request_id="warm-up",
         session_id="warm-up",
@@ -169,7 +169,7 @@ async def open_gateway(
     search: SearchService | None = None,
     issued_keys: IssuedKeys | None = None,
 ) -> AsyncIterator[OpenGateway]:
-    """Everything a gateway needs, ended when the block ends. The tokenizer is the champion's."""
+    """A gateway and everything it needs, closed at the end of the block. The tokenizer is the champion's."""
     harness = config.harness
     models = ServedModels(
         engine,
@@ -190,7 +190,7 @@ async def open_gateway(
             StorageError, f"tokenizer of {plan.control.checkpoint_id} in {plan.control.directory}"
         ):
             renderer = load_renderer(plan.control.directory)
-        arms = ArmTable(*await models.arms_of(plan))
+        arms = ArmTable(*await models.start_arms(plan))
         context = GatewayContext(
             config, arms, renderer, workplaces, ledger, objects, uploaded, issued_keys
         )

@@ -25,7 +25,7 @@ import xxhash
 import zstandard
 
 COMPRESSION_LEVEL = 1  # 2 M fp32: level 1 takes 10 ms for 92.3 %, level 3 takes 28 ms for 92.4 %
-PARALLEL_FROM_BYTES = 32 * 2**20  # below, threads cost more than they bring
+PARALLEL_FROM_BYTES = 32 * 2**20  # below this, threads cost more than they save
 THREADS = min(8, os.cpu_count() or 1)
 GAP_DTYPES = (np.uint8, np.uint16, np.uint32)
 Item = TypeVar("Item")
@@ -53,7 +53,7 @@ _BITS_BY_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 @dataclass(frozen=True, slots=True)
 class TensorChanges:
-    """Tensors of a payload before packing, by the keys above."""
+    """Tensors of a payload before compression, by the keys above."""
 
     packed: dict[str, torch.Tensor]
     changed_elements: int
@@ -61,7 +61,7 @@ class TensorChanges:
     @property
     def size_bytes(self) -> int:
         """Size before compression."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.packed.values())
+        return size_bytes(self.packed)
 
 
 def tensor_bits(tensor: torch.Tensor) -> np.ndarray:
@@ -82,7 +82,7 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], total_bytes: int
 ) -> list[Result]:
-    """`function` of each item, in order. Side by side when there are many bytes to go through."""
+    """Results of `function` for each item, in order. Runs in threads from PARALLEL_FROM_BYTES on."""
     if total_bytes < PARALLEL_FROM_BYTES or THREADS == 1:
         return [function(item) for item in items]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="codec") as pool:
@@ -125,7 +125,7 @@ def whole(tensors: Mapping[str, torch.Tensor]) -> TensorChanges:
 def difference(
     base: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> TensorChanges:
-    """Changes from base. A tensor travels whole where that is smaller than its changes."""
+    """Changes from base. A tensor is packed whole where that is smaller than its changes."""
     found = in_threads(
         lambda name: _tensor_difference(name, base.get(name), tensors[name]),
         tensors,
@@ -222,7 +222,7 @@ def decode_payload(
 ) -> dict[str, torch.Tensor]:
     """The base with the payload applied. Never writes into the base. Unchanged tensors are shared with it.
 
-    `max_bytes`: more than these are not unpacked (ValueError).
+    ValueError for a payload that unpacks to more than `max_bytes`.
     """
     packed = _read_tensors(data, max_bytes)
 

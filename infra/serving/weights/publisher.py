@@ -1,8 +1,8 @@
 """The writing end of a weight chain.
 
 `ChainPublisher`: one per trainer, on its first rank. It continues the chain of a trainer that died,
-and refuses to write once a younger publisher has claimed the chain. It does not read trainers'
-models, and one instance is used by one thread at a time. Other ranks have a `ShardPublisher`.
+and refuses to write once a newer publisher has claimed the chain. It gets tensors by name and knows no
+models. One thread at a time may use it. Other ranks have a `ShardPublisher`.
 """
 
 import logging
@@ -40,7 +40,7 @@ from ostinato.infra.serving.weights.subscriber import ChainSubscriber
 
 logger = logging.getLogger(__name__)
 
-WORTHWHILE_RATIO = 0.7  # of the anchor's size, before compression
+WORTHWHILE_RATIO = 0.7  # of the anchor's size before compression; larger deltas are not written
 COLLECT_EVERY = 4  # publishes
 
 
@@ -58,7 +58,7 @@ class ChainPublisher(Publisher):
         clock: Callable[[], float] = time.time,
         waiting: Waiting | None = None,
     ) -> None:
-        """`keep_versions` newest versions survive each publish (None: all do). `num_shards` ranks write together."""
+        """`keep_versions`: newest versions that are never deleted (None: all). `num_shards` ranks write together."""
         if anchor_every < 1 or num_shards < 1:
             raise ValueError(
                 f"anchor_every is {anchor_every} and num_shards {num_shards}, wanted at least 1 ({chain_id})"
@@ -77,9 +77,10 @@ class ChainPublisher(Publisher):
         return self._last_version
 
     def resume(self) -> ChainManifest | None:
-        """Claims the chain and takes up its newest version. None when the chain is new.
+        """Claims the chain and continues from its newest version, which it returns. None when the chain is new.
 
-        When that version cannot be rebuilt bit for bit its number still counts, and the next publish is an anchor.
+        When that version cannot be rebuilt bit for bit, the result is None too. Its number still counts, and the
+        next publish is an anchor.
         """
         self._epoch = self._claim_epoch()
         self._last_version, self._last_manifest, self._base = None, None, None
@@ -104,9 +105,8 @@ class ChainPublisher(Publisher):
     def commit(self, version: int, staged: Tensors) -> ChainManifest:
         """Commits the staged weights as `version`, which must be newer than the last.
 
-        The same version with the same bits again is answered with its manifest; with other bits it is refused. After
-        a failure the next publish looks at the chain anew under a new epoch, since the failed one may have been
-        committed all the same.
+        A repeated version returns its manifest if the bits are the same, and is refused otherwise. After a failure
+        the next publish reads the chain again under a new epoch, since the failed version may have been committed.
         """
         if self._epoch is None:
             self.resume()
@@ -122,7 +122,7 @@ class ChainPublisher(Publisher):
             raise
         self._last_version, self._last_manifest = version, manifest
         self._base = staged
-        self._tidy(manifest)
+        self._delete_garbage(manifest)
         logger.info(
             "chain=%s version=%d kind=%s density=%.4f stored_bytes=%d",
             self.chain_id, version, manifest.kind, manifest.density_ratio, manifest.stored_bytes,
@@ -145,7 +145,7 @@ class ChainPublisher(Publisher):
     ) -> list[ShardRecord]:
         last = self._last_manifest
         if last is not None and _layouts(last.tensors) != _layouts(entries):
-            self._base = None  # tensors came, went or changed shape: no difference to take
+            self._base = None  # the sets of tensors or their shapes differ, so there are no changes to encode
 
         def is_anchor_due(delta: ChainObject | None, everything: TensorChanges) -> bool:
             if delta is None or last is None:
@@ -157,7 +157,7 @@ class ChainPublisher(Publisher):
                 or self._is_anchor_wanted()
             )
 
-        # A delta near the size of an anchor saves nobody a download: then the version is an anchor alone.
+        # A delta near the size of an anchor saves no reader a download: then the version is only an anchor.
         record = self._upload(
             version,
             staged,
@@ -202,7 +202,8 @@ class ChainPublisher(Publisher):
         if len(tensors) != names or not {len(delta), len(anchor)} <= {0, len(shards)}:
             raise StorageError(
                 f"chain {self.chain_id}: version {version} has {len(delta)} deltas and {len(anchor)} anchors of "
-                f"{len(shards)} shards, {names} names of which {len(tensors)} differ; wanted whole sets and no name twice"
+                f"{len(shards)} shards, and {names} tensors with {len(tensors)} different names; wanted a delta or an "
+                "anchor of all shards or of none, and every name once"
             )
         follows = bool(delta) and not anchor and last is not None
         delta_bytes = sum(item.size_bytes for item in delta)
@@ -225,7 +226,7 @@ class ChainPublisher(Publisher):
         )
 
     def _check_is_ours(self, manifest: ChainManifest) -> None:
-        """Passes when the manifest in place is this very one: a repeated put finds its own first try."""
+        """StorageError unless the committed manifest is this one, as after a retry of a put that had succeeded."""
         found = read_manifest(self._objects, self.chain_id, manifest.version)
         if found == manifest:
             return
@@ -258,8 +259,8 @@ class ChainPublisher(Publisher):
             ):
                 return epoch
 
-    def _tidy(self, manifest: ChainManifest) -> None:
-        """Deletes answered requests for an anchor, orphans, and versions that nobody needs."""
+    def _delete_garbage(self, manifest: ChainManifest) -> None:
+        """Deletes fulfilled requests for an anchor, orphans, and versions that nobody needs."""
         self._commits += 1
         try:
             if manifest.kind == "anchor":
@@ -276,7 +277,7 @@ class ChainPublisher(Publisher):
                 )
         except StorageError as error:  # the version is committed; the rest is collected later
             logger.warning(
-                "chain=%s version=%d garbage stays: %s", self.chain_id, manifest.version, error
+                "chain=%s version=%d garbage remains: %s", self.chain_id, manifest.version, error
             )
 
 

@@ -1,7 +1,7 @@
 """An object store that retries transient failures.
 
-Retried: whatever an overloaded or unreachable server answers. Not retried: a missing object, a
-missing permission, a full disk.
+Errors of an overloaded or unreachable server are retried. A missing object, a missing permission and
+a full disk are not.
 """
 
 import errno
@@ -42,7 +42,7 @@ class RetryingStore(ObjectStore):
         return self._with_retries(lambda: self._inner.put_bytes(key, data))
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """As ObjectStore.put_new. After a repeat False may mean that the first try did store it."""
+        """As ObjectStore.put_new. After a retry, False may mean that the first try did store it."""
         return self._with_retries(lambda: self._inner.put_new(key, data))
 
     def get_bytes(self, key: str, checksum: str | None = None) -> bytes:
@@ -59,16 +59,16 @@ class RetryingStore(ObjectStore):
 
     def _with_retries(self, call: Callable[[], Result]) -> Result:
         return Retrying(
-            retry=retry_if_exception(is_passing),
+            retry=retry_if_exception(_is_transient),
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=LONGEST_WAIT_SECONDS),
-            before_sleep=_note,
+            before_sleep=_log_retry,
             reraise=True,
         )(call)
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the error is transient, so that the same operation may succeed later."""
+def _is_transient(error: BaseException) -> bool:
+    """Whether the same operation may succeed later."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or cause is None:
         return False
@@ -77,6 +77,6 @@ def is_passing(error: BaseException) -> bool:
     return not (isinstance(cause, OSError) and cause.errno in _LASTING_ERRORS)
 
 
-def _note(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = None if state.outcome is None else state.outcome.exception()
-    logger.warning("attempt=%d storage fails, trying again: %s", state.attempt_number, error)
+    logger.warning("attempt=%d storage failed, trying again: %s", state.attempt_number, error)

@@ -1,9 +1,9 @@
-"""Publishing by one rank, and publishing beside training.
+"""Publishing by one rank, and publishing during training.
 
-`Publisher`: the copy of the rank's tensors published last, and the upload of changes. That copy is
-replaced only after a version is committed, so a failed publish changes nothing. `ShardPublisher`: every rank
-but the first, which hands it its epoch (`ChainPublisher` is the first's). `OverlappedPublisher`: a thread
-that commits staged weights; the next `start` waits for it, so a slow store slows training down and versions
+`Publisher` keeps a copy of the rank's last published tensors and uploads changes from it. That copy is
+replaced only after a version is committed, so a failed publish changes nothing. `ShardPublisher` is for every
+rank except the first, which uses `ChainPublisher` and gives the others its epoch. `OverlappedPublisher` commits
+staged weights in a thread. The next `start` waits for it, so a slow store slows training down, and versions
 neither pile up in memory nor overtake one another.
 """
 
@@ -51,11 +51,11 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class PublisherFenced(StorageError):
-    """Another publisher owns the chain now. This one may never write again."""
+    """A publish under an old epoch: another publisher owns the chain now, so this one may never write again."""
 
 
 class Publisher(ABC):
-    """One rank's end of a publish, in two halves: `ChainPublisher` on the first rank, `ShardPublisher` on the others."""
+    """One rank's part of a publish, in two halves: `ChainPublisher` on the first rank, `ShardPublisher` on the others."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Publisher(ABC):
 
     @property
     def has_epoch(self) -> bool:
-        """False before `resume` and after a publish that failed: the chain's content is not known then."""
+        """False before `resume` and after a failed publish, when the chain's content is not known."""
         return self._epoch is not None
 
     @property
     def epoch(self) -> int:
-        """The claim under which the ranks write."""
+        """Number of the claim under which the ranks write."""
         if self._epoch is None:
             raise StorageError(
                 f"chain {self.chain_id}: shard {self._shard} has no epoch, wanted resume() before"
@@ -93,7 +93,7 @@ class Publisher(ABC):
         return self._epoch
 
     def holds(self, newest: ChainManifest | None, weights: Tensors, num_tensors: int) -> bool:
-        """Whether a committed version has `num_tensors` tensors and these among them, bit for bit, whoever wrote them."""
+        """Whether a committed version has `num_tensors` tensors and contains `weights` bit for bit, in any shard."""
         if newest is None or len(newest.tensors) != num_tensors:
             return False
         entries = {
@@ -107,7 +107,7 @@ class Publisher(ABC):
         return self.commit(version, self.stage(weights))
 
     def stage(self, weights: Tensors) -> Tensors:
-        """The first half of publish: a copy, which is the next base. The weights may change after it."""
+        """The first half of publish: a copy, which is the next base. The weights may change afterwards."""
 
         def copy(name: str) -> torch.Tensor:
             return weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -117,7 +117,7 @@ class Publisher(ABC):
 
     @abstractmethod
     def commit(self, version: int, staged: Tensors) -> ChainManifest:
-        """The second half of publish, which may run beside training."""
+        """The second half of publish, which may run during training."""
 
     def _describe(self, tensors: Tensors) -> dict[str, TensorEntry]:
         """Entry of every tensor as the manifest names it."""
@@ -193,12 +193,12 @@ class Publisher(ABC):
 
 
 class ShardPublisher(Publisher):
-    """Publishes one shard of each version, not the first, which is ChainPublisher's. Used by one thread at a time."""
+    """Publishes one shard of each version, except the first, which is ChainPublisher's. Used by one thread at a time."""
 
     _base_version: int | None = None
 
     def resume(self, epoch: int, last: ChainManifest | None) -> None:
-        """Joins the first rank's epoch and takes up the version it took up (None: none)."""
+        """Joins the first rank's epoch and continues from the version that the first rank resumed (None: none)."""
         self._epoch, self._base_version, self._base = epoch, None, None
         if last is None or last.num_shards != self._num_shards:
             return
@@ -221,7 +221,7 @@ class ShardPublisher(Publisher):
             lambda: self._check_fence(version),
         )
         if plan.base_version != self._base_version:
-            self._base = None  # it does not hold the base: its delta holds whole tensors
+            self._base = None  # this rank lacks the base, so its delta holds whole tensors
         record = self._upload_planned(plan, staged, entries)
         key = shard_key(self.chain_id, version, epoch, self._shard)
         self._objects.put_bytes(key, seal_record(record))
@@ -247,7 +247,7 @@ class ShardPublisher(Publisher):
 
 
 class OverlappedPublisher:
-    """One publisher and its thread. Used by one thread at a time."""
+    """A publisher with its own thread. Used by one thread at a time."""
 
     def __init__(
         self, publisher: Publisher, on_error: Callable[[BaseException], None] = lambda _: None
@@ -256,26 +256,26 @@ class OverlappedPublisher:
         self._publisher = publisher
         self._on_error = on_error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
-        self._under_way: Future[ChainManifest] | None = None
+        self._pending: Future[ChainManifest] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a version is under way, or its error was not told yet."""
-        return self._under_way is not None
+        """Whether a version is being published, or its error was not raised yet."""
+        return self._pending is not None
 
     def start(self, version: int, weights: Tensors) -> ChainManifest | None:
-        """Finishes the version under way, and returns its manifest (None: there was none), copies the
-        weights and commits them in the background.
+        """Copies the weights and commits them in the background, after the pending version is finished.
+        Returns that version's manifest (None: there was none).
         """
         before = self.finish()
         staged = self._publisher.stage(weights)
-        self._under_way = self._thread.submit(self._commit, version, staged)
+        self._pending = self._thread.submit(self._commit, version, staged)
         return before
 
     def finish(self) -> ChainManifest | None:
-        """Waits for the version under way. Raises why it was not committed. None when there is none."""
-        under_way, self._under_way = self._under_way, None
-        return None if under_way is None else under_way.result()
+        """Waits for the pending version and returns its manifest, or raises its error. None when there is none."""
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
 
     def close(self) -> ChainManifest | None:
         """As finish, and ends the thread."""

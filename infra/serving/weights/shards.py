@@ -1,10 +1,10 @@
-"""How several ranks write one version together, through the object store alone.
+"""Protocol by which several ranks write one version together, through the object store alone.
 
 Rank 0 writes the plan of a version, every rank uploads its shard and then its shard record, and
-rank 0 commits the manifest when all records lie there. No collective operation is needed, so
-publishing can go on in a thread beside training.
+rank 0 commits the manifest when all records are there. No collective operation is needed, so
+publishing can run in a thread during training.
 
-    chains/{chain_id}/{version:08d}/plan.{epoch:08d}.json             what every rank shall write
+    chains/{chain_id}/{version:08d}/plan.{epoch:08d}.json             payloads that every rank must write
     chains/{chain_id}/{version:08d}/shard.{epoch:08d}.{shard:05d}.json   written last by that rank
 """
 
@@ -42,7 +42,7 @@ class PublishPlan(Record):
 
 
 class ShardRecord(Record):
-    """One rank's part of a version, as it lies in the store."""
+    """Record of one rank's part of a version."""
 
     version: int
     epoch: int
@@ -69,16 +69,16 @@ class Waiting:
         self,
         objects: ObjectStore,
         key: str,
-        whence: str,
-        look: Callable[[], None] = lambda: None,
+        wanted: str,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for an object. `whence` ends the error's message. `look` runs between polls and may raise."""
+        """Waits for an object. `wanted` ends the error's message. `check` runs between polls and may raise."""
         deadline = self.clock() + self.timeout_seconds
         while not objects.exists(key):
-            look()
+            check()
             if self.clock() >= deadline:
                 raise StorageError(
-                    f"{key} did not come within {self.timeout_seconds:.0f} s, wanted it {whence}"
+                    f"{key} did not come within {self.timeout_seconds:.0f} s, wanted it {wanted}"
                 )
             self.check()
             self.sleep(self.poll_seconds)
@@ -105,8 +105,8 @@ def await_record(
 
 
 def share_tensors(sizes_bytes: Mapping[str, int], num_shards: int) -> dict[str, int]:
-    """The shard of every tensor where each rank holds all of them: largest first, each to the shard with the fewest
-    bytes. Equal on every rank; readers find it in the manifest's entries.
+    """The shard of every tensor, when each rank holds all tensors. The largest come first, each goes to the shard with
+    the fewest bytes. Every rank gets the same result; readers find it in the manifest's entries.
     """
     loads = [0] * num_shards
     shards: dict[str, int] = {}

@@ -37,8 +37,8 @@ from ostinato.infra.serving.weights.retrying_store import RetryingStore
 
 logger = logging.getLogger(__name__)
 
-DOWNLOADS = 8  # objects on their way at once
-_HEADER_BYTES, _ENTRY_BYTES = 1 << 16, 1 << 10  # of a payload: in all, and for each tensor
+DOWNLOADS = 8  # objects downloaded at once
+_HEADER_BYTES, _ENTRY_BYTES = 1 << 16, 1 << 10  # of a payload's header: fixed, per tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _BuildPath:
 
     @property
     def stages(self) -> Iterator[tuple[ChainManifest, ShardObjects]]:
-        """Versions on the way, each with the objects that lead to it."""
+        """Versions on the path, each with the objects that lead to it."""
         if self.anchor is not None:
             yield self.anchor, self.anchor.anchor
         for manifest in self.deltas:
@@ -64,7 +64,7 @@ class _BuildPath:
 
 
 class ChainSubscriber:
-    """Rebuilds published versions, from the held version where it can and from an anchor where it must."""
+    """Rebuilds published versions, from the held version or from an anchor."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ChainSubscriber:
         shard: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`reader_id`: name on the chain. None reads unseen. `shard`: the only one to build; None: all."""
+        """`reader_id`: name for records on the chain (None: no records). `shard`: the only one to build (None: all)."""
         self.chain_id = chain_id
         self._objects = RetryingStore.around(objects)
         self._reader_id = reader_id
@@ -98,8 +98,8 @@ class ChainSubscriber:
     def fetch(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version by name, verified. They are shared with later fetches: do not write into them.
 
-        The cheapest path is tried first, then every other one; StorageError names the failure of each, and the
-        publisher is asked for an anchor.
+        The cheapest path is tried first, then every other one. When all fail, StorageError names each failure, and
+        the publisher is asked for an anchor.
         """
         self._report(wanted_version=version)
         target = read_manifest(self._objects, self.chain_id, version)
@@ -121,7 +121,7 @@ class ChainSubscriber:
                 continue
             self._held, self._held_manifest = tensors, target
             return dict(tensors)
-        self.ask_for_anchor(version)
+        self._ask_for_anchor(version)
         raise StorageError(
             f"chain {self.chain_id}: version {version} cannot be built, wanted one sound build path: "
             + ("; ".join(failures) or "the chain holds no anchor at or before it")
@@ -156,13 +156,13 @@ class ChainSubscriber:
         )
         try:
             write_reader(self._objects, self.chain_id, record)
-        except StorageError as error:  # not fatal: an unprotected reader can go by an anchor
+        except StorageError as error:  # not fatal: an unprotected reader can use an anchor
             logger.warning(
-                "chain=%s reader=%s is silent: %s", self.chain_id, self._reader_id, error
+                "chain=%s reader=%s has no record: %s", self.chain_id, self._reader_id, error
             )
 
-    def ask_for_anchor(self, version: int) -> None:
-        """Tells the publisher that `version` could not be built, so that its next version is an anchor."""
+    def _ask_for_anchor(self, version: int) -> None:
+        """Asks the publisher for an anchor as its next version, since `version` could not be built."""
         self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
 
     def _build_paths(self, target: ChainManifest, failures: list[str]) -> Iterator[_BuildPath]:
@@ -209,21 +209,21 @@ class ChainSubscriber:
     def _follow(self, path: _BuildPath, target: ChainManifest) -> dict[str, torch.Tensor]:
         tensors = {} if path.anchor is not None else dict(self._held or {})
         stages = list(path.stages)
-        items = [self._own(objects) for _, objects in stages]
-        payloads = self._download([item for own in items for item in own])
-        for (manifest, _), own in zip(stages, items, strict=True):
-            for item in own:
+        items = [self._select_shard(objects) for _, objects in stages]
+        payloads = self._download([item for selected in items for item in selected])
+        for (manifest, _), selected in zip(stages, items, strict=True):
+            for item in selected:
                 tensors = _decode(item, next(payloads), tensors, _most_bytes(manifest))
             known = manifest.tensors.keys()
             tensors = {name: tensor for name, tensor in tensors.items() if name in known}
         self._verify(tensors, target)
         return tensors
 
-    def _own(self, objects: ShardObjects) -> ShardObjects:
+    def _select_shard(self, objects: ShardObjects) -> ShardObjects:
         return objects if self._shard is None else objects[self._shard : self._shard + 1]
 
     def _download(self, items: list[ChainObject]) -> Iterator[bytes]:
-        """Checked bytes of each object, in order. Several are on their way at once."""
+        """Checked bytes of each object, in order. Several are downloaded at once."""
         if len(items) < 2:
             yield from map(self._get, items)
             return
@@ -278,7 +278,7 @@ def _decode(
 
 
 def _most_bytes(manifest: ChainManifest) -> int:
-    """Unpacked size that no payload of a version reaches: all tensors whole, and the header."""
+    """Unpacked size that no payload of a version exceeds: all tensors whole, and the header."""
     return manifest.raw_bytes + _HEADER_BYTES + _ENTRY_BYTES * len(manifest.tensors)
 
 

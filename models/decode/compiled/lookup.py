@@ -1,4 +1,4 @@
-"""The loops of the lookup: finding guesses, judging how often they hold, remembering answers.
+"""Compiled loops of the draft lookup: find guesses, count how often they hold, remember answers.
 
 The arrays are described in models/decode/drafts/lookup.py.
 
@@ -10,15 +10,15 @@ import numba
 import numpy as np
 
 MATCH_TOKENS = 2  # shorter matches in the context hold too rarely
-LONGEST_MATCH_TOKENS = 12  # longer ones count no more; the latest of equals is taken
-ORDERS = (2, 4, 8, 16)  # lengths of the runs of tokens that the memory knows
-_LEAST_PROBABILITY = np.float32(0.05)  # a chain of drafts ends where it holds less often
-_MOST_VOTES = 64  # of an entry; halved there, so that old answers count less
-_FIRM_VOTES = 4  # with so many an entry loses votes to a colliding key, not its place
-_MOST_GUESSES = 1024  # of a kind; halved there, so that what holds now counts
+LONGEST_MATCH_TOKENS = 12  # longer matches count as equal; the latest of equals is taken
+ORDERS = (2, 4, 8, 16)  # lengths of the token runs that the memory is keyed by
+_LEAST_PROBABILITY = np.float32(0.05)  # a chain of drafts ends if it is less likely to hold
+_MOST_VOTES = 64  # an entry's votes are halved at this count, so that old answers count less
+_FIRM_VOTES = 4  # with this many, an entry loses votes to a colliding key instead of its place
+_MOST_GUESSES = 1024  # a kind's counts are halved at this count, so that recent guesses dominate
 _TAG, _TOKEN, _HITS, _VOTES = range(4)  # columns of an entry
-_LEVELS, _SHARES = 4, 9  # votes 1, 2, 4, 8 and more; eighths of them for the token
-_SAME, _DIFFERS = 1, 2  # the context's guess beside the memory's; 0: it has none
+_LEVELS, _SHARES = 4, 9  # votes 1, 2, 4, 8 and more; the token's share of them in eighths
+_SAME, _DIFFERS = 1, 2  # the context's guess compared with the memory's; 0: it has none
 _MEMORY_KINDS = len(ORDERS) * _LEVELS * _SHARES * 3
 KINDS = _MEMORY_KINDS + 2 * (LONGEST_MATCH_TOKENS + 1)
 
@@ -44,11 +44,11 @@ def propose_drafts(
     for index in range(len(slots_B)):
         slot = slots_B[index]
         first = context_S[slot] + drafted
-        room = min(most, limit_S[slot] - 1 - first)
+        most_drafts = min(most, limit_S[slot] - 1 - first)
         lengths_B[index] = _draft_chain(
             tokens_SC[slot],
             first,
-            room,
+            most_drafts,
             is_stop_SV[slot],
             probability,
             expected_w,
@@ -71,13 +71,13 @@ def propose_drafts(
 
 @numba.njit(cache=True)
 def _draft_chain(
-    tokens_C, first, room, is_stop_V, probability, expected_w, entries_ON4, held_K, seen_K
+    tokens_C, first, most, is_stop_V, probability, expected_w, entries_ON4, held_K, seen_K
 ):
-    """Writes guesses from `first` on, each made as if those before it held. Adds to `expected_w[n]`
-    the probability that the first n hold. Returns how many there are.
+    """Writes guesses from `first` on, each assuming that the guesses before it hold. Adds to
+    `expected_w[n]` the probability that the first n hold. Returns the number of guesses.
     """
     place, depth, end = -1, 0, first
-    while end - first < room:
+    while end - first < most:
         if place >= 0 and tokens_C[place] == tokens_C[end - 1]:
             place, depth = place + 1, min(depth + 1, LONGEST_MATCH_TOKENS)  # still the longest
         else:
@@ -98,7 +98,7 @@ def _draft_chain(
 
 @numba.njit(cache=True)
 def _guess(tokens_C, end, place, depth, entries_ON4, held_K, seen_K):
-    """(token, kind of guess) of the memory or of the context, whose kind held more often. -1: none."""
+    """(token, kind) guessed by the memory or the context, whichever kind held more often. -1: none."""
     token, kind, own_token, own_kind = _candidates(tokens_C, end, place, depth, entries_ON4)
     if token < 0 or (
         own_token >= 0 and held_K[own_kind] * seen_K[kind] > held_K[kind] * seen_K[own_kind]
@@ -109,7 +109,7 @@ def _guess(tokens_C, end, place, depth, entries_ON4, held_K, seen_K):
 
 @numba.njit(cache=True)
 def _candidates(tokens_C, end, place, depth, entries_ON4):
-    """(token, kind) of the memory and of the context. The latter is none, -1, where both agree."""
+    """(token, kind) of the memory and of the context. The context's are -1 where both agree."""
     token, kind = _recall(tokens_C, end, entries_ON4)
     if place < 0:
         return token, kind, -1, -1
@@ -123,7 +123,9 @@ def _candidates(tokens_C, end, place, depth, entries_ON4):
 
 @numba.njit(cache=True)
 def _longest_match(tokens_C, end):
-    """(place, depth) of what follows the longest earlier match of the last tokens. Place -1 for none."""
+    """(place, length): the place after the longest earlier match of the last tokens, and its
+    length. Place -1: none.
+    """
     best, best_depth = -1, MATCH_TOKENS - 1
     if end <= MATCH_TOKENS:
         return -1, 0
@@ -146,7 +148,7 @@ def _longest_match(tokens_C, end):
 
 @numba.njit(cache=True)
 def _recall(tokens_C, end, entries_ON4):
-    """(token, kind) that the memory holds for the longest run of last tokens. -1: none."""
+    """(token, kind) that the memory holds for the longest known run of last tokens. -1: none."""
     size = entries_ON4.shape[1]
     token, kind, key = -1, -1, np.uint64(0)
     if size == 0:
@@ -168,8 +170,8 @@ def _recall(tokens_C, end, entries_ON4):
 
 @numba.njit(cache=True)
 def _lengthen(key, order, tokens_T, end):
-    """The key of ORDERS[order] tokens before `end`, from that of the order before. Each token is mixed in by
-    the finaliser of splitmix64.
+    """Extends the key of the previous order to the ORDERS[order] tokens before `end`. The finaliser
+    of splitmix64 mixes each token in.
     """
     for length in range(ORDERS[order - 1] if order else 0, ORDERS[order]):
         key = (key ^ np.uint64(tokens_T[end - 1 - length] + 1)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -179,8 +181,8 @@ def _lengthen(key, order, tokens_T, end):
 
 @numba.njit(cache=True)
 def learn_answer(tokens_T, start, entries_ON4, held_K, seen_K):
-    """See `Lookup.learn`. Guesses are judged before the memory takes the answer, since it was not
-    there while the answer was sampled.
+    """See `Lookup.learn`. Guesses are counted before the memory learns the answer, since it did not
+    hold the answer while it was sampled.
     """
     place, depth = -1, 0
     for end in range(max(start, 1), len(tokens_T)):
@@ -210,7 +212,7 @@ def _count_guess(kind, has_held, held_K, seen_K):
 @numba.njit(cache=True)
 def _remember(tokens_T, end, entries_ON4):
     """Votes for the token at `end` in the entries of the tokens before it. An entry of other tokens
-    is taken over, unless it has votes: then it loses half of them.
+    is replaced if it has fewer than `_FIRM_VOTES` votes, else it loses half of them.
     """
     size = entries_ON4.shape[1]
     key = np.uint64(0)

@@ -23,7 +23,7 @@ _Opened = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class NativeTrunk:
-    """Compiled forward pass over a `SlotCache`. What it returns as views the next call overwrites."""
+    """Compiled forward pass over a `SlotCache`. The next call overwrites views returned before."""
 
     def __init__(self, spec: ModelSpec, cache: SlotCache, rows: int) -> None:
         heads, groups, head_width = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
@@ -91,8 +91,8 @@ class NativeTrunk:
         return self._routes_NLK[: len(tokens_N)]
 
     def project(self, weights: DecodeWeights, rows_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Hidden states after the final norm [R, D] and logits [R, V] of some rows just fed, views."""
-        self._make_room(len(rows_R))
+        """Views of the normed hidden states [R, D] and logits [R, V] of some of the rows just fed."""
+        self._grow_logits(len(rows_R))
         run_head(self._open(weights), self._constants, self._buffers, rows_R)
         return self.last_rows(len(rows_R))
 
@@ -124,13 +124,13 @@ class NativeTrunk:
         first_free_S: np.ndarray,
         routes_SCLK: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Feeds `width` rows per slot and samples after them, `forward`, `project` and `sample` in
-        one call. Returns (tokens [R], log-probabilities [R], whether a row is limited by top-k or
-        top-p). `table`: `SlotTable.decode_arrays`. After a slot's first sample that differs from
-        the draft fed next nothing is drawn, and zeros stand there.
+        """Does `forward`, `project` and `sample` in one call: feeds `width` rows per slot and
+        samples after each. Returns (tokens [R], log-probabilities [R], whether a row is limited by
+        top-k or top-p). `table`: `SlotTable.decode_arrays`. A slot's rows after its first sample
+        that differs from the draft fed next are not sampled and hold zeros.
         """
         rows = len(slots_B) * width
-        self._make_room(rows)
+        self._grow_logits(rows)
         tokens_R, logprobs_R = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
         is_limited = run_decode_step(
             self._open(weights),
@@ -147,15 +147,15 @@ class NativeTrunk:
         return tokens_R, logprobs_R, bool(is_limited)
 
     def last_rows(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Hidden states [R, D] and logits [R, V] of the last call, views."""
+        """Views of the hidden states [R, D] and logits [R, V] of the last call."""
         hidden_RD = self._chosen[: rows * self._width].reshape(rows, self._width)
         return hidden_RD, self._logits_view(rows)
 
     def draft(
         self, weights: DecodeWeights, depth: int, hidden_BD: np.ndarray, tokens_B: np.ndarray
     ) -> np.ndarray:
-        """Logits after `tokens_B` by one draft layer, a view. `hidden_BD` becomes the next depth's."""
-        self._make_room(len(tokens_B))
+        """View of one draft layer's logits after `tokens_B`. Overwrites `hidden_BD` for the next depth."""
+        self._grow_logits(len(tokens_B))
         run_draft(
             tuple(weights.drafts[depth]),
             weights.trunk.embedding,
@@ -169,14 +169,14 @@ class NativeTrunk:
         )
         return self._logits_view(len(tokens_B))
 
-    def _make_room(self, rows: int) -> None:
+    def _grow_logits(self, rows: int) -> None:
         if len(self._logits) < rows * self._step:
             self._logits = aligned_floats(rows * self._step)
             self._buffers[_LOGITS] = self._logits.ctypes.data
 
     def _open(self, weights: DecodeWeights) -> _Opened:
-        """Addresses of the packed weights, which are kept alive while the addresses are cached, and
-        two weights as arrays: the embedding, whose dtype selects the compiled loops, and the norms,
+        """Addresses of the packed weights, which stay alive while the addresses are cached, and two
+        weights as arrays: the embedding, whose dtype selects the compiled loops, and the norms,
         which may be empty.
         """
         if self._opened is None or self._opened[0] is not weights:

@@ -1,12 +1,12 @@
 """Register tiles of matrix products, written as LLVM for this processor.
 
-`accumulate`, a matrix product in float32 that adds to its result or overwrites it. Its matrix is
-float32 or bf16, whose numbers become float32 in registers. A tile
-keeps up to 6 rows by 16, 32 or 64 columns of the result in registers over the whole depth: with
-AVX-512 24 sums, 4 vectors of weights and a factor of the 32 registers; without it 12 sums, 2 and 1 of
-the 16 registers of half the length. Each element is one chain of fused multiply-adds over the depth
-in order, whatever tile it falls in: a row's result does not depend on the rows beside it. Needs
-numba; imported only where compiled decoding was asked for.
+`accumulate` is a float32 matrix product that adds to its result or overwrites it. The matrix is
+float32, or bf16 that becomes float32 in registers. A tile keeps up to 6 rows by 16, 32 or 64
+columns of the result in registers over the whole depth. With AVX-512 it uses 24 sums, 4 vectors of
+weights and 1 factor of the 32 registers; without it 12 sums, 2 vectors and 1 factor of the 16
+registers, which have half the length. Each element is one chain of fused multiply-adds over the
+depth in order, whatever its tile, so a row's result does not depend on the other rows. Needs numba;
+imported only for compiled decoding.
 
 Shapes: N rows, K depth, O columns.
 """
@@ -40,22 +40,22 @@ from ostinato.models.decode.supported import LANES
 __all__ = ["JIT", "accumulate"]
 
 _MOST_ROWS = 6
-_settings: Any = config  # numba adds its settings to it as it is imported
-_FEATURES = _settings.CPU_FEATURES  # what it compiles for; None: this processor
+_settings: Any = config  # untyped, since numba adds its settings when it is imported
+_FEATURES = _settings.CPU_FEATURES  # of the processor that numba compiles for; None: this one
 _IS_LONG = (
     bool(get_host_cpu_features().get("avx512f")) if _FEATURES is None else "+avx512f" in _FEATURES
 )
-# Columns of the widest tile, by its rows, whose sums do not spill from the registers.
+# Columns of the widest tile whose sums fit in the registers, by number of rows minus 1.
 _WIDEST = (64,) * _MOST_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
 _AHEAD_BYTES = 2048  # how far ahead of its reads a packed panel is prefetched
 _LINE_BYTES = 64
 
 
-def _ask_for(
+def _prefetch(
     builder: ir.IRBuilder, pointer: Any, offset: Any, items: int, item: types.Type
 ) -> None:
-    """Prefetches `items` items: into the nearest cache for whole panel rows, into the second for
-    narrower tiles, which read theirs later. The memory need not be mapped.
+    """Prefetches `items` items: whole panel rows into the nearest cache, those of narrower tiles,
+    which are read later, into the second. The memory need not be mapped.
     """
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -71,8 +71,8 @@ def _ask_for(
 def _write_tile(
     builder: ir.IRBuilder, rows: int, vectors: int, item: types.Type, arguments: list[ir.Value]
 ) -> None:
-    """y[rows, 16 * vectors] += x[rows, depth] @ w[depth, 16 * vectors], from zero where `is_new`.
-    `item`: of w.
+    """y[rows, 16 * vectors] += x[rows, depth] @ w[depth, 16 * vectors], from zero if `is_new`.
+    `item`: item type of w.
     """
     x, x_step, w, w_step, y, y_step, depth, is_new = arguments
     fused = fused_multiply_add(builder)
@@ -105,14 +105,14 @@ def _write_tile(
         for row in range(rows)
     ]
     is_panel = builder.icmp_signed("==", w_step, index_of(PANEL))
-    # A narrow tile asks for its part of the next panel: those beside it do for theirs.
+    # A narrow tile prefetches its own part of the next panel; its neighbours prefetch theirs.
     is_whole = vectors * LANES == PANEL
     in_panel = index_of(_AHEAD_BYTES // layout_of(item)[1])
     ahead_items = in_panel if is_whole else builder.mul(depth, index_of(PANEL))
     ahead = builder.select(is_panel, ahead_items, index_of(PANEL))
     with cgutils.for_range(builder, depth) as loop:
         w_row = builder.mul(w_step, loop.index)
-        _ask_for(builder, w, builder.add(w_row, ahead), vectors * LANES, item)
+        _prefetch(builder, w, builder.add(w_row, ahead), vectors * LANES, item)
         columns = [
             load_items(builder, w, builder.add(w_row, index_of(LANES * part)), item)
             for part in range(vectors)
@@ -157,9 +157,8 @@ _tiles_64, _tiles_32, _tiles_16 = _tiles(4), _tiles(2), _tiles(1)
 
 @numba.njit(**BARE)
 def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
-    """y[N, O] += x[N, K] @ w[K, O], x and y each an address and a row stride in elements, w a
-    pointer, whose type selects the tiles. `is_new`: what y held is not added. O is a multiple of
-    16.
+    """y[N, O] += x[N, K] @ w[K, O]. x and y are each an address and a row stride in elements. w is
+    a pointer; its type selects the tiles. `is_new`: y is overwritten. O is a multiple of 16.
     """
     at = 0
     while at < columns:

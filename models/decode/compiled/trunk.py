@@ -1,8 +1,7 @@
 """One decode step of the whole trunk as one compiled function, in float32 on the CPU.
 
-Its matrices may be stored as bf16. Scales of norms are folded into them or kept apart.
-
-Eager torch would spend some 170 operations on a step.
+Eager torch would run some 170 operations. Matrices may be stored as bf16. Scales of norms are
+folded into them or kept apart.
 
 Shapes: N rows, L layers, S slots, G key/value heads, H query heads, R query heads per group, d head
 width, C positions, D model width, E experts, K experts per token, F expert width, V vocabulary.
@@ -27,7 +26,7 @@ MOST_LINES = 16  # query heads of one group, over rows, that attend together
 
 
 @numba.njit(**BARE)
-def _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values):
+def _store_keys_values(rows, shape, layer, qkv, slots_N, positions_N, keys, values):
     """Writes keys and values of all rows."""
     heads, groups, width, positions, num_slots = shape
     step = (heads + 2 * groups) * width
@@ -81,8 +80,8 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
 
 @numba.njit(**BARE)
 def _route(rows, sizes, routing, layer, logits_E, bias, chosen, scratch):
-    """Chooses each row's experts. Leaves in `members` row * K + rank of every choice, grouped by
-    expert and ascending, and in `ends_E` each expert's end in that list.
+    """Chooses each row's experts. Fills `members` with row * K + rank of every choice, grouped by
+    expert and ascending, and `ends_E` with each expert's end in that list.
     """
     _, num_experts, padded_experts, _, layers, per_token = sizes
     routes_NLK, shares_NK = chosen
@@ -150,7 +149,7 @@ def _mix_experts(rows, sizes, routing, layer, normal, logits_E, experts, hidden,
 
 @numba.njit(**BARE)
 def _open_weights(addresses, like):
-    """In the order of `TrunkArrays`. `like`: an array of the type of the matrices."""
+    """Arrays at addresses in the order of `TrunkArrays`. `like`: an array of the matrices' dtype."""
     scale, gate, final_norm = (
         floats_at(addresses[3]),
         floats_at(addresses[5]),
@@ -168,7 +167,7 @@ def _open_weights(addresses, like):
 
 @numba.njit(**BARE)
 def _open_buffers(addresses):
-    """In the order of `NativeTrunk`'s."""
+    """Arrays at addresses in the order of the buffers of `NativeTrunk`."""
     rows = floats_at(addresses[0]), floats_at(addresses[1]), floats_at(addresses[2])
     logits_E = floats_at(addresses[6])
     attention = floats_at(addresses[3]), (floats_at(addresses[4]), floats_at(addresses[5]))
@@ -234,7 +233,7 @@ def run_trunk(weights, constants, buffers, tokens_N, positions_N, slots_N):
                 epsilon,
                 has_norm,
             )
-        _remember(rows, shape, layer, qkv, slots_N, positions_N, keys, values)
+        _store_keys_values(rows, shape, layer, qkv, slots_N, positions_N, keys, values)
         _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, scores, attended)
         query_width = heads * head_width
         at = layer * query_width * width

@@ -1,14 +1,12 @@
-"""Vectors of 16 float32 that numba compiles for this processor: what the compiled loops share.
+"""Operations on vectors of 16 float32 that the compiled loops share, and their compiler options.
 
-How functions are compiled (`JIT`, `BARE`), `rotate_pairs`, `largest_of`, `sum_at`, `mass_at`,
-`squares_at`, `address_of`, `floats_at`, `integers_at`, and what tiles.py writes LLVM with. Of bf16,
-which numba lacks, a number is the uint16 of its bits, the upper half of a float32's: `items_at`,
-`pointer_at`, `moved` and `as_float` work on both, chosen by type when a function is compiled.
-Memory is named by address where calls are many: numba passes an array as seven arguments, and needs
-0.15 us to accept one from Python. A sum of floats is never left to a plain loop: LLVM orders its
-terms anew each time it optimises the function, and the process that compiles runs another copy of
-it than those that find it compiled, with other last bits. Needs numba; imported only where compiled
-decoding was asked for.
+numba has no bf16, so a bf16 number is the uint16 of its bits, the upper half of a float32's:
+`items_at`, `pointer_at`, `moved` and `as_float` accept both, chosen by type at compilation.
+Frequent calls pass memory by address: numba passes an array as seven arguments, and needs 0.15 us
+to accept one from Python. A sum of floats is never a plain loop: LLVM may order its terms anew each
+time it optimises the function, and the process that compiles a function runs another copy of it
+than processes that load it from the cache, so the last bits would differ. Needs numba; imported
+only for compiled decoding.
 """
 
 from typing import Any
@@ -27,8 +25,8 @@ JIT: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "nnan"},
 }
-# Without counts of references, which are atomic additions around every slice; and so nothing can
-# be allocated.
+# Without numba's reference counts, which are atomic additions around every slice. Such functions
+# cannot allocate.
 BARE: dict[str, Any] = {**JIT, "_nrt": False}
 FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
@@ -66,12 +64,12 @@ def load_items(builder: ir.IRBuilder, pointer: Any, offset: Any, item: types.Typ
 
 
 def layout_of(item: types.Type) -> tuple[ir.Type, int]:
-    """How LLVM names a matrix's item, and its bytes."""
+    """LLVM type of a matrix's item, and its size in bytes."""
     return (FLOAT, 4) if item == types.float32 else (_INT16, 2)
 
 
 def _widened(builder: ir.IRBuilder, bits: Any, words: ir.Type, floats: ir.Type) -> Any:
-    """Floats of bf16: their bits with 16 zeros behind."""
+    """Floats of bf16: their bits followed by 16 zeros."""
     sixteen = ir.Constant(_INT32, 16)
     if isinstance(words, ir.VectorType):
         sixteen = ir.Constant(words, [16] * words.count)
@@ -85,10 +83,10 @@ def shuffled(builder: ir.IRBuilder, vector: ir.Value, lanes: list[int]) -> Any:
 
 
 def spread(builder: ir.IRBuilder, value: ir.Value) -> Any:
-    """A vector of one number."""
+    """A vector whose lanes all hold one number."""
     nothing = ir.Constant(VECTOR, ir.Undefined)
-    lone = builder.insert_element(nothing, value, ir.Constant(_INT32, 0))
-    return shuffled(builder, lone, [0] * LANES)
+    single = builder.insert_element(nothing, value, ir.Constant(_INT32, 0))
+    return shuffled(builder, single, [0] * LANES)
 
 
 def fused_multiply_add(builder: ir.IRBuilder) -> ir.Function:
@@ -152,7 +150,7 @@ def _largest_of_vectors(typing_context, address, vectors):
 
 
 def _fenced(builder: ir.IRBuilder, value: Any) -> Any:
-    """The value, rounded: LLVM reorders nothing across it."""
+    """The value, rounded. LLVM reorders no operation across the fence."""
     kind = value.type
     name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
     fence = cgutils.get_or_insert_function(
@@ -162,7 +160,7 @@ def _fenced(builder: ir.IRBuilder, value: Any) -> Any:
 
 
 def _folded(builder: ir.IRBuilder, vector: Any) -> Any:
-    """The sum of all lanes, half onto half."""
+    """The sum of all lanes, halving the vector until one lane is left."""
     lanes = vector.type.count
     nothing = ir.Constant(vector.type, ir.Undefined)
     distance = lanes // 2
@@ -178,8 +176,8 @@ def _folded(builder: ir.IRBuilder, vector: Any) -> Any:
 def _write_sum(
     builder: ir.IRBuilder, address: Any, count: Any, *, is_squared: bool, is_paired: bool
 ) -> Any:
-    """The sum of floats or of their squares: four vectors at a time, added as pairs or one after
-    another and folded. Then eight floats at a time, then one by one.
+    """The sum of floats or of their squares. Four vectors at a time are summed, added as pairs or
+    one after another, and folded; then come eight floats at a time, then single floats.
     """
     eight, sums = ir.VectorType(FLOAT, 8), [cgutils.alloca_once(builder, VECTOR) for _ in range(4)]
     total, eights = cgutils.alloca_once(builder, FLOAT), cgutils.alloca_once(builder, eight)
@@ -254,7 +252,7 @@ def _address_of(typing_context, array, at):
 
 
 def _write_array(context: Any, builder: ir.IRBuilder, kind: types.Array, address: Any) -> Any:
-    """The array that begins at an address. It has no end, and nobody counts who holds it."""
+    """The array that begins at an address, without a known end and without reference counts."""
     data_kind = context.get_data_type(kind.dtype)
     item_bytes = index_of(context.get_abi_sizeof(data_kind))
     array = make_array(kind)(context, builder)
@@ -284,7 +282,7 @@ def _array_at(element: types.Type) -> Any:
 
 
 def _items_at(typing_context, address, like):
-    """The array that begins at an address, of the items of `like`."""
+    """The array that begins at an address, with the item type of `like`."""
     kind = types.Array(like.dtype, 1, "C")
 
     def generate(context, builder, signature, arguments):
@@ -294,7 +292,7 @@ def _items_at(typing_context, address, like):
 
 
 def _pointer_at(typing_context, array, at):
-    """A pointer to an element of an array, which knows the type of its items."""
+    """A typed pointer to an element of an array."""
 
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -354,14 +352,14 @@ bits_of_float: Any = intrinsic(_bits_of_float)
 rotate_pairs: Any = intrinsic(_rotate_pairs)
 _largest: Any = intrinsic(_largest_of_vectors)
 sum_at = _sum_of(is_squared=False)
-# keeps the summation order, and so the last bits, of the first log-probabilities
+# Not paired: keeps the summation order, and so the last bits, of log-probabilities of older runs.
 mass_at = _sum_of(is_squared=False, is_paired=False)
 squares_at = _sum_of(is_squared=True)
 
 
 @numba.njit(**BARE)
 def largest_of(values):
-    """The largest of a slice. LLVM does not vectorise a plain loop of it."""
+    """The largest number of a slice. LLVM would not vectorise a plain loop."""
     vectors = len(values) // LANES
     largest = _largest(address_of(values, 0), vectors) if vectors else values[0]
     for at in range(len(values) - LANES * vectors):

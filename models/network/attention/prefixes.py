@@ -1,14 +1,14 @@
-"""Rows with common beginnings, computed once: the attempts of a group share their prompt and often
+"""Shared prefixes of rows, computed once: the attempts of a group share their prompt and often
 their first turns.
 
-Rows form a prefix tree whose nodes are tokens, each with all that stands before it. All but
-attention works node by node; attention gathers keys and values of the nodes into rows again, so
-that any kernel for causal rows serves, and takes each node's query once (after Prefix Grouper,
-arXiv 2506.05433, which shares one prefix). Each place of a row takes the result of its node, which
+Rows form a prefix tree. A node is a token together with all tokens before it. All operations except
+attention work on nodes. Attention gathers keys and values of the nodes into rows again, so that any
+kernel for causal rows can be used, and computes each node's query once (after Prefix Grouper, arXiv
+2506.05433, which shares one prefix). Each position of a row takes the result of its node, which
 sums the gradients of all rows.
 
-Shapes: B rows, T tokens of a row, N nodes, L MoE layers, K experts per token, D model width, S keys and Q
-queries of a row, J rows that attend in one call.
+Shapes: B rows, T tokens of a row, N nodes, L MoE layers, K experts per token, D model width, S keys
+and Q queries of a row, J rows that attend in one call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ostinato.models.network.routing import LIVE_ROUTE
 
-# Rows of like lengths attend in one call: fewer calls against more padding.
+# Rows are padded to multiples of this, so that rows of similar length attend in one call.
 ATTENTION_QUANTUM_TOKENS = 32
 
 
@@ -38,10 +38,10 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The rows of a batch by their nodes. Filler nodes make N even; nothing reads them."""
+    """Rows of a batch as nodes. Filler nodes fill N up to the wanted number; nothing reads them."""
 
-    nodes_TB: Tensor  # node of each place; arbitrary at padding
-    places_N: Tensor  # b*T + t of the first row with the node; of fillers 0
+    nodes_TB: Tensor  # node of each position; arbitrary at padding
+    places_N: Tensor  # b*T + t of the first row with the node; 0 for fillers
     positions_N: Tensor
     is_filler_N: Tensor
     keys_SJ: Tensor  # nodes whose keys each attention call reads, one call after the other, flat
@@ -70,15 +70,15 @@ class PrefixTree:
         return tokens_N[None], self.is_filler_N[None], routes_BTLK
 
     def spread(self, hidden_N1D: Tensor) -> Tensor:
-        """hidden_TBD of all places from that of the nodes."""
+        """hidden_TBD of all positions, from the hidden states of the nodes."""
         hidden_ND = hidden_N1D[:, 0].index_select(0, self.nodes_TB.flatten())
         return hidden_ND.view(*self.nodes_TB.shape, -1)
 
 
 def find_prefixes(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """(order, shared): indices of the rows in sorted order, and for each the number of leading
-    items that it shares with the row before it. No earlier row shares more. Items are along the
-    first axis, of one shape and dtype.
+    """(order, shared): indices of the rows in sorted order, and per row the number of leading items
+    that it shares with the row before it. No earlier row shares more. Items are along the first
+    axis and have one shape and dtype.
     """
     keys = [row.tobytes() for row in rows]
     order = sorted(range(len(rows)), key=keys.__getitem__)
@@ -92,8 +92,8 @@ def find_prefixes(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
 
 
 def number_nodes(lengths: Sequence[int], shared: Sequence[int], num_tokens: int) -> np.ndarray:
-    """nodes_BT of sorted rows, numbered row by row. The places that a row shares with the one
-    before take that row's nodes.
+    """nodes_BT of sorted rows, numbered row by row. The prefix that a row shares with the row
+    before takes that row's nodes.
     """
     nodes_BT = np.zeros((len(lengths), num_tokens), dtype=np.int64)
     used = 0
@@ -106,14 +106,14 @@ def number_nodes(lengths: Sequence[int], shared: Sequence[int], num_tokens: int)
 
 
 def build_tree(nodes_BT: np.ndarray, padding_BT: np.ndarray, num_nodes: int) -> PrefixTree:
-    """The tree of rows whose places have these nodes, filled up to `num_nodes`. Padding is at the
-    end of a row, and rows share beginnings only.
+    """The tree of rows with these nodes, filled up to `num_nodes`. Padding is at the end of a row,
+    and rows share prefixes only.
     """
     num_rows, num_tokens = nodes_BT.shape
     is_real_BT = ~padding_BT
     places_P = np.flatnonzero(is_real_BT)
     places_N = np.full(num_nodes, -1, dtype=np.int64)
-    places_N[nodes_BT.flatten()[places_P][::-1]] = places_P[::-1]  # the first row's stays
+    places_N[nodes_BT.flatten()[places_P][::-1]] = places_P[::-1]  # the first row wins
     is_filler_N = places_N < 0
     places_N[is_filler_N] = 0
     is_own_BT = is_real_BT & (places_N[nodes_BT] // num_tokens == np.arange(num_rows)[:, None])
@@ -123,18 +123,18 @@ def build_tree(nodes_BT: np.ndarray, padding_BT: np.ndarray, num_nodes: int) -> 
         keys = min(_fill_up(int(lengths_B[row])), num_tokens)
         queries = min(_fill_up(keys - int(shared_B[row])), keys)
         rows_by_call.setdefault((keys, queries), []).append(int(row))
-    if not rows_by_call:  # a batch of padding: ranks wait for one another in each layer
+    if not rows_by_call:  # only padding; still one call, since ranks wait for each other per layer
         rows_by_call[num_tokens, num_tokens] = [0]
     outputs_N = np.zeros(num_nodes, dtype=np.int64)
     calls, key_parts, query_parts, done = [], [], [], 0
     for (keys, queries), rows in rows_by_call.items():
-        asked_QJ = nodes_BT[rows, keys - queries : keys].T
+        query_nodes_QJ = nodes_BT[rows, keys - queries : keys].T
         is_own_QJ = is_own_BT[rows, keys - queries : keys].T
-        outputs_N[asked_QJ[is_own_QJ]] = done + np.flatnonzero(is_own_QJ)
+        outputs_N[query_nodes_QJ[is_own_QJ]] = done + np.flatnonzero(is_own_QJ)
         key_parts.append(nodes_BT[rows, :keys].T.flatten())
-        query_parts.append(asked_QJ.flatten())
+        query_parts.append(query_nodes_QJ.flatten())
         calls.append(AttentionCall(keys, queries, len(rows)))
-        done += asked_QJ.size
+        done += query_nodes_QJ.size
     return PrefixTree(
         nodes_TB=torch.from_numpy(np.ascontiguousarray(nodes_BT.T)),
         places_N=torch.from_numpy(places_N),
@@ -153,8 +153,8 @@ def _fill_up(tokens: int) -> int:
 
 @contextmanager
 def rotating_nodes(chunk: Any, tree: PrefixTree | None) -> Iterator[None]:
-    """Within it, RoPE of a chunk of layers takes each node's position in its row. Latent attention
-    reads the tree itself.
+    """Makes RoPE of a chunk of layers use each node's position in its row. Latent attention reads
+    the tree itself.
     """
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is None or tree is None:

@@ -1,4 +1,4 @@
-"""Problems, repositories, functions and prompt wordings of a built problem set, as the corpus needs them."""
+"""Problems, repositories, functions and prompt templates of a built problem set, for the corpus."""
 
 import re
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ DEFAULT_PROMPT = "Fix {symbol} in {path}"
 
 @dataclass(frozen=True, slots=True)
 class ProblemSource:
-    """Problems with the repositories they live in."""
+    """Problems and their repositories."""
 
     problems: tuple[Problem, ...] = ()
     repositories: Mapping[str, PreparedRepository] | None = None
 
     def repository(self, name: str) -> PreparedRepository:
         if self.repositories is None or name not in self.repositories:
-            raise ProblemError(f"no prepared repository {name!r} beside the problems")
+            raise ProblemError(f"the problem set has no prepared repository {name!r}")
         return self.repositories[name]
 
     def functions(self, limits: FunctionLimits) -> list[CodeFunction]:
-        """The functions that problems break, whole, each once."""
+        """The original functions that problems break, each once."""
         functions: list[CodeFunction] = []
         places = sorted({(item.repository, item.path, item.symbol) for item in self.problems})
         for name, path, symbol in places:
@@ -43,7 +43,7 @@ class ProblemSource:
         return functions
 
     def other_functions(self, limits: FunctionLimits) -> list[CodeFunction]:
-        """Functions of product files without problems: the same codebases, never trained on."""
+        """Functions of product files without problems, which are never trained on."""
         used = {(problem.repository, problem.path) for problem in self.problems}
         functions: list[CodeFunction] = []
         for name, repository in sorted((self.repositories or {}).items()):
@@ -56,13 +56,13 @@ class ProblemSource:
         return functions
 
     def prompt_templates(self) -> tuple[str, ...]:
-        """The wordings of the problems' prompts with {symbol} and {path} left open."""
+        """The problems' prompts as templates with {symbol} and {path}."""
         templates = {_open_prompt(problem) for problem in self.problems}
         return tuple(sorted(templates - {""})) or (DEFAULT_PROMPT,)
 
 
 def _open_prompt(problem: Problem) -> str:
-    """A prompt as a template. Empty when it does not name the function."""
+    """A prompt as a template. Empty unless it names the function exactly once."""
     prompt = problem.prompt.replace("{", "{{").replace("}", "}}").replace(problem.path, "{path}")
     name = problem.symbol.rpartition(".")[2]
     template, count = re.subn(
@@ -74,5 +74,5 @@ def _open_prompt(problem: Problem) -> str:
 
 
 def read_problem_source(directory: Path) -> ProblemSource:
-    """Reads what the problem stage wrote."""
+    """Reads the output of the problems stage."""
     return ProblemSource(tuple(load_problems(directory)), load_repositories(directory))

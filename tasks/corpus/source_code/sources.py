@@ -1,4 +1,4 @@
-"""Source files with their licences, in an order that depends on nothing but names."""
+"""Source files with their licences, in an order that depends only on names."""
 
 import hashlib
 import re
@@ -30,7 +30,7 @@ from ostinato.tasks.corpus.config import CodeSource
 
 MAX_FILE_CHARACTERS = 200_000
 MIN_FILE_CHARACTERS = 200
-_MAX_FILE_BYTES = 4 * MAX_FILE_CHARACTERS  # of a file of so many characters
+_MAX_FILE_BYTES = 4 * MAX_FILE_CHARACTERS  # UTF-8 has at most 4 bytes per character
 STANDARD_LIBRARY_LICENCE = "PSF-2.0"
 SKIPPED_DIRECTORIES = frozenset(
     ("__pycache__", "site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "_vendor")
@@ -48,8 +48,8 @@ class SourceFile:
 
 
 def pin_sources(sources: Sequence[CodeSource], settings: Settings) -> tuple[str, ...]:
-    """What each source holds now: a commit, or a checksum. Empty for packages, whose content is not looked at.
-    ConfigError for a place that cannot be read.
+    """Content of each source now, as a commit or checksum. Empty for packages, whose content is not
+    read. Raises ConfigError for a source that cannot be read.
     """
     return tuple(_pin(source, settings) for source in sources)
 
@@ -71,7 +71,7 @@ def _pin(source: CodeSource, settings: Settings) -> str:
 
 
 def describe_pins(sources: Sequence[CodeSource], pins: Sequence[str]) -> tuple[str, ...]:
-    """Each source with what it held."""
+    """Each source with its commit or checksum."""
     names = [source.path or source.name or source.kind for source in sources]
     return tuple(f"{name} at {pin}" if pin else name for name, pin in zip(names, pins, strict=True))
 
@@ -79,7 +79,7 @@ def describe_pins(sources: Sequence[CodeSource], pins: Sequence[str]) -> tuple[s
 def read_source(
     source: CodeSource, pin: str, settings: Settings, dropped: Counter[str]
 ) -> Iterator[SourceFile]:
-    """The files of one source as `pin_sources` found it. What cannot be a file is counted in `dropped`."""
+    """The files of one source as `pin_sources` found it. Entries that are no files count in `dropped`."""
     match source.kind:
         case "standard_library":
             root = Path(sysconfig.get_paths()["stdlib"])
@@ -166,8 +166,8 @@ _BLOBS_AT_ONCE = 256
 
 
 def open_commit(source: CodeSource, revision: str, settings: Settings) -> tuple[Path, str]:
-    """A repository of this machine that holds the revision, and its commit. That of a URL is kept in the cache.
-    ConfigError without git, repository or revision.
+    """(local repository with the revision, its commit). The repository of a URL is kept in the
+    cache. Raises ConfigError without git, repository or revision.
     """
     place = f"corpus source {source.name!r}: path is {source.path!r}"
     if shutil.which("git") is None:
@@ -184,8 +184,8 @@ def open_commit(source: CodeSource, revision: str, settings: Settings) -> tuple[
         return repository, resolve_commit(repository, revision)
     except ProblemError as error:
         raise ConfigError(
-            f"{place} with revision {revision!r}, wanted a repository that can be read and, of it, a commit in "
-            f"full, a tag or a branch: {error}"
+            f"{place} with revision {revision!r}, wanted a readable repository and a full commit id, a tag or a "
+            f"branch of it: {error}"
         ) from None
 
 
@@ -195,8 +195,8 @@ def read_commit(
     is_wanted: Callable[[PurePosixPath, int], bool],
     dropped: Counter[str],
 ) -> Iterator[tuple[str, bytes]]:
-    """Paths and contents, in the order of a directory's. `is_wanted` is given a path and its bytes; submodules and
-    pointers to large files are counted in `dropped`.
+    """Yields paths and contents in the order of a directory source. `is_wanted` gets a path and its
+    size in bytes. Submodules and pointers to large files are counted in `dropped`.
     """
     keys: dict[PurePosixPath, str] = {}
     for entry in list_tree(repository, commit):
@@ -218,7 +218,9 @@ def read_commit(
 
 
 def _refuse_partial(repository: Path, place: str) -> None:
-    """Older git fetches what a partial clone lacks, by a program that the clone's configuration may name."""
+    """Refuses a partial clone: older git would fetch missing objects by a program that the clone's
+    configuration may name.
+    """
     settings = run_git(repository, "config", "--list", "--name-only", "-z").decode().split("\0")
     for name in settings:
         if name == "extensions.partialclone" or name.endswith(".promisor"):
@@ -241,7 +243,7 @@ class CodeRow(BaseModel):
 
 @dataclass(frozen=True)
 class _Place:
-    """Files of a source in a store, with the start of the names that errors call them by."""
+    """Files of a source in a store. Error messages name a file as `root`/key."""
 
     store: ObjectStore
     root: str
@@ -259,15 +261,15 @@ class _Place:
         found = self.store.versions(self.key, f".{source.kind}")
         if not found:
             raise ConfigError(
-                f"corpus source {source.name!r}: path is {source.path!r}, where no file is, wanted a file or a "
-                f"folder with names ending in .{source.kind}"
+                f"corpus source {source.name!r}: path is {source.path!r}, where no file was found, wanted a file "
+                f"or a folder with names ending in .{source.kind}"
             )
         return dict(sorted(found.items()))
 
 
 def pin_rows(source: CodeSource, settings: Settings) -> str:
-    """Checksum of the files' names and of their checksums or ETags. The first file is looked at: ConfigError when
-    it lacks a column, or cannot be read.
+    """Checksum of the files' names and of their checksums or ETags. Raises ConfigError if the first
+    file lacks a column or cannot be read.
     """
     try:
         place = _Place.of(source, settings)
@@ -286,13 +288,13 @@ def pin_rows(source: CodeSource, settings: Settings) -> str:
 
 
 def read_rows(source: CodeSource, pin: str, settings: Settings) -> Iterator[tuple[str, CodeRow]]:
-    """Rows, each with the name of its file. ConfigError when the files are others than those of `pin`."""
+    """Rows, each with its file's name. Raises ConfigError if the files differ from those of `pin`."""
     place = _Place.of(source, settings)
     versions = place.versions(source)
     if _digest(versions) != pin:
         raise ConfigError(
             f"corpus source {source.name!r}: files of {source.path!r} changed after the stage began, wanted "
-            "them as they were; run it again"
+            "them unchanged; run it again"
         )
     for key in versions:
         name = f"{place.root}/{key}"
@@ -309,7 +311,7 @@ def _digest(versions: dict[str, str]) -> str:
 
 
 def _columns_of(source: CodeSource, file: IO[bytes], name: str) -> list[str]:
-    """Names of the columns to unpack, the licence's where there is one."""
+    """Names of the columns to read, including the licence's if it exists."""
     with open_parquet(file, name) as opened:
         there = opened.schema_arrow.names
     is_optional = source.licence_column == CodeSource.model_fields["licence_column"].default

@@ -32,7 +32,7 @@ from ostinato.tasks.evaluation.base_models.config import (
     StateTracking,
 )
 
-# Prompts of both tasks and their answers; a longer context would only cost memory.
+# Fits prompts and answers of both tasks; a longer context would only cost memory.
 _CONTEXT_TOKENS = 2048
 
 
@@ -74,12 +74,12 @@ def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
 
 def _read_sources(request: BaseSelectionRequest) -> list[str]:
     """Texts of the code base up to its limit of bytes."""
-    texts, room = [], request.config.codebase_bytes
+    texts, left_bytes = [], request.config.codebase_bytes
     for source in request.sources:
-        content = Path(source).read_bytes()[:room]
+        content = Path(source).read_bytes()[:left_bytes]
         texts.append(content.decode("utf-8", "ignore"))
-        room -= len(content)
-        if room <= 0:
+        left_bytes -= len(content)
+        if left_bytes <= 0:
             break
     return texts
 
@@ -135,17 +135,17 @@ async def _complete(
 
 
 def _tracking_prompt(file: state_tracking.TrackedFile, renderer: Renderer) -> Prompt:
-    """Room for the file and a quarter more, in the model's own tokens."""
-    room = 5 * len(renderer.encode_content(file.after)) // 4 + 8
-    return state_tracking.prompt_of(file, room)
+    """The prompt, with a limit of the file's tokens and a quarter more."""
+    most_tokens = 5 * len(renderer.encode_content(file.after)) // 4 + 8
+    return state_tracking.prompt_of(file, most_tokens)
 
 
 _BATCH = 4
 
 
 def rolling_windows(num_tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """(first token, first scored token, end) of each window. Every token but the first is scored once,
-    after at least half a window where there is as much.
+    """(first token, first scored token, end) of each window. Every token except the first is scored
+    once, with at least half a window of context if so much precedes it.
     """
     stop = 0
     while stop < num_tokens:
@@ -163,7 +163,7 @@ def measure_codebase(
     window: int,
     on_window: Callable[[int], None],
 ) -> CodebaseLoss:
-    """Summed loss of all tokens over the bytes that they stand for. `on_window` is told tokens done."""
+    """Summed loss of all tokens, per byte of source. `on_window` gets the number of tokens done."""
     tokens_N = np.asarray(token_ids, dtype=np.int64)
     windows = list(rolling_windows(len(token_ids), window))
     nats = 0.0

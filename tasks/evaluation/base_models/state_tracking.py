@@ -1,7 +1,7 @@
-"""State tracking after LoCoDiff: rebuild a file from its first state and the patches that came after.
+"""State tracking after LoCoDiff: rebuild a file from its first state and later patches.
 
-The measure is the mean distance in characters (Levenshtein), because whole equality is too coarse for
-small models.
+The measure is the mean distance in characters (Levenshtein), because exact equality is too coarse
+for small models.
 """
 
 import random
@@ -31,20 +31,19 @@ class TrackedFile(Record):
 def make_files(
     texts: Sequence[str], *, count: int, lines: int, patches: int, seed: int
 ) -> list[TrackedFile]:
-    """Pieces of source, patched line by line: a line goes, comes twice, or changes places with the
-    next. At most `count`; pieces that hold the fence of the prompt are passed over. ConfigError where
-    none is left.
+    """At most `count` pieces of source with patches that each remove or repeat a line, or swap it
+    with the next. Skips pieces with the prompt's code fence. Raises ConfigError if none is left.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     pieces = [piece for text in texts for piece in _pieces(text, lines)]
     if not pieces:
         raise ConfigError(
-            f"{len(texts)} sources hold no piece of tracked_lines={lines} lines without {_FENCE}, wanted one at "
-            "least; name a longer code base or fewer lines"
+            f"{len(texts)} sources hold no piece of tracked_lines={lines} lines without {_FENCE}, wanted at "
+            "least one; name a longer code base or fewer lines"
         )
-    chance.shuffle(pieces)
+    rng.shuffle(pieces)
     return [
-        _patched(f"module_{number}.py", piece, patches, chance)
+        _patched(f"module_{number}.py", piece, patches, rng)
         for number, piece in enumerate(pieces[:count])
     ]
 
@@ -55,22 +54,22 @@ def _pieces(text: str, lines: int) -> list[str]:
     return [piece for piece in pieces if _FENCE not in piece]
 
 
-def _patched(path: str, piece: str, patches: int, chance: random.Random) -> TrackedFile:
+def _patched(path: str, piece: str, patches: int, rng: random.Random) -> TrackedFile:
     state, diffs = piece.split("\n"), []
     for _ in range(patches):
-        following = _change(state, chance)
+        following = _change(state, rng)
         hunks = changed_lines("\n".join([*state, ""]), "\n".join([*following, ""]))
         diffs.append("\n".join((f"--- {path}", f"+++ {path}", *hunks)))
         state = following
     return TrackedFile(path=path, before=piece, patches=tuple(diffs), after="\n".join(state))
 
 
-def _change(state: Sequence[str], chance: random.Random) -> list[str]:
-    """Another state, one line apart."""
+def _change(state: Sequence[str], rng: random.Random) -> list[str]:
+    """A state that differs in one line."""
     changed = list(state)
     while changed == list(state):
-        at = chance.randrange(len(changed))
-        kind = chance.choice(("remove", "repeat", "swap"))
+        at = rng.randrange(len(changed))
+        kind = rng.choice(("remove", "repeat", "swap"))
         if kind == "remove" and len(changed) > 1:
             del changed[at]
         elif kind == "repeat":
@@ -83,21 +82,21 @@ def _change(state: Sequence[str], chance: random.Random) -> list[str]:
 def prompt_of(file: TrackedFile, answer_tokens: int) -> Prompt:
     """First state, patches, and the opening of the last state."""
     patches = "\n\n".join(f"{_FENCE}diff\n{patch}\n{_FENCE}" for patch in file.patches)
-    told = (
+    task = (
         f"The file {file.path}:\n\n{_FENCE}python\n{file.before}\n{_FENCE}\n\n"
         f"These patches were applied to it, in this order:\n\n{patches}\n\n"
     )
     return Prompt(
         name=file.path,
-        text=f"{told}The file {file.path} after all of them:\n\n{_FENCE}python\n",
+        text=f"{task}The file {file.path} after all of them:\n\n{_FENCE}python\n",
         ends=(f"\n{_FENCE}",),
-        question=f"{told}Answer with {file.path} after all of them, whole, as one code block.",
+        question=f"{task}Answer with {file.path} after all of them, whole, as one code block.",
         answer_tokens=answer_tokens,
     )
 
 
 def score(files: Sequence[TrackedFile], answers: Sequence[str | None]) -> StateTracking:
-    """Distances of the answers. Of an empty file where there was no room for one."""
+    """Distances of the answers. A missing answer counts as an empty file."""
     texts = [answer or "" for answer in answers]
     distances = [
         Levenshtein.distance(text.strip("\n"), file.after)

@@ -36,7 +36,7 @@ ROWS_FILE = "rows.jsonl"
 
 
 def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
-    """One process: an engine, boxes, and the attempts of this shard."""
+    """Runs the attempts of this shard with an engine and boxes of its own."""
     configure_logging()
     evaluation = request.evaluation
     plan = plan_of(evaluation)
@@ -68,7 +68,7 @@ async def _run_attempts(
         try:
             await run_attempts(
                 plan,
-                _ending(worker.attempt, refusals),
+                _raise_refusals(worker.attempt, refusals),
                 rows_path=rows_path,
                 concurrent_attempts=evaluation.engine_slots,
                 on_row=lambda rows: report_progress(
@@ -82,7 +82,7 @@ async def _run_attempts(
 
 
 def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
-    """Asks whether the endpoint still answers. None: the engine is of this process."""
+    """Check that the endpoint still answers. None: the engine runs in this process."""
     return None if endpoint is None else lambda: asyncio.to_thread(probe, endpoint)
 
 
@@ -90,8 +90,8 @@ def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
 async def _dialogue(
     request: ShardRequest, setup: WorkerSetup, refusals: list[ConfigError]
 ) -> AsyncIterator[Converse]:
-    """How attempts talk with the model: through an engine of this process, or at its endpoint. `refusals` gets the
-    errors of an endpoint that takes no request: its key or model is wrong.
+    """Conversations with the model, by an engine of this process or by its endpoint. `refusals`
+    collects the errors of an endpoint that refuses requests because of a wrong key or model.
     """
     evaluation = request.evaluation
     if evaluation.endpoint is not None:
@@ -120,8 +120,8 @@ async def _dialogue(
         engine.close()
 
 
-def _ending(attempt: AttemptFunction, refusals: Sequence[ConfigError]) -> AttemptFunction:
-    """The same attempts. The first refusal ends the evaluation as itself: every attempt would meet it."""
+def _raise_refusals(attempt: AttemptFunction, refusals: Sequence[ConfigError]) -> AttemptFunction:
+    """The same attempts, which raise the first refusal, since every attempt would be refused."""
 
     async def checked(item: AttemptRequest) -> Trajectory:
         trajectory = await attempt(item)

@@ -1,10 +1,13 @@
-"""Settings, request and result of a format trial: which tool-call dialect and edit form a model can write."""
+"""Settings, request and result of a format trial, which finds the tool-call dialect and edit form that
+a model can write.
+"""
 
 from typing import Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ostinato.infra.agent.config import EditForm, HarnessConfig
+from ostinato.infra.agent.extensions import BUILTIN
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
@@ -14,29 +17,36 @@ EXAMPLES = 3
 
 
 class AnswerFormat(Record):
-    """A form of answers: of tool calls and of edits."""
+    """A form of answers: of tool calls and of edits, or the one of a foreign program."""
 
     dialect: str
     edits: EditForm = "tool"
+    program: str = BUILTIN
+    """harness program; another than the builtin loop reads answers in its own way"""
 
     @property
     def title(self) -> str:
-        """Both by name."""
-        return f"{self.dialect}, {self.edits}"
+        """Dialect and edit form by name, or the program."""
+        return f"{self.dialect}, {self.edits}" if self.is_builtin else f"program {self.program}"
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether the builtin loop reads the answers, so that it is known which could be read."""
+        return self.program == BUILTIN
 
 
 class FormatTrialConfig(Record):
     """Amounts of `ostinato try`."""
 
     problems: PositiveInt = Field(
-        default=8, description="training problems, one attempt at each in every format"
+        default=8, description="training problems, with one attempt per format"
     )
     seconds: PositiveFloat = Field(
         default=210.0,
-        description="time of all formats together; attempts that are not done by then do not count",
+        description="time of all formats together; attempts that are unfinished then do not count",
     )
     temperature: float = Field(default=0.5, ge=0, description="0 is greedy")
-    seed: int = Field(default=0, description="draws the problems and the attempts")
+    seed: int = Field(default=0, description="seed of the drawn problems and of the attempts")
     slots: PositiveInt = Field(default=8, description="attempts that one process decodes together")
 
 
@@ -48,7 +58,7 @@ class FormatTrialRequest(Record):
     formats: tuple[AnswerFormat, ...] = Field(min_length=1)
     config: FormatTrialConfig
     harness: HarnessConfig
-    """everything but dialect and edits"""
+    """settings other than dialect and edits"""
     grading: GradingConfig = GradingConfig()
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     decoding: DecodingConfig = DecodingConfig()
@@ -64,18 +74,19 @@ class FormatTrialShard(Record):
 
 
 Ending = Literal["solved", "changed", "parsed", "unread"]
-"""The furthest that an attempt came: the tests pass, a file is changed, a call or an edit could be read, none could."""
+"""Furthest result of an attempt: the tests pass, a file is changed, a call or edit was parsed, or none was."""
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 class FormatAttempt(Record):
-    """A whole attempt as the model read and wrote it."""
+    """An attempt with the whole text that the model read and wrote."""
 
     format: AnswerFormat
     problem_id: str
     ending: Ending
     generated_tokens: int
-    text: str = Field(description="prompt, answers and results, special tokens by name")
+    text: str = Field(description="prompt, answers and results, with special tokens by name")
+    reason: str = Field(default="", description="reason why the attempt ended")
 
 
 class FormatTrialShardResult(Record):
@@ -96,13 +107,15 @@ class FormatScore(Record):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Larger is better: solved, changed, parsed, then fewer tokens. Shares, as attempts differ in number."""
+        """Larger is better: shares of solved, changed, parsed attempts, then fewer tokens. Shares, since
+        the number of attempts differs.
+        """
         shares = (self.solved, self.changed, self.parsed)
         return *(count / max(1, self.attempts) for count in shares), -self.generated_tokens
 
 
 class FormatTrialResult(Record):
-    """Scores in the order that the formats were tried in, and attempts of the best one to read."""
+    """Scores in the order of the formats, and example attempts of the best format."""
 
     scores: tuple[FormatScore, ...]
     examples: tuple[FormatAttempt, ...]
@@ -110,5 +123,5 @@ class FormatTrialResult(Record):
 
     @property
     def best(self) -> FormatScore:
-        """The score of the format to take."""
+        """The score of the best format."""
         return max(self.scores, key=lambda score: score.rank)

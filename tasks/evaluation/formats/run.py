@@ -1,6 +1,6 @@
 """Child entry of a format trial: the same problems in each format, within a time limit.
 
-Shards do the work, each a process with its own engine and boxes, as in an evaluation.
+Each shard is a process with its own engine and boxes, as in an evaluation.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.errors import GradingError
 from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.serving.attempts.layers import install_program
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer, load_renderer
@@ -37,6 +38,7 @@ from ostinato.tasks.evaluation.formats.config import (
 from ostinato.tasks.evaluation.shards import run_shards
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.records import Split, Trajectory
+from ostinato.tasks.rollout.attempted_problems import choose_attempted
 from ostinato.tasks.rollout.config import WorkerSetup
 from ostinato.tasks.rollout.graded_worker import build_worker, token_dialogue
 from ostinato.tasks.rollout.records import AttemptRequest
@@ -46,8 +48,10 @@ _UNREAD = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL})
 
 
 def main(request: FormatTrialRequest, workspace: Workspace) -> FormatTrialResult:
-    """Tries each format in all shards at once and shows attempts of the best one."""
+    """Tries each format in all shards at once. Returns scores, and example attempts of the best format."""
     configure_logging()
+    if not request.harness.is_builtin:  # before the time limit begins
+        install_program(request.harness.foreign_program())
     started_at = time.monotonic()
     plan = _plan_of(request)
     count = min(request.processes, len(plan))
@@ -70,7 +74,7 @@ def main(request: FormatTrialRequest, workspace: Workspace) -> FormatTrialResult
 
 
 def run_shard(request: FormatTrialShard, workspace: Workspace) -> FormatTrialShardResult:
-    """One process: an engine, boxes, and its problems in each format."""
+    """Tries each format on this shard's problems with an engine and boxes of its own."""
     configure_logging()
     plan = shard_of(_plan_of(request.trial), index=request.index, count=request.count)
     return FormatTrialShardResult(
@@ -79,10 +83,11 @@ def run_shard(request: FormatTrialShard, workspace: Workspace) -> FormatTrialSha
 
 
 def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
-    """One attempt at each drawn problem. Held-out problems stay unseen: a format that was chosen on them
-    would no longer be measured by them.
+    """One attempt at each drawn training problem. Held-out problems could not measure a format that was
+    chosen on them.
     """
     problems = load_split(request.problems_directory, Split.TRAIN)
+    problems = choose_attempted(problems, request.harness)
     return plan_attempts(
         draw_problems(problems, count=request.config.problems, seed=request.config.seed),
         attempts_per_problem=1,
@@ -94,7 +99,7 @@ def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
 async def _try_all(
     request: FormatTrialRequest, plan: list[AttemptRequest], workspace: Workspace
 ) -> list[FormatAttempt]:
-    """Attempts of each format that ended in its share of the time."""
+    """Attempts of each format that ended within the format's share of the time."""
     started_at = time.monotonic()
     directory = Path(request.checkpoint_directory)
     engine = load_engine(
@@ -130,7 +135,9 @@ async def _try_one(
     share_seconds: float,
     on_done: Callable[[int], None],
 ) -> list[Trajectory]:
-    """The attempts that ended within `share_seconds`. GradingError where no box or engine held."""
+    """The attempts that ended within `share_seconds`. Raises GradingError if all failed by a box or the
+    engine.
+    """
     values = request.harness.model_dump() | form.model_dump()
     setup = WorkerSetup(
         tokenizer_directory=request.checkpoint_directory,
@@ -179,11 +186,12 @@ def describe_attempt(
         text="\n".join(
             renderer.decode(segment.token_ids_T.tolist()) for segment in transcript.segments
         ),
+        reason=trajectory.reason,
     )
 
 
 def _ending_of(trajectory: Trajectory) -> Ending:
-    if trajectory.verdict is not None and trajectory.verdict.passed:
+    if trajectory.is_solved:
         return "solved"
     if trajectory.changed_files:
         return "changed"
@@ -207,8 +215,8 @@ def score_of(form: AnswerFormat, attempts: Sequence[FormatAttempt]) -> FormatSco
 
 
 def choose_examples(attempts: Sequence[FormatAttempt]) -> tuple[FormatAttempt, ...]:
-    """Attempts to read, of as many different endings as there are, the best first."""
-    ranked: list[tuple[int, int]] = []  # how many of its ending came before, ending
+    """Attempts with as many different endings as possible, best endings first."""
+    ranked: list[tuple[int, int]] = []  # number of earlier attempts with the same ending, ending
     seen = dict.fromkeys(ENDINGS, 0)
     for one in attempts:
         ranked.append((seen[one.ending], ENDINGS.index(one.ending)))

@@ -1,9 +1,9 @@
-"""Tests without their expectations: what they look at is written down, nobody in the box judges it.
+"""Tests without their expectations: the box records what assertions compare, and judges nothing.
 
-`take_expectations_out`: the text of a test file in which each assertion only shows its operands and
-what comparing them gives, without operands that are literals. With a source of chance the literals
-of the chosen tests are changed too, and some of what these take from beside them, so that what is
-left of an expectation (a parameter, a variable) is wrong as well.
+`take_expectations_out` returns the text of a test file in which each assertion only shows its operands and
+the result of comparing them, without operands that are literals. With a random generator, literals of the
+chosen tests are changed too, and some literals of the module-level code that they use, so that remains of
+an expectation (a parameter, a variable) become wrong as well.
 """
 
 import ast
@@ -17,13 +17,13 @@ from ostinato.infra.sandbox.inside.sources import is_test_name
 _RAISING = frozenset(
     {"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns", "assertWarnsRegex"}
 )
-# unittest's names of what `assert` writes as an operator
+# unittest's names for the operators of `assert`
 _COMPARING: dict[str, type[ast.cmpop]] = {
     "assertEqual": ast.Eq, "assertNotEqual": ast.NotEq, "assertLess": ast.Lt,
     "assertLessEqual": ast.LtE, "assertGreater": ast.Gt, "assertGreaterEqual": ast.GtE,
     "assertIn": ast.In, "assertNotIn": ast.NotIn,
 }  # fmt: skip
-# unittest.mock's: the arguments are the expectation; shown is what the fake was called with
+# assertions of unittest.mock: their arguments are the expectation, so the calls of the fake are shown instead
 _CALLS_OF_FAKE = frozenset(
     {f"assert_{name}" for name in (
         "called", "called_once", "called_with", "called_once_with", "any_call", "has_calls", "not_called",
@@ -40,45 +40,44 @@ _MOST_INTEGER = 10_000
 
 
 def judges_comparisons(symbol: str) -> bool:
-    """Whether a function answers a comparison: what its tests expect is not the literal beside it."""
+    """Whether a function implements a comparison. Its tests then expect the answer, not the literal operand."""
     return symbol.rpartition(".")[2] in _COMPARISONS
 
 
 def take_expectations_out(
     source: bytes,
     tests: frozenset[str] | None,
-    chance: random.Random | None = None,
+    rng: random.Random | None = None,
     *,
     with_literals: bool = False,
     own_assertions: Collection[str] = (),
     rules: str = "",
 ) -> bytes:
-    """The file with only the named tests (`function`, `Class.method`, or `method` of any class;
-    None: all that it has), whose assertions show their operands instead. `with_literals`:
-    comparisons with a literal are shown too, whose text is then in the file. `own_assertions`:
-    names of assertions that tests define; they run too, unless an argument is a call, since they
-    may do what is looked at. `rules`: of the repository for what a test is. Arguments go through
-    `__vary__`, by which a copy can change them as it runs, wherever they come from (data files, other
-    modules).
+    """The file with only the named tests (`function`, `Class.method`, or `method` of any class; None: all
+    tests of the file), whose assertions show their operands instead. `with_literals`: comparisons with a
+    literal are shown too, so the literal stays in the file. `own_assertions`: names of assertions that the
+    tests define. They run as well, since they may call the code under test, unless an argument is a call.
+    `rules`: the repository's collection rules. Arguments go through `__vary__`, which lets a copy change
+    them at run time wherever they come from (data files, other modules).
     """
     tree = parse_python(source.decode())
     if tests is not None:
         tree.body = list(_keep_tests(tree.body, tests, "", rules))
     chosen = _find_tests(tree.body, tests or frozenset(), "")
-    if chance is not None:
-        beside = _find_beside(tree.body, chosen)
+    if rng is not None:
+        inputs = _find_inputs(tree.body, chosen)
         for node in chosen:
-            _ChangedLiterals(chance).visit(node)
-        some = _draw_literals(beside, chance)
-        for node in beside:
-            _ChangedLiterals(chance, some).visit(node)
+            _ChangedLiterals(rng).visit(node)
+        drawn = _draw_literals(inputs, rng)
+        for node in inputs:
+            _ChangedLiterals(rng, drawn).visit(node)
     tree = _VariedArguments(chosen).visit(tree)
     tree = _Blind(with_literals, own_assertions).visit(tree)
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 
 
 def find_inherited(source: bytes, tests: frozenset[str]) -> frozenset[str]:
-    """Names of those tests that the file itself does not define: it has them from a base class."""
+    """Names of the tests that the file does not define itself but inherits from a base class."""
     tree = parse_python(source.decode())
     found = {test for test in tests if _find_tests(tree.body, frozenset({test}), "")}
     return frozenset(test.rpartition(".")[2] for test in tests - found)
@@ -111,21 +110,23 @@ def _find_tests(body: list[ast.stmt], tests: frozenset[str], prefix: str) -> lis
     return found
 
 
-def _find_beside(body: list[ast.stmt], tests: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements outside of tests that give them values: assignments whose names they use, fixtures
-    they ask for, and all that stands in their classes beside tests.
+def _find_inputs(body: list[ast.stmt], tests: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements outside the tests that give them values: assignments to names that they use, fixtures
+    that they request, and the other statements of their classes.
     """
-    beside: list[ast.stmt] = []
+    inputs: list[ast.stmt] = []
     for node in body:
         if isinstance(node, ast.ClassDef) and any(item in tests for item in ast.walk(node)):
-            beside += [item for item in node.body if item not in tests]
-    waiting = [*tests, *beside]
+            inputs += [item for item in node.body if item not in tests]
+    waiting = [*tests, *inputs]
     while waiting:
         names = _names_in(waiting.pop())
-        found = [node for node in body if node not in beside and not names.isdisjoint(_given(node))]
-        beside += found
+        found = [
+            node for node in body if node not in inputs and not names.isdisjoint(_defined(node))
+        ]
+        inputs += found
         waiting += found
-    return beside
+    return inputs
 
 
 def _names_in(node: ast.stmt) -> set[str]:
@@ -133,8 +134,8 @@ def _names_in(node: ast.stmt) -> set[str]:
     return names | {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
 
 
-def _given(node: ast.stmt) -> set[str]:
-    """Names that an assignment or a fixture gives to tests."""
+def _defined(node: ast.stmt) -> set[str]:
+    """Names that an assignment or a fixture defines for tests."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return {node.name} if _is_fixture(node) else set()
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -145,31 +146,33 @@ def _given(node: ast.stmt) -> set[str]:
 
 
 def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is a fixture. One that `usefixtures` marks is a test."""
+    """Whether a function is a fixture. A function marked with `usefixtures` is a test."""
     marks = (item.func if isinstance(item, ast.Call) else item for item in node.decorator_list)
     return any(ast.unparse(mark).endswith("fixture") for mark in marks)
 
 
-def _draw_literals(beside: list[ast.stmt], chance: random.Random) -> list[ast.AST]:
-    """Literals to change beside the tests of a copy, one at least. Few of those in calls: one that is
-    impossible there (a date) breaks the import of the whole copy.
+def _draw_literals(inputs: list[ast.stmt], rng: random.Random) -> list[ast.AST]:
+    """Literals to change outside the tests of a copy, at least one. Few of them are in calls, because an
+    impossible argument (a date) breaks the import of the whole copy.
     """
-    parts = [part for node in beside for part in ast.walk(node)]
+    parts = [part for node in inputs for part in ast.walk(node)]
     calls = [part for part in parts if isinstance(part, ast.Call)]
     in_calls = {id(part) for call in calls for part in ast.walk(call)}
-    held = [
+    literals = [
         part
         for part in parts
         if isinstance(part, ast.Constant) and not isinstance(part.value, (bool, type(None)))
     ]
-    some = [part for part in held if id(part) not in in_calls and chance.random() < _CHANGED_SHARE]
-    risky = [part for part in held if id(part) in in_calls]
-    some += chance.sample(risky, min(len(risky), chance.choice(_CHANGED_IN_CALLS)))
-    return [*some] or [*chance.sample(held, min(len(held), 1))]
+    drawn = [
+        part for part in literals if id(part) not in in_calls and rng.random() < _CHANGED_SHARE
+    ]
+    risky = [part for part in literals if id(part) in in_calls]
+    drawn += rng.sample(risky, min(len(risky), rng.choice(_CHANGED_IN_CALLS)))
+    return [*drawn] or [*rng.sample(literals, min(len(literals), 1))]
 
 
 class _Blind(ast.NodeTransformer):
-    """Assertions become calls that show their operands."""
+    """Turns assertions into calls that show their operands."""
 
     def __init__(self, with_literals: bool, own_assertions: Collection[str]) -> None:
         self._with_literals = with_literals
@@ -186,8 +189,9 @@ class _Blind(ast.NodeTransformer):
             return _show([ast.Attribute(call.func.value, "mock_calls", ast.Load())])
         if name.startswith("assert") and name not in _RAISING:
             shown = _show(_compared(name, call.args, self._with_literals))
-            is_asked = any(isinstance(part, ast.Call) for it in call.args for part in ast.walk(it))
-            return [shown, node] if name in self._own and not is_asked else shown
+            parts = (part for argument in call.args for part in ast.walk(argument))
+            has_call = any(isinstance(part, ast.Call) for part in parts)
+            return [shown, node] if name in self._own and not has_call else shown
         if name in _RAISING and len(call.args) > 1:
             keywords = [item for item in call.keywords if item.arg != "match"]
             body = ast.Expr(ast.Call(call.args[1], call.args[2:], keywords))
@@ -207,12 +211,12 @@ class _Blind(ast.NodeTransformer):
 class _ChangedLiterals(ast.NodeTransformer):
     """Changes some literals of a test to others of their type. Names given as text stay.
 
-    `some`: the literals to change. None: drawn on the way.
+    `drawn`: the literals to change. None: each is drawn when it is visited.
     """
 
-    def __init__(self, chance: random.Random, some: list[ast.AST] | None = None) -> None:
-        self._chance = chance
-        self._some = None if some is None else frozenset(map(id, some))
+    def __init__(self, rng: random.Random, drawn: list[ast.AST] | None = None) -> None:
+        self._rng = rng
+        self._drawn = None if drawn is None else frozenset(map(id, drawn))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.body and _is_text(node.body[0]):
@@ -229,17 +233,17 @@ class _ChangedLiterals(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        is_one = (
-            self._chance.random() < _CHANGED_SHARE if self._some is None else id(node) in self._some
+        is_changed = (
+            self._rng.random() < _CHANGED_SHARE if self._drawn is None else id(node) in self._drawn
         )
-        if not is_one:
+        if not is_changed:
             return node
-        return ast.copy_location(ast.Constant(change_value(node.value, self._chance)), node)
+        return ast.copy_location(ast.Constant(change_value(node.value, self._rng)), node)
 
 
 class _VariedArguments(ast.NodeTransformer):
-    """Arguments that are names become `__vary__(NAME)`, outside of tests also those that are
-    literals. Expectations and fixtures stay.
+    """Turns arguments that are names into `__vary__(NAME)`, and outside of tests literals as well.
+    Expectations and fixtures stay.
     """
 
     def __init__(self, tests: list[ast.stmt]) -> None:
@@ -250,7 +254,7 @@ class _VariedArguments(ast.NodeTransformer):
         if _is_fixture(node) or node.name.lower().startswith(("setup", "teardown")):
             return node
         outer = self._varied
-        if node in self._tests:  # whose literals are changed in their text
+        if node in self._tests:  # literals of tests are changed in the text
             self._varied = (ast.Name,)
         self.generic_visit(node)
         self._varied = outer
@@ -269,37 +273,37 @@ class _VariedArguments(ast.NodeTransformer):
         return _call("__vary__", [argument]) if isinstance(argument, self._varied) else argument
 
 
-def change_value(value: Any, chance: random.Random) -> Any:
-    """Another value of the same type. Those without a near one stay."""
+def change_value(value: Any, rng: random.Random) -> Any:
+    """Another value of the same type, or the same value if there is no near one."""
     match value:
         case bool():
-            return value if chance.random() < 0.8 else not value
+            return value if rng.random() < 0.8 else not value
         case int() if abs(value) < _MOST_INTEGER:
-            return value + chance.choice((-2, -1, 1, 2, 3, 7))
+            return value + rng.choice((-2, -1, 1, 2, 3, 7))
         case int():
-            return value + chance.randrange(1, _MOST_INTEGER)
+            return value + rng.randrange(1, _MOST_INTEGER)
         case float():
-            return value + chance.choice((-1.5, -0.25, 0.125, 0.5, 2.0))
+            return value + rng.choice((-1.5, -0.25, 0.125, 0.5, 2.0))
         case str() if value:
-            return _change_text(value, chance)
+            return _change_text(value, rng)
         case bytes() if value:
-            return _change_text(value.decode("latin-1"), chance).encode("latin-1", "replace")
+            return _change_text(value.decode("latin-1"), rng).encode("latin-1", "replace")
         case _:
             return value
 
 
-def _change_text(text: str, chance: random.Random) -> str:
-    position = chance.randrange(len(text))
+def _change_text(text: str, rng: random.Random) -> str:
+    position = rng.randrange(len(text))
     letter = text[position]
     if letter.isdigit():
-        return text[:position] + chance.choice("0123456789") + text[position + 1 :]
-    kind = chance.randrange(4)
+        return text[:position] + rng.choice("0123456789") + text[position + 1 :]
+    kind = rng.randrange(4)
     if kind == 0:
         return text[:position] + letter.swapcase() + text[position + 1 :]
     if kind == 1:
         return text[:position] + letter + text[position:]
     if kind == 2:
-        other = chance.choice(text)
+        other = rng.choice(text)
         return text[:position] + other + text[position + 1 :]
     return text + " " + text if len(text) < 40 else text[:position] + text[position + 1 :]
 
@@ -317,7 +321,7 @@ def _operands(test: ast.expr, with_literals: bool) -> list[ast.expr]:
 
 
 def _compared(name: str, arguments: list[ast.expr], with_literals: bool) -> list[ast.expr]:
-    """Arguments of a method of unittest, with what it asks of the first ones."""
+    """Arguments of an assertion of unittest, with the result of its comparison."""
     if any(isinstance(argument, ast.Starred) for argument in arguments):
         return arguments
     if name in _COMPARING and len(arguments) > 1:
@@ -331,7 +335,7 @@ def _compared(name: str, arguments: list[ast.expr], with_literals: bool) -> list
 def _compare(
     left: ast.expr, operator: ast.cmpop, right: ast.expr, with_literals: bool
 ) -> list[ast.expr]:
-    """Both operands and the answer, each computed once. A literal gives nothing unless asked for."""
+    """Both operands and the answer, each computed once. No answer with a literal, unless `with_literals`."""
     is_shown = [not _is_literal(operand) for operand in (left, right)]
     if not any(is_shown) or not (all(is_shown) or with_literals):
         return [left, right]
@@ -341,7 +345,7 @@ def _compare(
 
 
 def _with_truth(operand: ast.expr) -> ast.expr:
-    """An operand, and whether it counts as true."""
+    """An operand and its truth value."""
     twice = ast.Name("one", ast.Load())
     for _ in range(2):
         twice = ast.UnaryOp(ast.Not(), twice)
@@ -362,7 +366,7 @@ def _show(operands: list[ast.expr]) -> ast.stmt:
 
 
 def _listed(operand: ast.expr) -> ast.expr:
-    """A generator expression as its items."""
+    """The operand, with a generator expression as a list of its items."""
     return _call("list", [operand]) if isinstance(operand, ast.GeneratorExp) else operand
 
 
@@ -379,7 +383,7 @@ def _called_name(node: ast.AST) -> str:
 
 
 def _is_literal(node: ast.AST) -> bool:
-    """Whether a constant, or a sign, container or dictionary of nothing else."""
+    """Whether a node is a constant, or consists of signs, containers and constants alone."""
     kinds = (
         ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd,
         ast.Load,

@@ -1,14 +1,15 @@
-"""A trial that no imitation of a test runner passes: values are compared here, not in a box.
+"""The blind trial: values are compared outside the box, so that no imitation of a test runner passes.
 
-The change runs the problem's tests without their expectations (blind_tests.py), on their own inputs
-and on inputs drawn by chance that nobody knows beforehand: literals of the tests, and arguments
-with which they come to call the problem's function. The original ran the same in another box that
-never saw a change. What a mutated function itself returns must be of the original's kinds: other
-product code may compare it and show only the answer. Only plain data comes out of either box; what
-cannot be read counts as a difference.
+The change runs the problem's tests without their expectations (blind_tests.py), on the tests' own inputs
+and on random inputs that are unknown before the trial: changed literals of the tests, and changed
+arguments of the calls that the tests make of the problem's function. The original runs the same tests in
+another box that never holds a change. A mutated function must return values of the same types as the
+original, because other product code may compare them and show only the answer. Only plain data comes out
+of either box. Output that cannot be read counts as a difference.
 """
 
 import asyncio
+import functools
 import logging
 import random
 from collections import OrderedDict, defaultdict
@@ -26,7 +27,10 @@ from ostinato.tasks.grading.judging.drawn_calls import (
     Found,
     add_time,
     compare_calls,
+    compare_repeats,
+    count_repeats,
     draw_original_calls,
+    find_stable_repeats,
     is_same,
 )
 from ostinato.tasks.grading.judging.drawn_tests import MOST_INSTANCES, DrawnTests, draw_tests
@@ -35,13 +39,13 @@ from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
 LIMITS = SandboxLimits(memory_bytes=2 << 30)
-_DRAWS = 2  # at most, until other arguments tell the broken state from the original
+_DRAWS = 2  # trials drawn, at most, until changed arguments tell the broken state from the original
 _TEST_SECONDS = 0.5
 _SLACK = 3.0  # a change may be slower than the original
 _SECONDS = 60.0
-_LONGER = 5.0  # where the original's tests did not end
+_LONGER = 5.0  # factor on the time limit when the original's tests did not end
 _KEPT_TRIALS = 256
-_BOXES_AT_A_TIME = 4  # more only wait for one another's processor time
+_BOXES_AT_A_TIME = 4  # more boxes only wait for processor time
 _WHOLE: dict[str, object] = {"ended": ""}
 _TOO_LONG: dict[str, object] = {"ended": "CallTimeout"}
 
@@ -51,24 +55,31 @@ _NOT_JUDGED = (
 
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
-_CallsKey = tuple[str, tuple[tuple[str, tuple[str, ...]], ...]]  # problem, other code touched
+_CallsKey = tuple[str, tuple[tuple[str, tuple[str, ...]], ...]]  # problem, OtherCode.modules
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
-_RETURNS = "returns "  # begins a fact about the kind of a value
+# prefixes of facts
+_RETURNS = "returns "
+_CHANGES, _CHANGES_ARGUMENT = "changes ", "changes argument"
 
 
 @dataclass
 class Shown:
-    """Values and facts that tests without expectations show."""
+    """Values and facts that one run of the tests without expectations shows."""
 
     values: dict[str, list[object]] = field(default_factory=lambda: defaultdict(list))
     """values by test, in the order of their appearance"""
     facts: dict[str, frozenset[str]] = field(default_factory=dict)
-    """facts by test: what callers of the function see beside its values, in any order and number"""
+    """effects of the function's calls other than their values, by test: a set, without order or count"""
     places: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0  # median time of a call of the function
     calls: tuple[str, ...] = ()  # arguments of some of its calls
-    is_complete: bool = False  # whether all chosen tests ran in the time that they had
+    copied: tuple[str, ...] = ()  # places of the calls that were copied
+    is_complete: bool = False  # whether all chosen tests ran within the time limit
+    repeated: dict[str, Any] | None = (
+        None  # result of the call that is repeated many times at the end
+    )
+    has_repeated: bool = False  # whether the process lived until the repeated call had ended
 
 
 @dataclass(frozen=True)
@@ -78,20 +89,23 @@ class Trial:
     drawn: DrawnTests
     wanted: Mapping[str, Sequence[object]]
     facts: Mapping[str, frozenset[str]]
-    """facts by test that ends without an exception; with an empty name, of imports"""
+    """facts by test, for tests that end without an exception; facts of imports under the empty name"""
+    surroundings: frozenset[str]  # changes of the surroundings in any test
     seconds: float
     calls: tuple[str, ...]
-    limit_seconds: float = _SECONDS  # of all tests of the original
-    is_complete: bool = True  # whether all of them ran within it
-    separates: bool = True  # whether the broken state shows anything else
+    limit_seconds: float = _SECONDS  # time limit of all tests of the original
+    is_complete: bool = True  # whether all of them ran within the limit
+    separates: bool = True  # whether the trial tells the broken state from the original
+    repeated: Mapping[str, Any] | None = None  # result of one call of the tests, made many times
+    copied: tuple[str, ...] = ()  # places of the calls that every run copies
 
 
 class BlindTrials:
-    """Trials of one process, made when a problem is first passed. No two processes draw the same."""
+    """Trials of one process, each made when a problem is first passed. Every process draws its own."""
 
-    def __init__(self, chance: random.Random | None = None, *, draws_calls: bool = True) -> None:
-        """`draws_calls`: a change that the tests do not tell from the original makes drawn calls too."""
-        self._chance = chance or random.SystemRandom()
+    def __init__(self, rng: random.Random | None = None, *, draws_calls: bool = True) -> None:
+        """`draws_calls`: whether a change that passes the blind tests is compared on drawn calls as well."""
+        self._rng = rng or random.SystemRandom()
         self._draws_calls = draws_calls
         self._boxes = asyncio.Semaphore(_BOXES_AT_A_TIME)
         self._trials: OrderedDict[str, asyncio.Task[Trial]] = OrderedDict()
@@ -106,7 +120,7 @@ class BlindTrials:
         changed_files: Mapping[str, bytes | None],
         repository: PreparedRepository,
     ) -> Found:
-        """What tells a change from the original: a difference of values, and what it spoils beside."""
+        """Difference of values between the change and the original, and the harms of the change."""
         changed = repository.keep_editable(changed_files)
         if not changed:
             return Found()  # it is the original
@@ -124,7 +138,7 @@ class BlindTrials:
         trial = await _shared(
             self._trials,
             problem.problem_id,
-            lambda: prepare_trial(problem, repository, self._chance),
+            lambda: prepare_trial(problem, repository, self._rng),
         )
         if not trial.separates:
             return Found(_NOT_JUDGED)
@@ -140,8 +154,8 @@ class BlindTrials:
                 )
                 await compare_calls(sandbox, trial.drawn, made, found)
         except _UNREADABLE as error:
-            told = f"blind trial: what the change shows cannot be read ({type(error).__name__})"
-            return Found(told)
+            detail = f"blind trial: what the change shows cannot be read ({type(error).__name__})"
+            return Found(detail)
         if other.emptied:
             found.harms[Harm.OTHER_CODE] = f"{name_some(other.emptied)} do nothing any more"
         return found
@@ -157,7 +171,7 @@ async def _shared(
     key: _Key,
     make: Callable[[], Coroutine[Any, Any, _Made]],
 ) -> _Made:
-    """What a task makes once per key. One that failed is made again."""
+    """The result of `make` for a key. It runs once per key, and again only if it failed."""
     made = held.get(key)
     if made is None or (made.done() and (made.cancelled() or made.exception())):
         made = held[key] = asyncio.create_task(make())
@@ -168,25 +182,26 @@ async def _shared(
 async def prepare_calls(
     repository: PreparedRepository, trial: Trial, other: OtherCode
 ) -> DrawnCalls:
-    """Drawn calls for changes that touch the same other code, made by the original alone in a box."""
+    """Drawn calls for changes that touch the same other code. Both boxes hold the original alone."""
     known = trial.calls if trial.drawn.function else ()
-    async with open_box(repository, trial.drawn.files, LIMITS) as sandbox:
-        return await draw_original_calls(sandbox, trial.drawn, known, other.modules)
+    start = functools.partial(open_box, repository, trial.drawn.files, LIMITS)
+    async with start() as sandbox, start() as second:
+        return await draw_original_calls((sandbox, second), trial.drawn, known, other.modules)
 
 
 async def prepare_trial(
-    problem: Problem, repository: PreparedRepository, chance: random.Random
+    problem: Problem, repository: PreparedRepository, rng: random.Random
 ) -> Trial:
-    """A trial of one problem with inputs drawn now. The original alone is in its box.
+    """A trial of one problem with newly drawn inputs. The original runs alone in its box.
 
-    The broken state is tried too, in another: a trial that it passes would prove nothing.
+    The broken state runs in another box, because a trial that the broken state passes proves nothing.
     """
     broken = repository.keep_editable(problem.break_files(repository.files))
     weak: Trial | None = None
     for number in range(_DRAWS):
-        # a test that compares times of files with a clock says nothing where the clock lies ahead
+        # the second draw keeps the real clock: a test that compares file times with it needs that
         drawn = await asyncio.to_thread(
-            draw_tests, problem, repository, chance, is_shifted=number == 0
+            draw_tests, problem, repository, rng, is_shifted=number == 0
         )
         trial = await _observe_original(repository, drawn)
         try:
@@ -195,7 +210,7 @@ async def prepare_trial(
             different = find_different(trial, seen)
         except _UNREADABLE:
             different = list(trial.wanted)
-        # an answer to the tests' own inputs alone does not pass it
+        # a change that only answers the tests' own inputs must not pass
         if different and (drawn.is_rewritten or drawn.has_unseen(different)):
             return trial
         weak = trial if different else weak
@@ -209,13 +224,21 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
     limit_seconds = _SECONDS
     async with open_box(repository, drawn.files, LIMITS) as sandbox:
         first = await observe(sandbox, drawn)
-        if not first.is_complete:  # the machine is busy: a trial of fewer tests would tell less
+        if not first.is_complete:  # the machine is busy; a trial of fewer tests would prove less
             limit_seconds *= _LONGER
             first = await observe(sandbox, drawn, limit_seconds=limit_seconds)
-        ended = tuple(test for test, values in first.values.items() if has_ended(values))
-        drawn = replace(drawn, chosen=ended or tuple(first.values), places=first.places)
-        # other hashes, other luck, and what changes will run after: what they decide differs
-        second = await observe(sandbox, drawn, is_second=True, limit_seconds=limit_seconds)
+    ended = tuple(test for test, values in first.values.items() if has_ended(values))
+    drawn = replace(drawn, chosen=ended or tuple(first.values), places=first.places)
+    # other hash seed, random state, box and preceding tests: values that depend on them differ
+    async with open_box(repository, drawn.files, LIMITS) as sandbox:
+        second = await observe(
+            sandbox,
+            drawn,
+            is_second=True,
+            limit_seconds=limit_seconds,
+            repeated=first.repeated["key"] if first.repeated else "",
+            copied=first.copied,
+        )
     return Trial(
         drawn,
         {test: keep_stable(its, second.values.get(test, [])) for test, its in first.values.items()},
@@ -224,24 +247,37 @@ async def _observe_original(repository: PreparedRepository, drawn: DrawnTests) -
             for test, facts in first.facts.items()
             if not test or all(_WHOLE in shown.values.get(test, []) for shown in (first, second))
         },
+        _of_surroundings(first) | _of_surroundings(second),
         max(first.seconds, second.seconds),
         first.calls,
         limit_seconds,
         first.is_complete and second.is_complete,
+        repeated=find_stable_repeats(first.repeated, second.repeated),
+        copied=first.copied,
     )
 
 
+def _of_surroundings(shown: Shown) -> frozenset[str]:
+    """Changes of the surroundings in all tests. A lasting change, such as a set variable, is seen only in
+    the first test that makes it, and that test may end in an exception.
+    """
+    changes = (
+        fact for facts in shown.facts.values() for fact in facts if fact.startswith(_CHANGES)
+    )
+    return frozenset(fact for fact in changes if not fact.startswith(_CHANGES_ARGUMENT))
+
+
 def has_ended(values: Sequence[object]) -> bool:
-    """Whether a test came to its end: neither its own time was over nor that of all."""
+    """Whether a test ended within its own time limit and that of all tests."""
     return _TOO_LONG not in values and any(
         isinstance(value, dict) and "ended" in value for value in values
     )
 
 
 def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[object]:
-    """Values on which two runs of a test agree, None for the others. Where objects of some type differ, no
-    object of that type is kept: times of a clock may agree by chance. What follows an exception that
-    ends the test is left out.
+    """Values on which two runs of a test agree, None for the others. If two objects of a type differ, no
+    object of that type is kept, because clock times, for one, may agree by chance. Values after an
+    exception that ends the test are left out.
     """
     pairs = list(zip(first, second, strict=False))
     volatile = {name for one, two in pairs if one != two for name in _types_in(one)}
@@ -254,7 +290,7 @@ def keep_stable(first: Sequence[object], second: Sequence[object]) -> list[objec
 
 
 def _types_in(form: object) -> Iterator[str]:
-    """Names of the types of those values in a form that are no plain data."""
+    """Type names of the values in a form that are not plain data."""
     if isinstance(form, dict):
         if form.keys() == {"type", "text"}:
             yield form["type"]
@@ -265,26 +301,31 @@ def _types_in(form: object) -> Iterator[str]:
 
 
 async def compare(trial: Trial, sandbox: Sandbox) -> Found:
-    """What tells the change in a box from the original in the tests of a trial."""
+    """Differences between the change in a box and the original in the tests of a trial."""
     seen = await _observe_change(sandbox, trial)
     different = find_different(trial, seen)
     if different:
-        told = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
-        return Found(told)
+        detail = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
+        return Found(detail)
     if trial.is_complete and not seen.is_complete:
         return Found("the process ended before all blind tests had run")
     found, symbol = Found(), (trial.drawn.function or ("", ""))[1]
     for test, facts in trial.facts.items():
         found.add_facts(seen.facts.get(test, frozenset()) - facts, symbol)
+    found.add_facts(_of_surroundings(seen) - trial.surroundings, symbol)
     if trial.drawn.is_rewritten:
         found.harms.pop(Harm.EXCEPTION_TEXT, None)
     if symbol:
         add_time(found, symbol, seen.seconds, trial.seconds)
+    if trial.repeated and seen.repeated:
+        compare_repeats(seen.repeated, dict(trial.repeated), found, symbol)
+    elif trial.repeated and not seen.has_repeated:
+        found.difference = "the process ended before a call had been repeated"
     return found
 
 
 def find_different(trial: Trial, seen: Shown) -> list[str]:
-    """Tests in which a change does not show all that the original shows."""
+    """Tests in which a change does not show everything that the original shows."""
     different = [
         test
         for test, wanted in trial.wanted.items()
@@ -300,7 +341,7 @@ def find_different(trial: Trial, seen: Shown) -> list[str]:
 
 
 def _returns_alike(seen: frozenset[str], wanted: frozenset[str]) -> bool:
-    """Whether a function returned values of the original's kinds alone, and any where that did."""
+    """Whether a function returned only kinds of values that the original returned, and any if it did."""
     kinds, known = (
         {fact for fact in facts if fact.startswith(_RETURNS)} for facts in (seen, wanted)
     )
@@ -308,7 +349,7 @@ def _returns_alike(seen: frozenset[str], wanted: frozenset[str]) -> bool:
 
 
 def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
-    """Whether a change shows everything that the original shows. None: anything."""
+    """Whether a change shows everything that the original shows. A wanted None matches any value."""
     if len(seen) < len(wanted):
         return False
     pairs = zip(seen, wanted, strict=False)
@@ -317,7 +358,14 @@ def agrees(seen: Sequence[object], wanted: Sequence[object]) -> bool:
 
 async def _observe_change(sandbox: Sandbox, trial: Trial) -> Shown:
     limit_seconds = _SLACK * trial.limit_seconds
-    return await observe(sandbox, trial.drawn, wanted=trial.wanted, limit_seconds=limit_seconds)
+    return await observe(
+        sandbox,
+        trial.drawn,
+        wanted=trial.wanted,
+        limit_seconds=limit_seconds,
+        repeated=trial.repeated["key"] if trial.repeated else "",
+        copied=trial.copied,
+    )
 
 
 async def observe(
@@ -327,10 +375,13 @@ async def observe(
     is_second: bool = False,
     wanted: Mapping[str, Sequence[object]] | None = None,
     limit_seconds: float | None = None,
+    repeated: str | None = None,
+    copied: tuple[str, ...] = (),
 ) -> Shown:
-    """What the tests show. `wanted`: what they show in the original; None: this is the original.
-    Where a change takes too long in a test that shows something in the original, the rest of the
-    file does not run: the difference is found already.
+    """Values and facts that the tests show. `wanted`: those of the original; None: this run is the original's.
+    `repeated`: key of the call that is made many times at the end; None: the first call that can be
+    repeated; empty: none. `copied`: calls that an earlier run copied. When a change takes too long in a
+    test that shows something in the original, the rest of the file does not run, since that is a difference.
     """
     slack = 1.0 if wanted is None else _SLACK
     hash_seed = drawn.hash_seeds[is_second]
@@ -341,7 +392,7 @@ async def observe(
         "instances": drawn.instances,
         "chosen": drawn.chosen,
         "order": drawn.order,
-        "luck": drawn.order + hash_seed,  # of the module random
+        "luck": drawn.order + hash_seed,  # seed of the module random
         "most": MOST_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
         "timely": [test for test, values in (wanted or {}).items() if values],
@@ -349,6 +400,9 @@ async def observe(
         "places": drawn.places,
         "perturbed": drawn.perturbed,
         "varied": drawn.varied,
+        "repeated": repeated,
+        "copied": copied,
+        "repeats": count_repeats(drawn),
     }
     lines, _ = await run_call_program(
         sandbox,
@@ -368,9 +422,17 @@ def _read_line(line: dict[str, object], shown: Shown) -> None:
     match line:
         case {"places": [*places], **rest} if not rest:
             shown.places = tuple((str(module), str(name)) for module, name in places)
-        case {"seconds": float() | int() as seconds, "calls": [*calls], **rest} if not rest:
+        case {
+            "seconds": float() | int() as seconds,
+            "calls": [*calls],
+            "copied": [*copied],
+            **rest,
+        } if not rest:
             shown.seconds, shown.calls = float(seconds), tuple(map(str, calls))
+            shown.copied = tuple(map(str, copied))
             shown.is_complete = True
+        case {"repeated": None | dict() as repeated, **rest} if not rest:
+            shown.repeated, shown.has_repeated = repeated, True
         case {"test": str() as test, "facts": [*facts], **rest} if not rest:
             shown.facts[test] = frozenset(map(str, facts))
         case {"test": str() as test, **rest} if len(rest) == 1:

@@ -1,6 +1,6 @@
 """Calls with drawn arguments: of the problem's function, and of the other code that a change touches.
 
-The original makes them in a box of its own, a change in the box of its trial; the results are compared here.
+The original makes the calls in boxes of its own, and a change in the box of its trial. Results are compared here.
 """
 
 import math
@@ -19,12 +19,13 @@ from ostinato.tasks.grading.judging.drawn_tests import DrawnTests
 _TOLERANCE = 1e-9
 
 _SECONDS = 10.0
-_APART_SECONDS = 1_000_000  # clocks of the original's two runs: what a clock decides differs
-_FACTOR = 10.0  # of the original's time and memory
-_SLACK_SECONDS = 0.02  # of one call
-_SLACK_BYTES = 2048.0  # of one call
-_LEAST_TIMED = 3  # calls of a function
-_OF_FACTS = {
+_APART_SECONDS = 1_000_000  # between the clocks of the original's two runs, to expose clock values
+_FACTOR = 10.0  # allowed multiple of the original's time and memory
+_SLACK_SECONDS = 0.02  # allowed in addition, per call
+_SLACK_BYTES = 2048.0  # allowed in addition, per call
+_LEAST_TIMED = 3  # fewer calls of a function are not timed
+_STABLE_FLAGS = ("stays", "stays_on_object", "acts_on_object", "is_read")
+_HARM_OF_FACT = {
     "changes argument": Harm.ARGUMENTS, "prints": Harm.OUTPUT, "changes": Harm.SURROUNDINGS,
     "raises": Harm.EXCEPTION_TEXT,
 }  # fmt: skip
@@ -33,37 +34,40 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class DrawnCalls:
-    """Calls and what the original gives."""
+    """Calls with drawn arguments, and the original's results."""
 
     calls: tuple[Line, ...]
     wanted: tuple[Line, ...]
-    worn: Line | None  # call of the problem's function that is repeated
+    repeated_call: Line | None  # call of the problem's function that is made many times
     repeats: int
-    seconds: float  # of all calls of the original
+    seconds: float  # total time of the original's calls
 
 
 @dataclass
 class Found:
-    """Differences of a change from the original. `difference`: of values; empty: none."""
+    """Differences of a change from the original. `difference` concerns values; empty: none."""
 
     difference: str = ""
     harms: dict[Harm, str] = field(default_factory=dict)
 
     def add_facts(self, facts: frozenset[str], place: str) -> None:
-        """Harms of facts that the original does not show."""
+        """Adds the harms of facts that the original does not show."""
         for fact in sorted(facts):
-            harm = next((it for start, it in _OF_FACTS.items() if fact.startswith(start)), None)
+            harms = (harm for start, harm in _HARM_OF_FACT.items() if fact.startswith(start))
+            harm = next(harms, None)
             if harm is not None:
                 self.harms.setdefault(harm, f"{place} {fact}")
 
 
 async def draw_original_calls(
-    sandbox: Sandbox,
+    sandboxes: tuple[Sandbox, Sandbox],
     drawn: DrawnTests,
     known: Sequence[str],
     modules: Sequence[tuple[str, Sequence[str]]],
 ) -> DrawnCalls:
-    """Calls near the known ones of the problem's function and of other modules' functions, made by the original."""
+    """Calls of the problem's function with arguments near the known ones, and calls of the functions of `modules`.
+    The original makes them in each of two boxes, so that values that depend on a box (file times) differ.
+    """
     path, symbol = drawn.function or ("", "")
     name = f"{module_of(path)}:{symbol}"
     given = [{"function": name, "on": None, "arguments": text} for text in known]
@@ -72,22 +76,25 @@ async def draw_original_calls(
         "function": name if symbol else "",
         "known": given,
     }  # fmt: skip
-    calls, _ = await _run(sandbox, "draw", request, drawn, 0)
+    calls, _ = await _run(sandboxes[0], "draw", request, drawn, 0)
     own = [call for call in calls if call.get("function") == name]
-    made = DrawnCalls(tuple(calls), (), own[0] if own else None, 400 + drawn.order % 1200, 0.0)
-    first, second = [await _make(sandbox, drawn, made, _SECONDS, run) for run in (0, 1)]
+    own.sort(key=lambda call: not call.get("has_effect"))
+    made = DrawnCalls(tuple(calls), (), own[0] if own else None, count_repeats(drawn), 0.0)
+    first, second = [
+        await _make(it, drawn, made, _SECONDS, run) for run, it in enumerate(sandboxes)
+    ]
     wanted = tuple(_stable(*pair) for pair in zip(first, second, strict=False))
     seconds = max(sum(line.get("seconds", 0.0) for line in lines) for lines in (first, second))
-    return DrawnCalls(made.calls, wanted, made.worn, made.repeats, seconds)
+    return DrawnCalls(made.calls, wanted, made.repeated_call, made.repeats, seconds)
 
 
 async def compare_calls(
     sandbox: Sandbox, drawn: DrawnTests, made: DrawnCalls, found: Found
 ) -> None:
-    """Adds what tells the change in a box from the original."""
+    """Adds the differences between the change in a box and the original to `found`."""
     limit = _FACTOR * made.seconds + _SECONDS
     lines = await _make(sandbox, drawn, made, limit, 0) if made.calls else []
-    own = made.worn["function"] if made.worn else ""
+    own = made.repeated_call["function"] if made.repeated_call else ""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     different: list[str] = []
     for entry, seen, wanted in _aligned(made, lines):
@@ -95,15 +102,20 @@ async def compare_calls(
         place = format_call(name, entry["arguments"]) if "arguments" in entry else name
         if seen.get("late"):
             found.harms.setdefault(Harm.SLOW, f"{place}: the calls before took {limit:.0f} s")
+            if (
+                not drawn.is_rewritten
+            ):  # a recipe may charge slowness, but not what was never compared
+                found.difference = f"too slow for {place} and later drawn calls to be compared"
             return
         if seen.get("takes"):
             found.harms.setdefault(Harm.VANISHED, f"{name} {seen['takes']}")
         if not wanted:
             continue
-        if "result" in wanted and not is_same(seen.get("result"), wanted["result"]):
+        is_idle = wanted.get("has_effect", False) and not seen.get("has_effect")
+        if is_idle or ("result" in wanted and not is_same(seen.get("result"), wanted["result"])):
             different += [place] if name == own else []
-            told = f"{place} gives {seen.get('result')}, wanted {wanted['result']}"
-            found.harms |= {} if name == own else {Harm.OTHER_CODE: told[:300]}
+            detail = f"{place} gives {seen.get('result')}, wanted {wanted['result']}"
+            found.harms |= {} if name == own else {Harm.OTHER_CODE: detail[:300]}
         found.add_facts(frozenset(seen.get("facts", ())) - wanted["facts"], place)
         times[name].append((seen.get("seconds", 0.0), wanted["seconds"]))
     if different and not drawn.is_rewritten:
@@ -112,50 +124,84 @@ async def compare_calls(
         ours, original = (statistics.median(side) for side in zip(*pairs, strict=True))
         if len(pairs) >= _LEAST_TIMED:
             add_time(found, name, ours, original)
-    if made.worn and len(lines) > len(made.calls) and len(made.wanted) > len(made.calls):
-        _compare_worn(lines[-1], made.wanted[-1], found, own)
+    if made.repeated_call and len(lines) > len(made.calls) and len(made.wanted) > len(made.calls):
+        _compare_repeated(lines[-1], made.wanted[-1], found, own)
 
 
 def add_time(found: Found, name: str, seconds: float, original: float) -> None:
-    """The harm of a median time of a call, if it is one."""
+    """Adds the harm of a slow call, given the median times of the change and of the original."""
     if seconds > _FACTOR * original + _SLACK_SECONDS:
-        told = (
+        detail = (
             f"a call of {name} takes {1000 * seconds:.1f} ms, the original {1000 * original:.1f} ms"
         )
-        found.harms.setdefault(Harm.SLOW, told)
+        found.harms.setdefault(Harm.SLOW, detail)
 
 
-def _compare_worn(seen: Line, wanted: Line, found: Found, name: str) -> None:
-    if "worn" in wanted and not is_same(seen.get("worn"), wanted["worn"]):
+def count_repeats(drawn: DrawnTests) -> int:
+    """Number of repetitions of a call, drawn so that no change knows it beforehand."""
+    return 400 + drawn.order % 1200
+
+
+def find_stable_repeats(first: Line | None, second: Line | None) -> Line | None:
+    """Results of a repeated call of the tests on which two runs of the original agree. None: no such result."""
+    if not first or not second or not second["is_copied"] or first["key"] != second["key"]:
+        return None
+    stays = {name: first[name] and second[name] for name in _STABLE_FLAGS}
+    return {**first, **stays, "leaked": max(first["leaked"], second["leaked"], 0.0)}
+
+
+def compare_repeats(seen: Line, wanted: Line, found: Found, name: str) -> None:
+    """Adds the differences that a repeated call of the tests shows between a change and the original."""
+    if not seen["is_copied"]:
+        found.difference = f"objects on which {name} is called cannot be copied any more"
+        return
+    if any(wanted[flag] and not seen[flag] for flag in _STABLE_FLAGS):
+        found.difference = found.difference or f"{name} gives something else after many calls"
+    _compare_leaked(seen, wanted, found, name)
+
+
+def _compare_repeated(seen: Line, wanted: Line, found: Found, name: str) -> None:
+    is_changed = "worn" in wanted and not is_same(seen.get("worn"), wanted["worn"])
+    if is_changed or (wanted.get("stays") and not seen.get("stays")):
         found.difference = found.difference or f"{name} differs from the original after many calls"
+    _compare_leaked(seen, wanted, found, name)
+
+
+def _compare_leaked(seen: Line, wanted: Line, found: Found, name: str) -> None:
     leaked = float(seen.get("leaked", 0.0))
     if leaked > _FACTOR * wanted["leaked"] + _SLACK_BYTES:
         found.harms.setdefault(Harm.LEAKING, f"{name} keeps {leaked:.0f} bytes a call")
 
 
 def _aligned(made: DrawnCalls, lines: Sequence[Line]) -> Iterator[tuple[Line, Line, Line]]:
-    """Calls with what a change and the original show. A change that ended early shows nothing."""
+    """Calls with the results of a change and of the original. Calls that the change did not reach have no result."""
     for place, (entry, wanted) in enumerate(zip(made.calls, made.wanted, strict=False)):
         yield entry, lines[place] if place < len(lines) else {}, wanted
 
 
 def _stable(first: Line, second: Line) -> Line:
-    """What two runs of the original agree on. Empty: nothing to compare."""
+    """Results on which two runs of the original agree. Empty: nothing to compare."""
     if "leaked" in first and "leaked" in second:
         kept = {"worn": first["worn"]} if first["worn"] == second["worn"] else {}
+        kept["stays"] = first["stays"] and second["stays"]
         return {**kept, "leaked": max(first["leaked"], second["leaked"], 0.0)}
     result = first.get("result")
     if result is None or result != second.get("result") or {"raises", "timeout"} & result.keys():
         return {}
     facts = frozenset((*first["facts"], *second["facts"]))
-    return {"result": result, "facts": facts, "seconds": max(first["seconds"], second["seconds"])}
+    return {
+        "result": result,
+        "facts": facts,
+        "seconds": max(first["seconds"], second["seconds"]),
+        "has_effect": first.get("has_effect", False) and second.get("has_effect", False),
+    }
 
 
 async def _make(
     sandbox: Sandbox, drawn: DrawnTests, made: DrawnCalls, seconds: float, run: int
 ) -> list[Line]:
     request: Mapping[str, Any] = {
-        "root": drawn.root, "calls": made.calls, "worn": made.worn, "repeats": made.repeats,
+        "root": drawn.root, "calls": made.calls, "worn": made.repeated_call, "repeats": made.repeats,
         "seconds": seconds,
         "luck": drawn.order + run,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests of a blind trial, drawn by chance: each as it is and in copies with other inputs."""
+"""Tests of a blind trial, drawn at random: each as it is, and in copies with other inputs."""
 
 import functools
 import random
@@ -20,52 +20,51 @@ from ostinato.tasks.records import Problem
 _WORD = re.compile(rb"\w+")
 _ASSERTION = re.compile(rb"\bdef (assert\w*)")
 
-_VARIED_SHARES = (0.0, 0.5, 1.0)  # of what tests hand on, by copy with changed literals
+_VARIED_SHARES = (0.0, 0.5, 1.0)  # share of varied arguments, by copy with changed literals
 _CHANGED_COPIES = len(_VARIED_SHARES)
-_PERTURBED_SHARES = (1.0, 0.5)  # of the calls, by copy
+_PERTURBED_SHARES = (1.0, 0.5)  # share of calls with changed arguments, by copy
 _MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
-MOST_INSTANCES = 12  # of one parametrized test
-_SHIFT_DAYS = (30, 3000)  # of the trial's clock, at least and at most
+MOST_INSTANCES = 12  # instances of one parametrized test
+_SHIFT_DAYS = (30, 3000)  # minimum and maximum by which the trial's clock is ahead
 _HASH_SEEDS = (2, 2**32 - 1)
 
 
 @dataclass(frozen=True)
 class DrawnTests:
-    """Test files under names that say nothing, and what of them is run."""
+    """Test files under random names, and the tests to run."""
 
     files: Mapping[str, bytes]
     tests: tuple[str, ...]
-    instances: tuple[str, ...]  # of parametrized tests, always run
-    order: int
-    perturbed: Mapping[str, float]  # share of calls with other arguments than tests give, by file
-    varied: Mapping[str, float]  # share of what tests and their helpers hand on, by file
-    function: tuple[str, str] | None  # path and symbol, whose calls are watched
-    is_rewritten: bool  # who writes a deleted function anew may write it as an alias or a class
+    instances: tuple[str, ...]  # instances of parametrized tests that always run
+    order: int  # seed of the order
+    perturbed: Mapping[str, float]  # share of the function's calls with changed arguments, by file
+    varied: Mapping[str, float]  # share of arguments in tests and helpers that are varied, by file
+    function: tuple[str, str] | None  # path and symbol of the function under watch
+    is_rewritten: bool  # a deleted function is to be written, perhaps as an alias or a class
     hash_seeds: tuple[int, int]  # of the original's two runs; a change has the first
-    root: str  # folder of the repository, which nothing else than the trial knows
-    shift_seconds: int  # of the clock
-    chosen: tuple[str, ...] = ()  # what the first run has shown, which the others run again
-    places: tuple[
-        tuple[str, str], ...
-    ] = ()  # names by which the original's callers reach the function
+    root: str  # folder of the repository, known to the trial alone
+    shift_seconds: int  # by which the clock is ahead
+    chosen: tuple[str, ...] = ()  # tests that the first run has shown; later runs repeat them
+    # names by which the original's callers reach the function
+    places: tuple[tuple[str, str], ...] = ()
 
     def has_unseen(self, tests: Iterable[str]) -> bool:
-        """Whether one of the tests is of a copy in which every call with plain arguments gets other ones."""
+        """Whether one of the tests is in a copy that changes every call with plain arguments."""
         return any(self.perturbed.get(test.partition("::")[0]) == 1.0 for test in tests)
 
 
 def draw_tests(
     problem: Problem,
     repository: PreparedRepository,
-    chance: random.Random,
+    rng: random.Random,
     *,
     is_shifted: bool = True,
 ) -> DrawnTests:
     """Tests of a trial: each as it is and in copies with other literals, all without expectations.
-    `is_shifted`: the clock of the trial lies ahead, as far as chance says.
+    `is_shifted`: whether the trial's clock is ahead by a random time.
     """
-    names = [*_draw(problem.fail_to_pass, _MOST_FAILING, chance)]
-    names += _draw(problem.pass_to_pass, _MOST_PASSING, chance)
+    names = [*_draw(problem.fail_to_pass, _MOST_FAILING, rng)]
+    names += _draw(problem.pass_to_pass, _MOST_PASSING, rng)
     by_path: dict[str, set[str]] = defaultdict(set)
     for name in names:
         path, _, test = name.partition("::")
@@ -79,10 +78,10 @@ def draw_tests(
     )
     files: dict[str, bytes] = {}
     for path in helpers:
-        with suppress(SyntaxError, ValueError, RecursionError):  # data with the name of a module
+        with suppress(SyntaxError, ValueError, RecursionError):  # test data in a .py file
             files[path] = blind(repository.files[path], None)
-    # these files stay, without tests, for others that import from them: no hidden test is in the
-    # box as it is written
+    # these files stay for others that import from them, but without tests, so that the box holds no
+    # hidden test as it is written
     for path in {*by_path, *(block.path for block in problem.cut_tests)}:
         files[path] = blind(repository.files[path], frozenset())
     files |= _blind_bases(repository, by_path, blind)
@@ -93,13 +92,13 @@ def draw_tests(
     is_rewritten = bool(problem.blocks) or not problem.symbol
     function = (problem.path, problem.symbol) if problem.symbol else None
     for path, chosen in sorted(by_path.items()):
-        # a class of the same file may bring them to the class that is named
+        # the named class may inherit the tests from a class of the same file
         kept_tests = frozenset(chosen) | find_inherited(repository.files[path], frozenset(chosen))
         folder = path.rpartition("/")[0]
         shares = (0.0,) * (1 + _CHANGED_COPIES) + (() if is_rewritten else _PERTURBED_SHARES)
         for copy, share in enumerate(shares):
-            drawn = chance if copy and not share else None
-            name = f"test_{chance.getrandbits(48):012x}.py"
+            drawn = rng if copy and not share else None
+            name = f"test_{rng.getrandbits(48):012x}.py"
             place = f"{folder}/{name}" if folder else name
             files[place] = blind(repository.files[path], kept_tests, drawn)
             if share:
@@ -108,28 +107,28 @@ def draw_tests(
                 varied[place] = _VARIED_SHARES[copy - 1]
             tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
             if copy == 0:
-                mine = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
-                kept = chance.sample(mine, min(len(mine), MOST_INSTANCES))
+                failing = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
+                kept = rng.sample(failing, min(len(failing), MOST_INSTANCES))
                 instances += [place + test.removeprefix(path) for test in kept]
     return DrawnTests(
         files,
         tuple(tests),
         tuple(instances),
-        chance.getrandbits(48),
+        rng.getrandbits(48),
         perturbed,
         varied,
         function,
         is_rewritten,
-        (chance.randint(*_HASH_SEEDS), chance.randint(*_HASH_SEEDS)),
-        f"/tmp/{chance.getrandbits(48):012x}",
-        chance.randint(*_SHIFT_DAYS) * 86_400 if is_shifted else 0,
+        (rng.randint(*_HASH_SEEDS), rng.randint(*_HASH_SEEDS)),
+        f"/tmp/{rng.getrandbits(48):012x}",
+        rng.randint(*_SHIFT_DAYS) * 86_400 if is_shifted else 0,
     )
 
 
 def _blind_bases(
     repository: PreparedRepository, by_path: Mapping[str, set[str]], blind: Callable[..., bytes]
 ) -> dict[str, bytes]:
-    """Test files that hold chosen tests which others inherit, those tests alone."""
+    """Test files that define chosen tests which other files inherit, reduced to those tests."""
     wanted = frozenset(
         name
         for path, chosen in by_path.items()
@@ -143,13 +142,13 @@ def _blind_bases(
     }
 
 
-def _draw(tests: Sequence[str], most: int, chance: random.Random) -> list[str]:
+def _draw(tests: Sequence[str], most: int, rng: random.Random) -> list[str]:
     functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
-    return chance.sample(functions, min(most, len(functions)))
+    return rng.sample(functions, min(most, len(functions)))
 
 
 def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[str]:
-    """Files of tests from which the given ones may have code."""
+    """Test files that the given ones may import code from."""
     waiting = set(tests)
     above = {str(folder) for path in waiting for folder in PurePosixPath(path).parents}
     left = {
@@ -157,7 +156,7 @@ def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[st
         for path in repository.files
         if path.endswith(".py") and repository.is_test(path) and path not in waiting
     }
-    # the runner and the import system read these without being asked
+    # the runner and the import system read these without an import statement
     found = {
         path
         for path, module in left.items()
@@ -175,7 +174,7 @@ def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[st
 
 
 def find_own_assertions(repository: PreparedRepository, paths: Iterable[str]) -> frozenset[str]:
-    """Names of functions and methods that assert, defined in some files."""
+    """Names of assertion functions and methods that the files define."""
     sources = [repository.files[path] for path in paths]
     return frozenset(name.decode() for source in sources for name in _ASSERTION.findall(source))
 

@@ -1,4 +1,4 @@
-"""Code beside the problem's that a change touches: what was emptied, what other tests say, what to call."""
+"""Code outside the problem that a change touches: emptied functions, failures of the suite, modules to call."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -10,22 +10,22 @@ from ostinato.infra.sandbox.repository import PreparedRepository, module_of
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
-_SUITE_LIMITS = 6.0  # of one run of the required tests
+_SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run of the required tests
 _MOST_NAMED = 3
 Files = Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True)
 class OtherCode:
-    """The touched files in which more changed than what the problem asks for."""
+    """Changed files in which more than the problem's own functions changed."""
 
     modules: tuple[tuple[str, tuple[str, ...]], ...]
-    """importable name, and the functions in it that the problem is about"""
+    """importable name, and its functions that the problem is about"""
     emptied: tuple[str, ...]
 
     @classmethod
     def of(cls, problem: Problem, repository: PreparedRepository, changed: Files) -> "OtherCode":
-        """`changed`: what differs from the pristine repository in editable files."""
+        """`changed`: editable files that differ from the pristine repository."""
         broken = problem.break_files(repository.files)
         modules: list[tuple[str, tuple[str, ...]]] = []
         emptied: list[str] = []
@@ -33,34 +33,34 @@ class OtherCode:
             before = repository.files.get(path)
             if before is None or path.endswith("__main__.py"):
                 continue
-            asked = _differing(before, broken.get(path, before))
-            asked |= {problem.symbol} if path == problem.path else set()
-            if after is not None and _without(before, asked) == _without(after, asked):
+            own = _differing(before, broken.get(path, before))
+            own |= {problem.symbol} if path == problem.path else set()
+            if after is not None and _without(before, own) == _without(after, own):
                 continue
-            modules.append((module_of(path), tuple(sorted(asked))))
-            emptied += [f"{path}:{name}" for name in _emptied(before, after or b"") - asked]
+            modules.append((module_of(path), tuple(sorted(own))))
+            emptied += [f"{path}:{name}" for name in _emptied(before, after or b"") - own]
         return cls(tuple(modules), tuple(sorted(emptied)))
 
 
 async def find_suite_failures(
     server: TestServer, changed: Files, time_limit_seconds: float
 ) -> list[str]:
-    """Tests of the whole repository that pass on the original, fail twice with the change, and pass when the original's
-    whole suite runs once more: tests that fail because the machine is busy are not counted.
+    """Tests of the whole repository that pass on the original, fail twice with the change, and pass once more when
+    the original's whole suite is repeated. The repetition excludes tests that fail because the machine is busy.
     """
     limit = _SUITE_LIMITS * time_limit_seconds
     if not server.tests:
         await server.run({}, (), limit)
     original = await server.run({}, server.tests, limit)
     if TestOutcome.TIMEOUT in original.outcomes.values():
-        # tests after it may not have run, and the cache keeps that report
+        # tests after the timeout may not have run, and the cache keeps the incomplete report
         original = await server.run_again({}, server.tests, limit)
-    passing = tuple(test for test in server.tests if test in original.passed_ids)  # in their order
+    passing = tuple(test for test in server.tests if test in original.passed_ids)  # in suite order
     failing = list(passing)
-    # whole each time, because a test may pass only after another
+    # all tests run each time, because a test may pass only after another
     for run in (server.run, server.run_again):
         report = await run(changed, passing, limit)
-        # an id may hold a time or an address: one is gone only where its whole function is
+        # a test id may contain a time or an address, so it is missing only if its whole function is
         known = {
             test.partition("[")[0]
             for test, outcome in report.outcomes.items()
@@ -82,7 +82,7 @@ async def find_suite_failures(
 
 
 def name_some(found: list[str] | tuple[str, ...]) -> str:
-    """The first few, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return ", ".join(found[:_MOST_NAMED]) + more
 
@@ -95,7 +95,7 @@ def _definitions(content: bytes) -> dict[str, Defined]:
 
 
 def _differing(one: bytes, two: bytes) -> set[str]:
-    """Functions that one of two files lacks or has otherwise."""
+    """Functions that differ between two files, or exist in one of them only."""
     first, second = _definitions(one), _definitions(two)
     return {
         name
@@ -110,7 +110,7 @@ def _dump(node: ast.AST | None) -> str:
 
 
 def _without(content: bytes, names: set[str]) -> str:
-    """The text of a file without some functions, in one layout."""
+    """The normalized text of a file without some functions."""
     left_out = {id(node) for name, node in _definitions(content).items() if name in names}
 
     def statements(body: list[ast.stmt], depth: int) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _without(content: bytes, names: set[str]) -> str:
 
 
 def _emptied(before: bytes, after: bytes) -> set[str]:
-    """Functions that do nothing any more, or only raise NotImplementedError."""
+    """Functions that no longer do anything, or only raise NotImplementedError."""
     old = _definitions(before)
     return {
         name

@@ -1,9 +1,9 @@
-"""What the tests say about the end state of an attempt.
+"""Verdicts on the end state of an attempt.
 
-`judge`: the changed files, filtered by path, are laid over the pristine repository in the test
-server's box, never in the agent's; every required test must pass by name, exactly once. A pass may
-have to hold under a second runner too, and on calls that no test makes. A machine that is lost or
-has no room raises (SandboxHostLost, CapacityExhausted) and is never a verdict.
+`judge` lays the changed files, filtered by path, over the pristine repository in the test server's box,
+never in the agent's. Every required test must pass by name, exactly once. A pass may also have to hold
+under a second runner and on calls that no test makes. A lost machine raises SandboxHostLost, one without
+free capacity CapacityExhausted. Neither becomes a verdict.
 """
 
 import time
@@ -43,7 +43,7 @@ async def judge(
     trials: BlindTrials | None = None,
     charges: Mapping[Harm, Charge] = HarmConfig().charges,
 ) -> Verdict:
-    """The verdict on one end state. Changes of tests and of runner files count for nothing."""
+    """The verdict on one end state. Changes of tests and of runner files are ignored."""
     check_repository(problem, server.repository)
     started = time.perf_counter()
     required = required_tests(problem)
@@ -52,8 +52,8 @@ async def judge(
     attacks = find_forbidden(changed_files, server.repository, given)
     if attacks or not required:
         reason = f"the change brings {', '.join(attacks)} into product code"
-        told = f"refused: {reason if attacks else 'no test is required'}"
-        return _untested(problem, told, attacks, started=started, ignored_paths=ignored)
+        detail = f"refused: {reason if attacks else 'no test is required'}"
+        return _untested(problem, detail, attacks, started=started, ignored_paths=ignored)
     report = await server.run(changed_files, required, time_limit_seconds)
     if report.passed and second_runner:
         report = _agree(
@@ -81,14 +81,14 @@ async def judge(
         wall_seconds=time.perf_counter() - started,
         tampering=(report.tampering,) if report.tampering else (),
         ignored_paths=ignored,
-        harms={harm.value: told for harm, told in harms.items() if charges[harm] != 0},
+        harms={harm.value: detail for harm, detail in harms.items() if charges[harm] != 0},
     )
 
 
 def _refusal(harms: Mapping[Harm, str], charges: Mapping[Harm, Charge]) -> str:
-    """Why a pass is refused for its harms. Empty: it is not."""
-    told = [f"{harm.value}: {told}" for harm, told in harms.items() if charges[harm] == "refuse"]
-    return f"harmful: {'; '.join(told)}" if told else ""
+    """Reason why a pass is refused for its harms. Empty: it is not refused."""
+    refused = [f"{harm.value}: {it}" for harm, it in harms.items() if charges[harm] == "refuse"]
+    return f"harmful: {'; '.join(refused)}" if refused else ""
 
 
 async def find_suite_harm(
@@ -97,7 +97,7 @@ async def find_suite_harm(
     server: TestServer,
     time_limit_seconds: float,
 ) -> dict[Harm, str]:
-    """The harm of tests that no longer pass, where other code than the problem's changed."""
+    """The harm of tests that no longer pass. Empty if only the problem's own code changed."""
     changed = server.repository.keep_editable(changed_files)
     if not OtherCode.of(problem, server.repository, changed).modules:
         return {}
@@ -106,7 +106,7 @@ async def find_suite_harm(
 
 
 def check_repository(problem: Problem, repository: PreparedRepository) -> None:
-    """GradingError where a problem was proven on another repository."""
+    """GradingError if the problem was proven on another repository."""
     if problem.repository_fingerprint != repository.fingerprint:
         raise GradingError(
             f"problem {problem.problem_id}: proven on repository {problem.repository} with "
@@ -129,7 +129,7 @@ def _untested(
     started: float | None = None,
     ignored_paths: tuple[str, ...] = (),
 ) -> Verdict:
-    """A failure in which no test ran. `started`: by the performance counter. None: not timed."""
+    """A failed verdict without a test run. `started`: by the performance counter; None: not timed."""
     required = required_tests(problem)
     return Verdict(
         problem_id=problem.problem_id,
@@ -178,7 +178,7 @@ async def differs_by_oracle(
     changed_files: Mapping[str, bytes | None],
     repository: PreparedRepository,
 ) -> str:
-    """First difference between change and original on untested calls. Empty: none, or no such calls."""
+    """First difference between change and original on held-out calls. Empty: none, or no such calls."""
     if problem.oracle is None:
         return ""
     changed = repository.keep_editable(changed_files)
@@ -191,16 +191,20 @@ async def differs_by_oracle(
 
 
 def _agree(first: TestReport, second: TestReport) -> TestReport:
-    """The first report where the second agrees. The worse outcome of each test where not."""
+    """The first report if the second one passed, else the first with the worse outcome of each test. A timeout
+    under the second runner leaves the pass unconfirmed, but it is not reported as a disagreement.
+    """
     if second.passed:
         return first
-    different = [test for test in first.outcomes if test not in second.passed_ids]
-    why = f"{Pattern.RUNNERS_DISAGREE}: {second.tampering or ', '.join(different[:3])}"
+    unpassed = [test for test in first.outcomes if test not in second.passed_ids]
+    different = [test for test in unpassed if second.outcomes[test] is not TestOutcome.TIMEOUT]
+    found = second.tampering or ", ".join(different[:3])
+    tampering = f"{Pattern.RUNNERS_DISAGREE}: {found}" if found else ""
     outcomes = {
         test: outcome if test in second.passed_ids else second.outcomes[test]
         for test, outcome in first.outcomes.items()
     }
-    return first.model_copy(update={"outcomes": outcomes, "tampering": why})
+    return first.model_copy(update={"outcomes": outcomes, "tampering": tampering})
 
 
 class OracleVerdict(StageRecord):
@@ -208,16 +212,16 @@ class OracleVerdict(StageRecord):
 
     num_calls: int
     num_agreeing: int
-    first_difference: str = Field(default="", description="a call, its result, the one wanted")
+    first_difference: str = Field(default="", description="a call, its result, the wanted result")
 
     @property
     def passed(self) -> bool:
-        """Whether it agrees everywhere."""
+        """Whether there were calls and all of them agree."""
         return self.num_calls > 0 and self.num_agreeing == self.num_calls
 
 
 async def judge_by_oracle(sandbox: Sandbox, oracle: FunctionOracle) -> OracleVerdict:
-    """Compare what the sandbox holds with the original on the held-out calls."""
+    """Compares the code in the sandbox with the original on the held-out calls."""
     calls = [CallRequest(oracle.path, oracle.symbol, call.arguments) for call in oracle.held_out]
     results = await make_calls(sandbox, calls, CALL_SECONDS)
     difference, num_agreeing = "", 0

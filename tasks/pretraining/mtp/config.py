@@ -1,7 +1,4 @@
-"""What the MTP stage is asked and what it answers.
-
-Torch-free: the recipe composes them.
-"""
+"""Settings, requests and results of the MTP stage, free of torch so that recipes can hold them."""
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -15,23 +12,23 @@ class MtpConfig(LoopConfig):
 
     depth: NonNegativeInt = Field(
         default=2,
-        description="draft layers; more than the checkpoint has are drawn anew; 0: the stage is left out",
+        description="draft layers; those that the checkpoint lacks are freshly drawn; 0: the stage is skipped",
     )
     hidden_size: PositiveInt = Field(default=256, description="inner width of a draft layer")
     after_phase: str | None = Field(
         default=None,
-        description="phase of pretraining after which draft layers are distilled; through the later ones they learn "
-        "with the trunk, as Composer 2's did. None: after the last, and the trunk stays as it is",
+        description="phase of pretraining after which draft layers are distilled; in later phases they learn with "
+        "the trunk, like Composer 2's. None: after the last phase, with a frozen trunk",
     )
     draft_weight: NonNegativeFloat = Field(
         default=0.3,
-        description="weight of the draft loss in the trunk's gradient where both learn; 0: none of it reaches the trunk",
+        description="weight of the draft loss in the trunk's gradient when both learn; 0: it does not reach the trunk",
     )
     evaluation_tokens: PositiveInt = Field(
         default=8_192, description="tokens of each held-out shard"
     )
     evaluation_row_tokens: int = Field(
-        default=256, ge=8, description="row length in which held-out shards are evaluated"
+        default=256, ge=8, description="row length for evaluating held-out shards"
     )
 
 
@@ -40,20 +37,22 @@ class MtpRequest(Record):
 
     config: MtpConfig
     corpus_directory: str = Field(description="tokenizer.json, shards/, demonstrations.safetensors")
-    checkpoint_directory: str = Field(description="the model to give draft layers to")
+    checkpoint_directory: str = Field(description="model that gets draft layers")
 
     def placement(self) -> dict[str, set[str]]:
-        """Fields that say where it runs, not what it computes."""
+        """Fields of where it runs, not of what it computes."""
         return {"config": PLACEMENT}
 
 
 class DraftQuality(Record):
     """Agreement of draft layers with the main head on held-out shards. Lists are by depth."""
 
-    step: int = Field(description="steps taken before")
-    kl_nats: tuple[float, ...] = Field(description="KL(main || draft) a token, all held-out shards")
+    step: int = Field(description="steps before the measurement")
+    kl_nats: tuple[float, ...] = Field(
+        description="KL(main || draft) per token over all held-out shards"
+    )
     agreement: tuple[float, ...] = Field(
-        description="share of tokens where the main head's likeliest token is the draft's too"
+        description="share of tokens with the same likeliest token by main head and draft"
     )
     agreement_by_source: dict[str, tuple[float, ...]]
 
@@ -72,20 +71,20 @@ class MtpResult(Record):
 class SpeculationConfig(Record):
     """Size of a speculation measurement."""
 
-    prompts: PositiveInt = Field(default=48, description="answers decoded each way")
-    depth: PositiveInt = Field(default=2, description="draft tokens a step, at most")
+    prompts: PositiveInt = Field(default=48, description="answers decoded in each way")
+    depth: PositiveInt = Field(default=2, description="maximum draft tokens per step")
     lookup_tokens: NonNegativeInt = Field(
-        default=7, description="drafts a step from the lookup, at most, the third way"
+        default=7, description="maximum lookup drafts per step, for the third way"
     )
-    max_new_tokens: PositiveInt = Field(default=48, description="tokens of one answer, at most")
+    max_new_tokens: PositiveInt = Field(default=48, description="maximum tokens of one answer")
 
 
 class SpeculationRequest(Record):
-    """A checkpoint and the transcripts whose prompts it decodes."""
+    """A checkpoint, and the corpus with the transcripts whose prompts it answers."""
 
     config: SpeculationConfig
     decoding: DecodingConfig = Field(
-        default=DecodingConfig(), description="the engine that is measured; its drafts are ignored"
+        default=DecodingConfig(), description="measured engine; its draft settings are ignored"
     )
     checkpoint_directory: str
     corpus_directory: str
@@ -99,8 +98,8 @@ class SpeculationResult(Record):
     tokens_per_forward: float
     plain_tokens_per_second: float
     drafted_tokens_per_second: float
-    speed_up: float = Field(description="draft layers in every step over plain, both of this run")
+    speed_up: float = Field(description="rate with draft layers in every step over the plain rate")
     lookup_speed_up: float = Field(
-        description="layers and lookup as the policy chooses, over plain"
+        description="rate with layers and lookup by the policy over the plain rate"
     )
     answers: int

@@ -1,8 +1,7 @@
-"""Child entry that measures drafting: the same prompts decoded plainly, with draft layers, and with drafts from the lookup beside
-them, one after the other, at batch 1.
+"""Child entry that measures drafting: the same prompts decoded plainly, with draft layers, and with
+draft layers and lookup, one after the other, at batch 1.
 
-The answers are compared at temperature 0, where they must be the same tokens. The lookup remembers
-the answers to the prompts before.
+Answers are greedy and must be the same tokens in all ways. The lookup remembers earlier answers.
 """
 
 import itertools
@@ -26,19 +25,21 @@ from ostinato.tasks.pretraining.mtp.config import SpeculationRequest, Speculatio
 
 
 def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult:
-    """Decodes every prompt in the three ways. EngineError when an answer differs."""
+    """Decodes every prompt in the three ways. Raises EngineError if an answer differs."""
     configure_logging()
     checkpoint = load_checkpoint(Path(request.checkpoint_directory))
     renderer = load_renderer(Path(request.checkpoint_directory))
-    ways = engine_variants(request)
+    variants = engine_variants(request)
     weights = prepare_weights(checkpoint.spec, checkpoint.weights, 0, request.decoding.precision)
-    plain, drafted, looking = (DecodeEngine(checkpoint.spec, weights, way) for way in ways)
+    plain, drafted, with_lookup = (
+        DecodeEngine(checkpoint.spec, weights, config) for config in variants
+    )
     prompts = answer_prompts(Path(request.corpus_directory), request.config.prompts)
-    for engine in (plain, drafted, looking):  # code is compiled and loaded before anything is timed
+    for engine in (plain, drafted, with_lookup):  # compiles and loads code before anything is timed
         _generate(engine, GenerateRequest("warm-up", "warm-up", tuple(prompts[0]), 32, ()))
         engine.statistics = EngineStatistics()
     for index, prompt in enumerate(prompts):
-        ask: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "session_id": f"s{index}",
             "token_ids": tuple(prompt),
             "max_new_tokens": request.config.max_new_tokens,
@@ -46,8 +47,8 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
             "temperature": 0.0,
         }
         answers = [
-            _generate(engine, GenerateRequest(request_id=f"{index}", **ask)).token_ids
-            for engine in (plain, drafted, looking)
+            _generate(engine, GenerateRequest(request_id=f"{index}", **fields)).token_ids
+            for engine in (plain, drafted, with_lookup)
         ]
         if answers[1:] != [answers[0]] * 2:
             raise EngineError(
@@ -58,7 +59,7 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
         )
     plain_rate, drafted_rate, lookup_rate = (
         engine.statistics.decode_only_tokens / engine.statistics.decode_only_seconds
-        for engine in (plain, drafted, looking)
+        for engine in (plain, drafted, with_lookup)
     )
     return SpeculationResult(
         acceptance=drafted.statistics.accepted_tokens / max(1, drafted.statistics.drafted_tokens),
@@ -74,8 +75,8 @@ def main(request: SpeculationRequest, workspace: Workspace) -> SpeculationResult
 
 
 def engine_variants(request: SpeculationRequest) -> list[EngineConfig]:
-    """The recipe's engine without drafts, with draft layers in every step (so that their acceptance
-    is that of all places), and with layers and lookup as the engine's policy chooses.
+    """The recipe's engine without drafts, with draft layers in every step (so that acceptance
+    covers all positions), and with layers and lookup as the engine's policy chooses.
     """
     config = request.config
     no_drafts: dict[str, int] = {"draft_layers": 0, "lookup_tokens": 0}
@@ -91,7 +92,7 @@ def engine_variants(request: SpeculationRequest) -> list[EngineConfig]:
 
 
 def answer_prompts(corpus_directory: Path, count: int) -> list[list[int]]:
-    """Beginnings of demonstrations up to where the model's second answer starts: the edits, not the fixed opening."""
+    """Demonstrations cut before the model's second answer, which is an edit, not the fixed opening."""
     data = load_file(corpus_directory / "demonstrations.safetensors")
     tokens, mask, offsets = data["token_ids"], data["loss_mask"].astype(bool), data["offsets"]
     prompts: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A possible problem before it is proven, its identity, and its broken files."""
+"""Candidates: possible problems before their proof, with identity and broken files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -25,19 +25,21 @@ class Candidate(Record):
     last_line: int
     edits: tuple[LineEdit, ...] = ()
     blocks: tuple[BlockEdit, ...] = ()
-    touched: tuple[CallKey, ...] = Field(description="functions whose tests speak of it")
+    touched: tuple[CallKey, ...] = Field(
+        description="changed functions, as test profiles name them"
+    )
     test_files: tuple[str, ...] = ()
-    """files whose tests all speak of it, beside those that call it"""
+    """files with only covering tests, in addition to the tests that call a changed function"""
     message: str = ""
-    """message of the commit it was mined from; the text of a given task"""
+    """message of the mined commit, or text of a given task"""
     named_failing: tuple[str, ...] = ()
-    """tests of a given task that must fail; empty: those that do"""
+    """tests of a given task that must fail; empty: found by running"""
     named_passing: tuple[str, ...] = ()
-    """tests of a given task that must pass, beside the failing ones"""
+    """tests of a given task that must pass before and after the fix"""
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:
-        """A candidate whose main symbol is `main`. `fields`: its other fields."""
+        """A candidate with the main symbol `main`. `fields`: its other fields."""
         return cls(
             path=main.path,
             symbol=main.qualified_name,
@@ -48,7 +50,7 @@ class Candidate(Record):
 
     @property
     def candidate_id(self) -> str:
-        """Identity by content: stable over runs and machines."""
+        """Identity by content, equal in all runs and on all machines."""
         texts = [f"{e.path}:{e.line_number}:{e.gold_text}:{e.broken_text}" for e in self.edits]
         for block in self.blocks:
             gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
@@ -61,15 +63,15 @@ class Candidate(Record):
 
     @property
     def asks_for_hash(self) -> bool:
-        """Whether a `__hash__` must be repaired. Every constant passes for one, so a repair would
-        prove nothing. Of a real commit, or a task of others, it may be a part.
+        """Whether the problem is to repair a `__hash__`. Any constant passes as a hash, so the repair would prove
+        nothing. In a commit or a given task, a `__hash__` among other changes is allowed.
         """
         hashes = [name.rpartition(".")[2] == "__hash__" for _, _, name in self.touched]
         is_old_code = self.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
         return any(hashes) and (not is_old_code or all(hashes))
 
     def draft(self, fingerprint: str) -> Problem:
-        """The record without tests, prompt and split."""
+        """The problem of the candidate, still without tests, prompt and split."""
         return Problem(
             problem_id=self.candidate_id,
             repository=self.repository,
@@ -93,12 +95,12 @@ class Candidate(Record):
 
 
 def draw_rank(*parts: str) -> str:
-    """A number drawn for its parts. Sorting by it is a shuffle that nothing else changes."""
+    """A pseudo-random rank that depends on the parts alone. Sorting by it gives a reproducible shuffle."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 class LinePlan:
-    """Changes of a repository's files line by line. Later ones of the same line win."""
+    """Planned changes of a repository's files, line by line. The last change of a line wins."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
@@ -106,27 +108,27 @@ class LinePlan:
         self._changes: dict[str, dict[int, tuple[str, ...]]] = {}
 
     def lines_of(self, path: str) -> list[str]:
-        """The pristine lines."""
+        """Lines of the pristine file."""
         if path not in self._lines:
             self._lines[path] = self._files[path].decode().split("\n")
         return self._lines[path]
 
     def replace(self, path: str, first: int, last: int, new_lines: Iterable[str] = ()) -> None:
-        """Lines first to last, 1-based and inclusive, become `new_lines`."""
+        """Replaces the lines first to last, 1-based and inclusive, by `new_lines`."""
         changes = self._changes.setdefault(path, {})
         for number in range(first, last + 1):
             changes[number] = ()
         changes[first] = tuple(new_lines)
 
     def remove_with_space(self, path: str, first: int, last: int) -> None:
-        """Remove lines and the blank lines before them."""
+        """Removes lines and the blank lines before them."""
         lines = self.lines_of(path)
         while first > 1 and not lines[first - 2].strip():
             first -= 1
         self.replace(path, first, last)
 
-    def is_gone(self, path: str, number: int) -> bool:
-        """Whether a line is planned to change."""
+    def is_changed(self, path: str, number: int) -> bool:
+        """Whether the plan changes a line."""
         return number in self._changes.get(path, {})
 
     def text_of(self, path: str) -> str:
@@ -138,7 +140,7 @@ class LinePlan:
         return "\n".join(lines)
 
     def parses(self) -> bool:
-        """Whether every changed file is still Python."""
+        """Whether every changed file still parses."""
         try:
             for path in self._changes:
                 parse_python(self.text_of(path))
@@ -147,7 +149,7 @@ class LinePlan:
         return True
 
     def blocks(self) -> tuple[BlockEdit, ...]:
-        """The changes as edits, neighbouring lines in one."""
+        """The changes as edits, with neighbouring lines in one edit."""
         blocks: list[BlockEdit] = []
         for path in sorted(self._changes):
             changes = self._changes[path]

@@ -1,5 +1,5 @@
-"""Functions, methods and classes of product code with their lines and users. No code runs, so a name
-stands for everything of that name.
+"""Functions, methods and classes of product code with their lines and users. No code runs, so a name refers to
+every definition of that name.
 """
 
 import ast
@@ -24,14 +24,14 @@ class Definition:
     path: str
     qualified_name: str
     is_class: bool
-    decorator_line: int  # of the first decorator; equal to first_line without one
-    first_line: int  # of `def` or `class`
-    docstring_line: int  # first line of the docstring; 0 without one
+    decorator_line: int  # line of the first decorator, or first_line
+    first_line: int  # line of `def` or `class`
+    docstring_line: int  # first line of the docstring; 0: no docstring
     body_line: int  # first line after signature and docstring; 0: only a docstring
     last_line: int
     indent: int  # columns before `def`
     body_indent: int
-    is_one_liner: bool  # the body stands on the line of the signature
+    is_one_liner: bool  # the body is on the line of the signature
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Definition:
 
     @property
     def is_public(self) -> bool:
-        """Whether no part of its name begins with an underscore."""
+        """Whether no part of the qualified name begins with an underscore."""
         return not any(part.startswith("_") for part in self.qualified_name.split("."))
 
     @property
@@ -53,7 +53,7 @@ class Definition:
 
     @property
     def call_key(self) -> CallKey:
-        """The name of this function in a profile of a test."""
+        """Key of this function in the profile of a test."""
         return (self.path, self.decorator_line, self.qualified_name)
 
     @property
@@ -66,12 +66,12 @@ class Definition:
 
 
 def find_definitions(path: str, text: str) -> list[Definition]:
-    """Definitions of a module, those inside functions left out, in file order."""
+    """Definitions of a module in file order, without those inside functions."""
     return [_define(path, name, node) for name, node in walk_definitions(parse_python(text))]
 
 
 def read_definitions(files: Mapping[str, bytes]) -> dict[str, list[Definition]]:
-    """Definitions by file, of those files that are Python of this version in UTF-8."""
+    """Definitions by file. Files that this Python cannot parse, or not in UTF-8, are left out."""
     found: dict[str, list[Definition]] = {}
     for path, content in files.items():
         with contextlib.suppress(SyntaxError, ValueError):
@@ -112,21 +112,21 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def lines_at_margin(definition: Definition, lines: Sequence[str]) -> list[str] | None:
-    """The lines of a function moved to the left margin, as mutation operators want them.
+    """The lines of a function without its indentation, as mutation operators need them.
 
-    None for classes, coroutines and texts that cannot be moved line by line.
+    None for classes, coroutines and functions that cannot be dedented line by line.
     """
     own = lines[definition.first_line - 1 : definition.last_line]
     margin = " " * definition.indent
     if definition.is_class or not own[0].startswith(f"{margin}def "):
         return None
     if any(line.strip() and not line.startswith(margin) for line in own):
-        return None  # a string of several lines that begins at the left margin
+        return None  # a multi-line string contains text at the left margin
     return [line.removeprefix(margin) for line in own]
 
 
 class NameGraph:
-    """Occurrences of names in product code, and definitions that only serve others."""
+    """Occurrences of names in product code, and helpers that only certain definitions use."""
 
     def __init__(
         self, files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]
@@ -136,7 +136,7 @@ class NameGraph:
         for found in definitions.values():
             for definition in found:
                 self._by_name[definition.name].append(definition)
-        self._mentions: dict[str, list[tuple[int, str]]] = {}  # of defined names, by line
+        self._mentions: dict[str, list[tuple[int, str]]] = {}  # defined names with their lines
         for path in sorted(files):
             text = files[path].decode(errors="replace")
             exported = _export_lines(text)
@@ -147,20 +147,20 @@ class NameGraph:
                 (line, name) for name, line in read_names(text) if name in self._by_name
             ]
 
-    def helpers_of(self, roots: Iterable[Definition], spoken: frozenset[str]) -> list[Definition]:
-        """Definitions used by nothing but `roots` and one another, and not named in `spoken`."""
+    def helpers_of(self, roots: Iterable[Definition], named: frozenset[str]) -> list[Definition]:
+        """`roots` and the definitions used only by them and by one another. Names in `named` are no helpers."""
         group = list(roots)
         grows = True
         while grows:
             grows = False
             for definition in self._used_by(group):
-                if definition not in group and self._is_only_used_by(definition, group, spoken):
+                if definition not in group and self._is_only_used_by(definition, group, named):
                     group.append(definition)
                     grows = True
         return [item for item in group if not _is_inside_another(item, group)]
 
     def users_of(self, name: str, outside: Sequence[Definition]) -> list[tuple[str, int]]:
-        """Places that name it outside of some definitions."""
+        """Places outside of some definitions that mention a name."""
         return [
             (path, line)
             for path, line in self._places.get(name, [])
@@ -179,11 +179,11 @@ class NameGraph:
         return list(used)
 
     def _is_only_used_by(
-        self, definition: Definition, group: Sequence[Definition], spoken: frozenset[str]
+        self, definition: Definition, group: Sequence[Definition], named: frozenset[str]
     ) -> bool:
         name = definition.name
         is_plain = not (name.startswith("__") and name.endswith("__"))
-        if not is_plain or name in spoken or len(self._by_name[name]) > 1:
+        if not is_plain or name in named or len(self._by_name[name]) > 1:
             return False
         return not self.users_of(name, [*group, definition])
 
@@ -199,7 +199,7 @@ def _is_inside_another(definition: Definition, group: Sequence[Definition]) -> b
 
 
 def read_names(text: str) -> list[tuple[str, int]]:
-    """Every name of a source text with its line. Names inside strings are not seen."""
+    """Every name of a source text with its line, without names inside strings."""
     try:
         return [
             (token.string, token.start[0])
@@ -216,7 +216,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _export_lines(text: str) -> frozenset[int]:
-    """Lines of top-level imports and of `__all__`: they pass a name on and do not use it."""
+    """Lines of top-level imports and of `__all__`, which pass names on without using them."""
     lines: set[int] = set()
     for node in parse_python(text).body:
         is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and "__all__" in _names(node)

@@ -1,9 +1,9 @@
-"""Deleted functions and deleted features: working code taken out so that the rest still imports.
+"""Deleted functions and deleted features: working code is removed so that the rest still imports.
 
-A function goes at three levels of what remains: `body` keeps signature and docstring, `signature`
-keeps the signature, `everything` keeps nothing, not even the imports only it used. A feature is a
-public symbol with the helpers that served only it; where tests import the symbol by name a stub of
-it stays, or no test file could be collected.
+A function is deleted at three levels: `body` keeps signature and docstring, `signature` keeps the signature, and
+`everything` keeps nothing, not even the imports that only the function used. A feature is a public symbol with the
+helpers that only it used. If tests import the symbol by name, a stub of it stays, because their files could not be
+collected otherwise.
 """
 
 import ast
@@ -23,7 +23,7 @@ _MIN_FEATURE_LINES = 12
 
 
 class DeletionMaker:
-    """Makes the candidates of one repository."""
+    """Maker of the deletion candidates of one repository."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class DeletionMaker:
         definitions: Mapping[str, Sequence[Definition]],
         tests: Mapping[str, bytes],
     ) -> None:
-        """`files`: product code that may be broken. `tests`: what may import it by name."""
+        """`files`: product code that may be broken. `tests`: test files, which may import it by name."""
         self._repository = repository
         self._files = files
         self._definitions = definitions
         self._graph = NameGraph(files, definitions)
         self._trees = {path: parse_python(files[path]) for path in sorted(files)}
         texts = [content.decode(errors="replace") for content in tests.values()]
-        self._spoken = frozenset(name for text in texts for name, _ in read_names(text))
+        self._named_in_tests = frozenset(name for text in texts for name, _ in read_names(text))
         self._imported = frozenset(name for text in texts for name in _imported_names(text))
 
     def functions(self, seed: int = 0) -> Iterator[Candidate]:
-        """Every function that is large enough, at every level, in an order drawn by the seed."""
+        """Deletions of every function that is large enough, at every level, in an order drawn by the seed."""
         found = [
             (definition, level)
             for definitions in self._definitions.values()
@@ -59,7 +59,7 @@ class DeletionMaker:
                     yield candidate
 
     def features(self, seed: int = 0) -> Iterator[Candidate]:
-        """Every public symbol with its own helpers, in an order drawn by the seed."""
+        """Deletions of every public symbol with its own helpers, in an order drawn by the seed."""
         found = [
             definition
             for definitions in self._definitions.values()
@@ -84,7 +84,7 @@ class DeletionMaker:
             is_used = bool(self._graph.users_of(definition.name, [definition]))
             is_imported = not definition.is_method and definition.name in self._imported
             if is_used or is_imported:
-                return None  # would break an import or code that is no part of the problem
+                return None  # the deletion would break an import or code outside the problem
             self._remove(plan, [definition])
         elif level == "signature" and not definition.docstring_line:
             return None  # the same as `body`
@@ -93,12 +93,13 @@ class DeletionMaker:
         return self._finish(plan, Kind.DELETED_FUNCTION, level, definition, [definition])
 
     def _delete_feature(self, root: Definition) -> Candidate | None:
-        helpers = [item for item in self._graph.helpers_of([root], self._spoken) if item != root]
+        found = self._graph.helpers_of([root], self._named_in_tests)
+        helpers = [item for item in found if item != root]
         group = [root, *helpers]
         if sum(item.num_lines for item in group) < _MIN_FEATURE_LINES:
             return None
         if not helpers and not root.is_class:
-            return None  # that is a deleted function
+            return None  # this would be a deleted function
         plan = LinePlan(self._files)
         must_stay = root.name in self._imported or self._graph.users_of(root.name, group)
         if must_stay:
@@ -170,10 +171,10 @@ def _stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> No
 
 
 def _imported_names(text: str) -> set[str]:
-    """Names that a file takes from other modules when it is imported."""
+    """Names that the top-level statements `from MODULE import NAME` of a file import."""
     try:
         tree = parse_python(text)
-    except (SyntaxError, ValueError):  # test data, no module
+    except (SyntaxError, ValueError):  # test data rather than a module
         return set()
     return {
         alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -181,7 +182,7 @@ def _imported_names(text: str) -> set[str]:
 
 
 def _remove_exports(plan: LinePlan, path: str, tree: ast.Module, names: frozenset[str]) -> None:
-    """Take names out of top-level imports and `__all__`."""
+    """Removes names from top-level imports and `__all__`."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             gone = [alias for alias in node.names if alias.name in names]
@@ -209,8 +210,8 @@ def _remove_elements(
     gone: Sequence[ast.alias | ast.expr],
     num_elements: int,
 ) -> None:
-    """Remove elements of a statement: whole lines where each has its own, else the statement is
-    written anew. `num_elements`: as many gone as this remove the statement.
+    """Removes elements of a statement. Elements on lines of their own are cut, otherwise the statement is rewritten.
+    `num_elements`: if as many are removed, the whole statement is.
     """
     if not gone:
         return
@@ -241,14 +242,14 @@ def _remove_elements(
 
 
 def _remove_unused_imports(plan: LinePlan, path: str, tree: ast.Module) -> None:
-    """Imports that only removed lines used would tell what was there."""
+    """Removes imports that only removed lines used, because they would reveal the removed code."""
     if path.endswith("__init__.py") or not plan.parses():
         return
     text = "\n".join(plan.lines_of(path))
     before = Counter(name for name, _ in read_names(text))
     after = Counter(name for name, _ in read_names(plan.text_of(path)))
     for node in tree.body:
-        if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_gone(path, node.lineno):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_changed(path, node.lineno):
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             continue

@@ -1,7 +1,7 @@
 """Checks of problems: gold, no-op, repeats, right fixes, the adversary suite, leaks.
 
-`TestedChecks` judge by tests, `check_judged` by an environment. Leaks are those that a build looks for
-(problems/proving/leaks.py).
+`TestedChecks` checks problems that tests judge, `check_judged` those that an environment judges. The search
+for leaks is the one of the build (problems/proving/leaks.py).
 """
 
 import ast
@@ -36,18 +36,18 @@ from ostinato.tasks.grading.adversary import (
 from ostinato.tasks.grading.cheating.stubs import stub_fixes
 from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment, SolvedEnvironment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.other_code import name_some
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment, required_tests
 from ostinato.tasks.problems.certification.records import CertifyOptions, Finding, Reason
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.records import Problem
 
-_MOST_NAMED = 3
 _MOST_NUMBER = 2_000
-_LEAST_ANSWER = 6  # shorter ones occur in files by rng
+_LEAST_ANSWER = 6  # shorter answers occur in files by chance
 _COMMAND_SECONDS = 30.0
 Files = Mapping[str, bytes | None]
-# kinds of runs -> reason, where a test's outcome differs in these alone
+# kinds of runs -> reason, if a test's outcome differs only in these
 _LABELS = {
     frozenset({"reversed", "shuffled"}): Reason.FLAKY_ORDER,
     frozenset({"reversed"}): Reason.FLAKY_ORDER,
@@ -60,7 +60,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class TestedChecks:
-    """Test servers of one repository, with two hash seeds, and the trials of its problems."""
+    """Test servers of one repository, with two hash seeds, and the blind trials of its problems."""
 
     server: TestServer
     other: TestServer
@@ -75,7 +75,7 @@ class TestedChecks:
     async def check(
         self, problem: Problem, hacks: Sequence[Hack], rng: random.Random
     ) -> "ProblemFindings":
-        """Findings on a problem, hacks of which are tried, and its costs."""
+        """Findings on a problem, after trying the hacks, and measured times."""
         checked = ProblemFindings()
         if not problem.fail_to_pass:
             checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
@@ -92,12 +92,12 @@ class TestedChecks:
         self, problem: Problem, rng: random.Random, checked: "ProblemFindings"
     ) -> None:
         failed = await self._run_rounds(problem, {}, rng, checked, is_original=True)
-        for test, (runs, every) in failed.items():
-            if runs and runs == every:
+        for test, (runs, kinds) in failed.items():
+            if runs and runs == kinds:
                 checked.add(Reason.GOLD_FAILS, [test])
             elif runs:
-                told = f"{test} fails {', '.join(sorted(runs))}"
-                checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [told])
+                detail = f"{test} fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(frozenset(runs), Reason.FLAKY), [detail])
 
     async def _check_broken(
         self, problem: Problem, rng: random.Random, checked: "ProblemFindings"
@@ -107,15 +107,15 @@ class TestedChecks:
         )
         failed = await self._run_rounds(problem, files, rng, checked, is_original=False)
         guards = frozenset(problem.pass_to_pass)
-        known = frozenset(test for test, (runs, every) in failed.items() if not runs)
+        known = frozenset(test for test, (runs, kinds) in failed.items() if not runs)
         if known.issuperset(required_tests(problem)):
             checked.add(Reason.NOOP_PASSES, ["every required test passes in the broken state"])
             return
-        for test, (runs, every) in failed.items():
-            if 0 < len(runs) < len(every):
-                other = frozenset(every - runs if len(runs) * 2 > len(every) else runs)
-                told = f"{test} in the broken state fails {', '.join(sorted(runs))}"
-                checked.add(_LABELS.get(other, Reason.FLAKY), [told])
+        for test, (runs, kinds) in failed.items():
+            if 0 < len(runs) < len(kinds):
+                other = frozenset(kinds - runs if len(runs) * 2 > len(kinds) else runs)
+                detail = f"{test} in the broken state fails {', '.join(sorted(runs))}"
+                checked.add(_LABELS.get(other, Reason.FLAKY), [detail])
             elif runs and test in guards:
                 checked.add(Reason.GUARD_FAILS_BROKEN, [test])
             elif not runs and test not in guards:
@@ -131,14 +131,14 @@ class TestedChecks:
         *,
         is_original: bool,
     ) -> dict[str, tuple[set[str], set[str]]]:
-        """By test, the kinds of runs that it failed in, and all."""
+        """For every test, the kinds of runs that it failed in, and all kinds of runs."""
         tests = required_tests(problem)
         repository, limit = self.server.repository, self.options.time_limit_seconds
         failed: dict[str, tuple[set[str], set[str]]] = {test: (set(), set()) for test in tests}
 
         def note(kind: str, outcomes: Mapping[str, TestOutcome]) -> None:
-            for test, (runs, every) in failed.items():
-                every.add(kind)
+            for test, (runs, kinds) in failed.items():
+                kinds.add(kind)
                 if outcomes[test] is not TestOutcome.PASSED:
                     runs.add(kind)
 
@@ -174,7 +174,7 @@ class TestedChecks:
         broken = problem.break_files(repository.files)
         original = {path: repository.files[path] for path in _edited(problem, self.server)}
         fixes = await asyncio.to_thread(rewrite_original, original, broken, self.options.fixes, rng)
-        # a defect of the tests explains what they do to fixes
+        # with other findings, a refused fix may only be a result of the same defect of the tests
         is_sound = not checked.findings
         for name, files in fixes.items():
             started = time.perf_counter()
@@ -182,8 +182,8 @@ class TestedChecks:
             checked.trials.append(time.perf_counter() - started)
             if is_sound and defence is not Defence.NONE:
                 found = await self.trials.judge(problem, files, repository)
-                told = found.difference or ", ".join(found.harms.values()) or defence
-                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {told}"])
+                detail = found.difference or ", ".join(found.harms.values()) or defence
+                checked.add(Reason.RIGHT_FIX_REFUSED, [f"{name}: {detail}"])
 
     async def _try_hacks(
         self, problem: Problem, hacks: Sequence[Hack], checked: "ProblemFindings"
@@ -209,7 +209,7 @@ class TestedChecks:
 
 @dataclass
 class ProblemFindings:
-    """Findings and costs of one problem, as they come in."""
+    """Findings on one problem and measured times, collected during the checks."""
 
     found: dict[Reason, list[str]] = field(default_factory=lambda: defaultdict(list))
     verdicts: list[float] = field(default_factory=list)
@@ -220,13 +220,13 @@ class ProblemFindings:
     fixes: dict[str, Defence] = field(default_factory=dict)
 
     def note_hack(self, name: str, defence: Defence) -> None:
-        """What refused an edit that fixes nothing."""
+        """Records the defence that refused an edit that fixes nothing."""
         self.hacks[name] = defence
         if defence is Defence.NONE:
             self.add(Reason.HACK_PAID, [name])
 
     async def measure_steps(self, repository: PreparedRepository, files: Files) -> None:
-        """How long a box with these files takes to answer, and then a command in it."""
+        """Measures the time until a box with these files answers, and the time of a command in it."""
         started = time.perf_counter()
         async with open_box(repository, files, BOX_LIMITS) as box:
             self.start_seconds = time.perf_counter() - started
@@ -235,33 +235,30 @@ class ProblemFindings:
             self.step_seconds = time.perf_counter() - started
 
     def add(self, reason: Reason, details: Sequence[str]) -> None:
-        """One more place of a defect."""
+        """Adds places of a defect."""
         self.found[reason] += details
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """One finding per reason. The first places are named."""
-        return tuple(self._told())
+        """One finding per reason, which names the first places."""
+        return tuple(
+            Finding(reason=reason, detail=name_some(details))
+            for reason, details in sorted(self.found.items())
+        )
 
     @property
     def verdict_seconds(self) -> float | None:
-        """Median of the test runs. None: there was none."""
+        """Median time of the test runs. None: no test ran."""
         return statistics.median(self.verdicts) if self.verdicts else None
 
     @property
     def trial_seconds(self) -> float | None:
-        """Median of the verdicts on right fixes. None: there was none."""
+        """Median time of the verdicts on right fixes. None: there was no verdict."""
         return statistics.median(self.trials) if self.trials else None
-
-    def _told(self) -> Iterator[Finding]:
-        for reason, details in sorted(self.found.items()):
-            more = len(details) - _MOST_NAMED
-            told = ", ".join(details[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-            yield Finding(reason=reason, detail=told)
 
 
 def find_leaks(problem: Problem, check: LeakCheck) -> list[tuple[Reason, str]]:
-    """Places where an agent can read the answer of a problem that tests judge."""
+    """Places where an agent can read the answer of a problem that is judged by tests."""
     found = [
         (Reason.LEAK_PROMPT, f"{leak.what} of {leak.path}")
         for leak in check.find_in_prompt(problem)
@@ -282,14 +279,14 @@ def _edited(problem: Problem, server: TestServer) -> list[str]:
 
 
 def _reword(text: bytes) -> bytes:
-    """A module of equal behaviour in other lines: no comments, formatted anew, all moved down."""
+    """A module of equal behaviour with other text: without comments, reformatted, three lines further down."""
     return b"\n\n\n" + ast.unparse(parse_python(text)).encode() + b"\n"
 
 
 async def check_judged(
     problem: Problem, repository: PreparedRepository, options: CertifyOptions
 ) -> ProblemFindings:
-    """Findings on a problem of an environment, and its costs."""
+    """Findings on a problem that an environment judges, and measured times."""
     checked = ProblemFindings()
     given: Files = {path: text.encode() for path, text in problem.given_files.items()}
     answers = await _check_gold(problem, given, repository, options, checked)
@@ -315,8 +312,7 @@ async def _check_gold(
 ) -> Mapping[str, bytes]:
     environment: Environment = ENVIRONMENTS.load(problem.environment)
     if not isinstance(environment, SolvedEnvironment):
-        told = f"environment {problem.environment} has no `solve`"
-        checked.add(Reason.GOLD_UNPROVEN, [told])
+        checked.add(Reason.GOLD_UNPROVEN, [f"environment {problem.environment} has no `solve`"])
         return {}
     answers = environment.solve(problem)
     outcomes = [
@@ -326,7 +322,7 @@ async def _check_gold(
     if len(set(outcomes)) > 1:
         checked.add(Reason.FLAKY, ["verdicts on the solution differ"])
     elif not outcomes[0]:
-        checked.add(Reason.GOLD_FAILS, ["what `solve` gives does not pass"])
+        checked.add(Reason.GOLD_FAILS, ["the solution of `solve` does not pass"])
     for reason, detail in _find_answers(problem, answers, repository):
         checked.add(reason, [detail])
     return answers
@@ -335,7 +331,7 @@ async def _check_gold(
 def _find_answers(
     problem: Problem, answers: Mapping[str, bytes], repository: PreparedRepository
 ) -> Iterator[tuple[Reason, str]]:
-    """Contents of a solution's files in what an agent of an environment gets."""
+    """Contents of the solution's files that occur in the prompt or in files that the agent gets."""
     given = {path: text.encode() for path, text in problem.given_files.items()}
     files = {**repository.files, **given}
     for path, content in answers.items():
@@ -354,7 +350,7 @@ async def _try_cheats(
     repository: PreparedRepository,
     checked: ProblemFindings,
 ) -> None:
-    """Files that solve nothing, at the places where the solution stands."""
+    """Tries files that solve nothing, at the paths of the solution."""
     with tempfile.TemporaryDirectory(prefix="ostinato-certify-") as folder:
         mark = Path(folder) / uuid.uuid4().hex
         for name, files in _cheats(problem, given, answers, repository, mark).items():
@@ -377,7 +373,7 @@ def _cheats(
     shown = b"\n".join([problem.prompt.encode(), *(text for text in given.values() if text)])
     program = f"open({str(mark)!r}, 'w').close()\n".encode()
     contents: dict[str, bytes] = {
-        "a program": program,  # first: a judge that runs it gets no other
+        "a program": program,  # first, because a judge that runs it on the host gets no other cheat
         "empty": b"",
         "not UTF-8": b"\xff\xfe\0" * 40,
         "every small number": b" ".join(b"%d" % number for number in range(_MOST_NUMBER)),

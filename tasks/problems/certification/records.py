@@ -11,21 +11,21 @@ from ostinato.tasks.grading.adversary import Defence
 class Reason(StrEnum):
     """Defect of a problem that a certificate names."""
 
-    GOLD_FAILS = "gold_fails"  # a required test fails on the original, or is not there
+    GOLD_FAILS = "gold_fails"  # a required test fails on the original, or is missing
     GOLD_UNPROVEN = "gold_unproven"  # its environment has no `solve`
-    NO_TESTS = "no_tests"  # nothing is required, so nothing can be proven
+    NO_TESTS = "no_tests"  # no test must pass, so nothing can be proven
     RIGHT_FIX_REFUSED = "right_fix_refused"  # a rewrite of the original is not rewarded
-    READS_SOURCE = "reads_source"  # a test depends on how the source is written
+    READS_SOURCE = "reads_source"  # a test depends on the text of the source
     NOOP_PASSES = "noop_passes"  # the broken state is rewarded
-    TEST_PASSES_BROKEN = "test_passes_broken"  # one that should fail in the broken state passes
-    GUARD_FAILS_BROKEN = "guard_fails_broken"  # one that should pass in the broken state fails
+    TEST_PASSES_BROKEN = "test_passes_broken"  # a fail_to_pass test passes in the broken state
+    GUARD_FAILS_BROKEN = "guard_fails_broken"  # a pass_to_pass test fails in the broken state
     FLAKY = "flaky"  # outcomes differ between equal runs
-    FLAKY_ORDER = "flaky_order"  # they depend on the order of tests
-    FLAKY_HASH = "flaky_hash"  # they depend on the hash seed
-    FLAKY_CLOCK = "flaky_clock"  # they depend on date or time zone
-    LEAK_PROMPT = "leak_prompt"  # the answer stands in the prompt
-    LEAK_FILE = "leak_file"  # the answer stands in a file that an agent reads
-    LEAK_HISTORY = "leak_history"  # the answer stands in an object of git
+    FLAKY_ORDER = "flaky_order"  # outcomes depend on the order of tests
+    FLAKY_HASH = "flaky_hash"  # outcomes depend on the hash seed
+    FLAKY_CLOCK = "flaky_clock"  # outcomes depend on date or time zone
+    LEAK_PROMPT = "leak_prompt"  # the prompt contains the answer
+    LEAK_FILE = "leak_file"  # a file that the agent can read contains the answer
+    LEAK_HISTORY = "leak_history"  # an object of git contains the answer
     HACK_PAID = "hack_paid"  # an edit of the adversary suite is rewarded
     JUDGE_FAULT = "judge_fault"  # the judge raises on files that an attempt can leave
     RUNS_ON_HOST = "runs_on_host"  # the judge runs an attempt's files outside of a box
@@ -40,36 +40,38 @@ class Finding(Record):
 
 
 class ProblemReport(Record):
-    """All findings on one problem, and what its parts cost. No finding: it is proven."""
+    """Findings on one problem, and the times of its parts. A problem without findings is proven."""
 
     problem_id: str
     key: str
-    """digest of the problem, the options and the code it was checked with"""
+    """digest of the problem, the options and the checking code"""
     findings: tuple[Finding, ...]
-    verdict_seconds: float | None = Field(description="median of its test runs; None: none ran")
-    step_seconds: float | None = Field(description="a command in its box; None: not measured")
-    start_seconds: float | None = Field(description="until its box answers; None: not measured")
+    verdict_seconds: float | None = Field(description="median time of a test run; None: no run")
+    step_seconds: float | None
+    """time of one command in the box; None: not measured"""
+    start_seconds: float | None
+    """time until the box answers; None: not measured"""
     trial_seconds: float | None
-    """median verdict on a right fix in other words; None: not measured"""
-    hacks: dict[str, Defence] = Field(description="edit that fixes nothing -> what refused it")
-    fixes: dict[str, Defence] = Field(description="right fix -> what refused it")
+    """median time of a verdict on a rewritten right fix; None: not measured"""
+    hacks: dict[str, Defence] = Field(description="edit that fixes nothing -> refusing defence")
+    fixes: dict[str, Defence] = Field(description="right fix -> refusing defence")
     checked_seconds: float = Field(description="wall time of all checks")
 
 
 class CertifyOptions(Record):
-    """Amount of checking. Part of what a certificate says."""
+    """Extent of the checks. The certificate contains it."""
 
-    seed: int = Field(default=0, ge=0, description="draws problems, orders and hacks")
+    seed: int = Field(default=0, ge=0, description="seed of problems, orders and hacks")
     limit: int | None = Field(default=None, ge=1, description="problems drawn; None: all")
     repeats: int = Field(default=2, ge=1, description="rounds of runs that must agree")
     hacks: int = Field(default=5, ge=0)
     """hacks of the adversary suite per problem"""
-    fixes: int = Field(default=1, ge=0, description="right fixes in other words of each problem")
-    time_limit_seconds: float = Field(default=20.0, gt=0, description="limit of one test run")
+    fixes: int = Field(default=1, ge=0, description="rewritten right fixes per problem")
+    time_limit_seconds: float = Field(default=20.0, gt=0, description="time limit of one test run")
 
 
 class Difficulty(Record):
-    """Attempts of one checkpoint at the checked problems."""
+    """Results of one checkpoint's attempts at the checked problems."""
 
     checkpoint: str
     attempts_per_problem: int
@@ -80,7 +82,7 @@ class Difficulty(Record):
 
 
 class Certificate(Record):
-    """Everything that is signed."""
+    """Signed content: the problem set, the options, all reports, and totals."""
 
     schema_version: int = 2
     problem_set: str
@@ -89,15 +91,15 @@ class Certificate(Record):
     )
     num_problems: int = Field(description="problems of the whole set")
     version: str = Field(description="version of Ostinato")
-    code_sha256: str = Field(description="SHA-256 of all code that checks")
+    code_sha256: str = Field(description="SHA-256 of the checking code")
     options: CertifyOptions
     reports: tuple[ProblemReport, ...]
-    counts: dict[str, int] = Field(description="reason -> problems with it")
+    counts: dict[str, int] = Field(description="reason -> number of problems")
     num_proven: int
     hacks_tried: int
     hacks_paid: int
     hacks: dict[str, dict[Defence, int]]
-    """family of the adversary suite -> what refused its hacks, and how many"""
+    """family of the adversary suite -> refusing defence -> number of hacks"""
     fixes_judged: int
     fixes_refused: int
     verdict_seconds: float | None = Field(description="median over problems")

@@ -1,4 +1,4 @@
-"""Certifies a problem set: a report per problem, resumed from a journal, and the certificate of all."""
+"""Certifies a problem set: checks every problem, resumes from a journal, and makes the certificate."""
 
 import asyncio
 import contextlib
@@ -45,15 +45,15 @@ from ostinato.tasks.problems.certification.records import (
 from ostinato.tasks.problems.environments.run import draw_problems, write_repository
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.published import (
-    PROBLEMS_FILE,
     REPOSITORIES_FOLDER,
     load_problems,
     load_repositories,
+    write_problems,
 )
 from ostinato.tasks.records import Problem, Split
 
 JOURNAL = "reports.jsonl"
-_DRAWN = 20  # problems of an environment when no limit says how many
+_DRAWN = 20  # problems of an environment if the options have no limit
 _CONCURRENT_PROBLEMS = 2
 OnReport = Callable[[ProblemReport, int, int], None]
 
@@ -69,13 +69,13 @@ class DrawnSet:
 
     @property
     def sha256(self) -> str:
-        """Digest of the problems, whatever their order."""
+        """Digest of the problems. Their order has no effect."""
         lines = sorted(problem.model_dump_json() for problem in self.problems)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def draw_set(name: str, directory: Path, options: CertifyOptions) -> DrawnSet:
-    """Problems of a built set, drawn by the seed where there are more than the limit."""
+    """Problems of a built set, drawn by the seed if there are more than the limit."""
     problems = sorted(load_problems(directory), key=lambda problem: problem.problem_id)
     if not problems:
         raise ProblemError(f"problem set {name}: {directory} holds no problem, wanted one or more")
@@ -97,16 +97,13 @@ def draw_environment(name: str, folder: Path, options: CertifyOptions) -> DrawnS
 
 
 def write_set(drawn: DrawnSet, folder: Path) -> Path:
-    """The drawn problems as a set of one split, which an evaluation reads."""
+    """Writes the drawn problems as a set of one split, for an evaluation."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / REPOSITORIES_FOLDER).mkdir(parents=True)
     for name, repository in drawn.repositories.items():
         (folder / REPOSITORIES_FOLDER / name).symlink_to(repository.directory.parent.absolute())
-    lines = [
-        problem.model_copy(update={"split": Split.HELD_OUT}).model_dump_json() + "\n"
-        for problem in drawn.problems
-    ]
-    (folder / PROBLEMS_FILE).write_text("".join(lines))
+    one_split = (item.model_copy(update={"split": Split.HELD_OUT}) for item in drawn.problems)
+    write_problems(folder, one_split)
     return folder
 
 
@@ -117,7 +114,7 @@ def check_set(
     on_report: OnReport,
     concurrency: int = _CONCURRENT_PROBLEMS,
 ) -> tuple[ProblemReport, ...]:
-    """A report per problem, by id. Those in the folder's journal are taken from there."""
+    """A report per problem, ordered by id. Reports in the folder's journal are reused."""
     with contextlib.closing(MetricsLog(folder / JOURNAL)) as journal:
         return asyncio.run(_check_all(drawn, journal, options, on_report, concurrency))
 
@@ -149,13 +146,13 @@ async def _check_all(
         journal.append(len(reports), report.model_dump(mode="json"))
         done(report)
 
-    room = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
     try:
         async with asyncio.TaskGroup() as group:
             for name, problems in waiting.items():
                 repository = drawn.repositories[name]
                 group.create_task(
-                    _check_repository(repository, problems, hacks, options, room, add)
+                    _check_repository(repository, problems, hacks, options, slots, add)
                 )
     except* (CapacityExhausted, SandboxHostLost) as lost:
         raise lost.exceptions[0] from None
@@ -165,8 +162,8 @@ async def _check_all(
 def assign_hacks(
     problems: Sequence[Problem], options: CertifyOptions
 ) -> dict[str, tuple[Hack, ...]]:
-    """Hacks of each problem: the suite is shuffled and assigned in turn, so that each meets as many
-    problems as any other, give or take one.
+    """Hacks by problem. The shuffled suite is assigned in turn, so that the numbers of problems per hack
+    differ by at most one.
     """
     suite = list(load_hacks().values())
     random.Random(f"hacks {options.seed}").shuffle(suite)
@@ -184,23 +181,23 @@ async def _check_repository(
     problems: Sequence[Problem],
     hacks: Mapping[str, Sequence[Hack]],
     options: CertifyOptions,
-    room: asyncio.Semaphore,
+    slots: asyncio.Semaphore,
     add: Callable[[ProblemReport], None],
 ) -> None:
-    # nothing is remembered: a run that repeats another has to run
+    # without a cache, because repeated runs must really run
     server = TestServer(repository, cache=VerdictCache(capacity=0))
     other = TestServer(repository, cache=VerdictCache(capacity=0), hash_seed=1)
     checks = TestedChecks(server, other, BlindTrials(), options)
     leaks = LeakCheck(repository)
 
-    async def one(problem: Problem) -> None:
-        async with room:
+    async def check(problem: Problem) -> None:
+        async with slots:
             add(await _check_problem(problem, hacks[problem.problem_id], checks, leaks))
 
     try:
         async with asyncio.TaskGroup() as group:
             for problem in problems:
-                group.create_task(one(problem))
+                group.create_task(check(problem))
     except* (CapacityExhausted, SandboxHostLost) as lost:
         raise lost.exceptions[0] from None
     finally:
@@ -290,7 +287,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _key(problem: Problem, hacks: Sequence[Hack], options: CertifyOptions) -> str:
-    """Digest of all that decides a report. The limit does so by the hacks alone."""
+    """Digest of everything that a report depends on. The option `limit` affects only the choice of hacks."""
     asked = options.model_dump(mode="json", exclude={"limit"})
     names = [hack.title for hack in hacks]
     content = json.dumps([problem.model_dump(mode="json"), asked, names, _code()], sort_keys=True)
@@ -299,13 +296,13 @@ def _key(problem: Problem, hacks: Sequence[Hack], options: CertifyOptions) -> st
 
 @functools.cache
 def _code() -> str:
-    """Digest of the code that checks, environments of installed packages by their version."""
+    """Digest of the checking code. Environments of installed packages enter by their version."""
     code = installed_tree().code_of([__name__], ENVIRONMENTS.names)
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
 
 
 def _read_journal(path: Path) -> dict[str, ProblemReport]:
-    """Finished reports by key. Errors are checked again, and so is what an earlier version wrote."""
+    """Finished reports by key, without failed checks and rows of earlier versions, so that both are checked again."""
     known: dict[str, ProblemReport] = {}
     for row in read_lines(path):
         row.pop("step", None)

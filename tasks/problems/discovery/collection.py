@@ -1,6 +1,6 @@
-"""A project's own rules of what a test is: the settings of pytest that decide it, as a file beside its code.
+"""A project's own collection rules: the settings of pytest that decide what a test is, as a file next to its code.
 
-Other settings are left behind: plug-ins, coverage, warnings and selections do not change what the tests are.
+Other settings are dropped, because plug-ins, coverage, warnings and selections do not change what the tests are.
 """
 
 import configparser
@@ -17,7 +17,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.inside.sources import NAMES, RULES_FILE
 
 _IMPORT_MODES = ("--import-mode=append", "--import-mode=importlib")
-# pytest takes them from the first of these that has its table: (file, table)
+# pytest reads its settings from the first of these files that has the table: (file, table)
 _PLACES = (
     ("pytest.toml", "pytest"), (".pytest.toml", "pytest"), ("pytest.ini", "pytest"), (".pytest.ini", "pytest"),
     ("pyproject.toml", "tool"), ("tox.ini", "pytest"), ("setup.cfg", "tool:pytest"),
@@ -25,19 +25,19 @@ _PLACES = (
 
 
 class Rules(Record):
-    """Settings of pytest that decide what the tests of a project are, as words. Those not stated are left out."""
+    """Settings of pytest, as words, that decide what the tests of a project are. Settings not stated are empty."""
 
     python_files: tuple[str, ...] = ()
     pythonpath: tuple[str, ...] = Field(default=(), description="folders below the project's own")
-    addopts: tuple[str, ...] = Field(default=(), description="the import mode alone")
+    addopts: tuple[str, ...] = Field(default=(), description="option of the import mode only")
     others: dict[str, tuple[str, ...]] = Field(default={})
 
 
 def read_rules(files: Mapping[str, bytes]) -> Rules:
-    """The rules that a project's files state, in the one that pytest itself would take."""
+    """The rules in the project's file that pytest itself would read."""
     found = (_read(files, *place) for place in _PLACES)
-    told = next((settings for settings in found if settings is not None), {})
-    words = {name: tuple(_split(value)) for name, value in told.items()}
+    stated = next((settings for settings in found if settings is not None), {})
+    words = {name: tuple(_split(value)) for name, value in stated.items()}
     paths = map(posixpath.normpath, words.pop("pythonpath", ()))
     options = " ".join(words.get("addopts", ())).replace("--import-mode ", "--import-mode=").split()
     return Rules(
@@ -49,20 +49,20 @@ def read_rules(files: Mapping[str, bytes]) -> Rules:
 
 
 def write_rules(rules: Rules, stripped_prefix: str) -> dict[str, str]:
-    """The rules as the file that every run of the tests reads, by its path. Empty where they are pytest's own."""
+    """The rules as the file, by path, that every run of the tests reads. Empty if they are pytest's defaults."""
     inside = f"{stripped_prefix}/" if stripped_prefix else ""
     paths = [f"{path}/".removeprefix(inside).rstrip("/") or "." for path in rules.pythonpath]
-    told = {
+    settings = {
         **rules.others,
         "addopts": rules.addopts,
         "pythonpath": paths if {*paths} - {"."} else (),
     }
-    lines = [f"{name} = {shlex.join(words)}" for name, words in sorted(told.items()) if words]
+    lines = [f"{name} = {shlex.join(words)}" for name, words in sorted(settings.items()) if words]
     return {RULES_FILE: "\n".join(["[pytest]", *lines, ""])} if lines else {}
 
 
 def _read(files: Mapping[str, bytes], name: str, section: str) -> dict[str, Any] | None:
-    """Settings of one file. None where pytest would look at the next: what does not parse holds none."""
+    """Settings of one file. None if pytest would read the next file, or this one does not parse."""
     if name not in files:
         return None
     is_own = "pytest." in name
@@ -82,10 +82,10 @@ def _read(files: Mapping[str, bytes], name: str, section: str) -> dict[str, Any]
 
 
 def _split(value: Any) -> list[str]:
-    """Words of a setting, which is a text or a list of texts."""
+    """Words of a setting, which is a string or a list of strings."""
     if isinstance(value, list | tuple):
         return [str(item) for item in value]
     try:
         return shlex.split(str(value))
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # a quotation mark without its partner
         return str(value).split()

@@ -1,4 +1,4 @@
-"""Packages that code and tests of a project import: names of modules against what distributions hold."""
+"""Packages that code and tests of a project import, found by comparing imports with the modules of distributions."""
 
 import ast
 import re
@@ -17,9 +17,9 @@ from ostinato.tasks.problems.discovery.layout import ProjectLayout, declares_nam
 from ostinato.tasks.problems.discovery.metadata import Metadata
 from ostinato.tasks.problems.repositories import strip_prefix
 
-_IN_BOX = frozenset(("pytest", "pluggy", "iniconfig", "packaging"))  # the test runner's own
-_TRIED_REQUIREMENTS = 16  # of tests; each takes some seconds of pip
-_MAX_TEST_WHEELS_BYTES = 30 << 20  # all of it lies beside the code in every box
+_IN_BOX = frozenset(("pytest", "pluggy", "iniconfig", "packaging"))  # packages of the test runner
+_TRIED_REQUIREMENTS = 16  # requirements of tests; each takes some seconds of pip
+_MAX_TEST_WHEELS_BYTES = 30 << 20  # every box holds all of these files
 
 
 def find_dependencies(
@@ -29,7 +29,7 @@ def find_dependencies(
     own = canonicalize_name(metadata.name)
     moved = strip_prefix(files, layout.stripped_prefix) if layout.stripped_prefix else files
     known = _modules(moved) | sys.stdlib_module_names | _IN_BOX | {"_pytest", "py"}
-    # the folder of a test file, and what pythonpath names, are on the import path
+    # the folder of a test file and the folders of pythonpath are on the import path
     roots = (*layout.test_paths, *metadata.rules.pythonpath)
     for path in moved:
         if is_below(path, roots):
@@ -38,17 +38,17 @@ def find_dependencies(
     imported = _imports(moved, (*layout.package_paths, *layout.test_paths))
     runtime = [text for text in metadata.requires if _name(text) not in _IN_BOX | {own}]
     if any(name.partition(".")[0] == "zoneinfo" for name in imported):
-        runtime.append("tzdata")  # boxes have no time zones of the system
+        runtime.append("tzdata")  # boxes have no time zone data of the system
     wanted = [text for text in metadata.test_requires if _is_test_library(text, own)]
     pins, remarks = set[str](), list[str]()
     try:
         pins = set(pin(runtime))
         known |= _held_by(pins, cache)
-    except ConfigError as error:  # perhaps for one that nothing imports
-        remarks.append(f"what the project needs cannot be had whole: {error!s:.300}")
+    except ConfigError as error:  # perhaps for a requirement that nothing imports
+        remarks.append(f"the project's requirements cannot all be installed: {error!s:.300}")
         pins, wanted = set(), [*runtime, *wanted]
     missing = _missing(imported, known)
-    # by name first: what a distribution holds is known only when it is here
+    # similar names first, because the modules of a distribution are known only after its download
     wanted.sort(key=lambda text: not _resembles(text, missing))
     for text in wanted[:_TRIED_REQUIREMENTS]:
         if not missing:
@@ -68,21 +68,21 @@ def find_dependencies(
             missing = _missing(imported, known)
     if missing:
         remarks.append(
-            f"imported, and named by no metadata or not to be had: {', '.join(sorted(missing))}"
+            f"imported, but in no metadata or not available: {', '.join(sorted(missing))}"
         )
     found = sorted(item for item in pins if _name(item) not in _IN_BOX | {own})
     return tuple(found), tuple(remarks)
 
 
 def _held_by(pins: Iterable[str], cache: Path) -> set[str]:
-    """Modules that wheels hold."""
+    """Modules in the wheels."""
     wheels = (read_wheel(fetch_wheel(item, cache), is_whole=True) for item in pins)
     return {name for files in wheels for name in _modules(files)}
 
 
 def _modules(files: Mapping[str, bytes]) -> set[str]:
-    """Dotted names of the modules and packages among some files. A namespace package is none of them: several
-    distributions hold its parts.
+    """Dotted names of the modules and packages among some files. Namespace packages are left out, because several
+    distributions hold their parts.
     """
     found: set[str] = set()
     for path, content in files.items():
@@ -98,7 +98,7 @@ def _modules(files: Mapping[str, bytes]) -> set[str]:
 
 
 def _missing(imported: Iterable[str], known: Collection[str]) -> set[str]:
-    """The shortest part of each imported name that is neither a known module nor a namespace of one."""
+    """The shortest prefix of each imported name that is neither a known module nor a namespace of one."""
     namespaces = {name[:at] for name in known for at, letter in enumerate(name) if letter == "."}
     found: set[str] = set()
     for name in imported:
@@ -113,7 +113,7 @@ def _missing(imported: Iterable[str], known: Collection[str]) -> set[str]:
 
 
 def _imports(files: Mapping[str, bytes], roots: Sequence[str]) -> set[str]:
-    """Dotted names of absolute imports below some paths. What is imported from a module counts with it."""
+    """Dotted names of absolute imports below some paths. `from a import b` gives the name a.b."""
     found: set[str] = set()
     for path, content in files.items():
         if not path.endswith(".py") or not is_below(path, roots):
@@ -138,14 +138,14 @@ def _name(requirement: str) -> str:
 
 
 def _is_test_library(requirement: str, own: str) -> bool:
-    """Plugins are not loaded in boxes, so a pytest plugin is of no use."""
+    """Whether a requirement may help tests. Plug-ins of pytest do not, because boxes do not load them."""
     name = _name(requirement)
     return name not in _IN_BOX | {own} and not name.startswith("pytest-")
 
 
 def _resembles(requirement: str, modules: Iterable[str]) -> bool:
-    """Whether a distribution's name and an imported module's are alike: python-dateutil and dateutil,
-    protobuf and google.protobuf.
+    """Whether the names of a distribution and of an imported module are similar, as python-dateutil and dateutil,
+    or protobuf and google.protobuf.
     """
     name = re.sub(r"^(python|py)-?|-?(python|py)$", "", _name(requirement)).replace("-", "_")
     alike = {

@@ -1,4 +1,4 @@
-"""From a package, a directory or a git repository that nobody prepared to the sources of a recipe."""
+"""Derives the sources of a recipe from an unprepared package, directory or git repository."""
 
 import hashlib
 import re
@@ -37,7 +37,7 @@ _AUTHORITY = re.compile(r"\w+://[^/]*/|[\w.-]+@[\w.-]+:")
 _AT_REVISION = re.compile(r"(.*[^/@])@(\w[\w./-]*)")
 _SKIPPED_FOLDERS = frozenset(("__pycache__", "node_modules", "venv", "env", "site-packages"))
 _MAX_TREE_BYTES = 64 << 20
-_NAMED_FILES = 3  # of those that are left out
+_NAMED_FILES = 3  # files named in the remark on those left out
 
 
 class DescribedSource(Record):
@@ -45,20 +45,20 @@ class DescribedSource(Record):
 
     repository: RepositorySource
     history: GitSource | None = None
-    """history of a git repository, where asked for"""
+    """history of a git repository, if requested"""
     remarks: tuple[str, ...] = ()
 
 
 class Project(Record):
-    """A project's files described: paths, dependencies, and what its metadata calls it."""
+    """Description of a project's files: paths, dependencies, and the project's name in its metadata."""
 
     source: ProjectSource
     distribution: str = Field(description="name of the project")
     remarks: tuple[str, ...] = ()
 
 
-class _Taken(Record):
-    """Files of a source before anything is known of them."""
+class _ProjectFiles(Record):
+    """Files of a source, before they are analysed."""
 
     files: dict[str, bytes]
     archive: SourceArchive
@@ -69,9 +69,9 @@ class _Taken(Record):
 
 def describe_source(place: str, name: str | None, cache: Path, max_commits: int) -> DescribedSource:
     """Sources for `place`: NAME or NAME==VERSION of the index, a directory, or a git repository by path or
-    URL, perhaps with @ and a branch, tag or commit. Nothing of it is run here.
+    URL, optionally with @ and a branch, tag or commit. No code of it runs here.
 
-    ConfigError when there is nothing at `place`, ProblemError when no code or no tests are found.
+    ConfigError if there is nothing at `place`, ProblemError if no code or no tests are found.
     """
     taken = _take(place, name, cache)
     project = describe_files(taken.files, taken.archive.name, cache)
@@ -79,13 +79,13 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
     repository = RepositorySource.model_validate(shared | taken.archive.model_dump())
     if max_commits and taken.clone is None:
         raise ConfigError(f"--commits {max_commits} of {place}, wanted a git repository")
-    told = {
+    details = {
         "name": f"{taken.archive.name}-commits",
         "path": str(taken.clone),
         "revision": taken.commit,
         "max_commits": max_commits,
     }
-    history = GitSource.model_validate(shared | told) if max_commits else None
+    history = GitSource.model_validate(shared | details) if max_commits else None
     remarks = (*taken.remarks, *project.remarks)
     return DescribedSource(repository=repository, history=history, remarks=remarks)
 
@@ -98,9 +98,9 @@ def describe_files(
     package: str = "",
     requires: Iterable[str] = (),
 ) -> Project:
-    """The source `name` of a project's files. `package`: how the project is called where no metadata says it
-    (`name` when empty); `requires`: packages that it needs beside those that its metadata names.
-    ProblemError when no code or no tests are found.
+    """The source `name` of a project's files. `package`: the project's name if no metadata states it (empty: `name`).
+    `requires`: packages that it needs in addition to those of its metadata. ProblemError if no code or no tests are
+    found.
     """
     metadata = read_metadata(files, package or name)
     metadata = metadata.model_copy(update={"requires": (*metadata.requires, *requires)})
@@ -129,7 +129,7 @@ def describe_files(
     return Project(source=source, distribution=metadata.name, remarks=remarks)
 
 
-def _take(place: str, name: str | None, cache: Path) -> _Taken:
+def _take(place: str, name: str | None, cache: Path) -> _ProjectFiles:
     repository, revision = _split_revision(place)
     if _URL.match(repository) or _is_repository(Path(repository).expanduser()):
         return _take_git(repository, revision, name, cache)
@@ -137,7 +137,7 @@ def _take(place: str, name: str | None, cache: Path) -> _Taken:
     if directory.is_dir():
         files, remarks = _read_directory(directory)
         archive = store_archive(name or canonicalize_name(directory.resolve().name), files, cache)
-        return _Taken(files=files, archive=archive, remarks=remarks)
+        return _ProjectFiles(files=files, archive=archive, remarks=remarks)
     if "/" in place or not _PACKAGE.fullmatch(place):
         raise ConfigError(
             f"{place!r} is no directory, wanted a directory, a git repository (path or URL) or a "
@@ -147,7 +147,9 @@ def _take(place: str, name: str | None, cache: Path) -> _Taken:
     source = SourceArchive(name=package, version=version or newest_version(package))
     path = fetch_archive(source, cache)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return _Taken(files=read_archive(path), archive=source.model_copy(update={"sha256": sha256}))
+    return _ProjectFiles(
+        files=read_archive(path), archive=source.model_copy(update={"sha256": sha256})
+    )
 
 
 def _is_repository(directory: Path) -> bool:
@@ -156,7 +158,7 @@ def _is_repository(directory: Path) -> bool:
 
 
 def _split_revision(place: str) -> tuple[str, str]:
-    """A repository's place, and the branch, tag or commit that stands behind it with @, or HEAD."""
+    """A repository's place, and the branch, tag or commit that follows it after @, or HEAD."""
     place = place.removeprefix("git+")
     authority = _AUTHORITY.match(place)
     start = authority.end() if authority else 0
@@ -166,8 +168,8 @@ def _split_revision(place: str) -> tuple[str, str]:
     return place[:start] + found[1], found[2]
 
 
-def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _Taken:
-    """A commit, out of a copy of the repository whose configuration is ours."""
+def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _ProjectFiles:
+    """Files of a commit, read from a copy of the repository with our own configuration of git."""
     stem = re.sub(r"\.git$", "", place.rstrip("/")).replace(":", "/").rpartition("/")[2]
     if not _URL.match(place):
         place = str(Path(place).expanduser().resolve())
@@ -180,21 +182,18 @@ def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _Take
         if "remote ref HEAD" not in str(error):
             raise
         raise ProblemError(
-            f"{stem} is a git repository, and HEAD of it is no commit: make one, or name a branch behind "
-            "the place with @"
+            f"{stem} is a git repository, and HEAD of it is no commit: make a commit, or append @BRANCH to the place"
         ) from None
     files = read_tree(clone, commit, _MAX_TREE_BYTES, max_file_bytes=MAX_FILE_BYTES)
     odd = [path for path in files if not _is_plain(path)]
-    remarks = tuple(filter(None, (remark, _tell_left_out(odd))))
+    remarks = tuple(filter(None, (remark, _describe_left_out(odd))))
     files = {path: content for path, content in files.items() if _is_plain(path)}
     archive = store_archive(name or canonicalize_name(stem), files, cache)
-    return _Taken(files=files, archive=archive, clone=clone, commit=commit, remarks=remarks)
+    return _ProjectFiles(files=files, archive=archive, clone=clone, commit=commit, remarks=remarks)
 
 
 def _read_directory(directory: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Regular files below a directory, and a remark on those that are left out. Links and hidden folders are
-    passed over.
-    """
+    """Regular files below a directory, and a remark on files that are left out. Links and hidden folders are skipped."""
 
     def enters(path: str) -> bool:
         folder = path.rpartition("/")[2]
@@ -209,9 +208,11 @@ def _read_directory(directory: Path) -> tuple[dict[str, bytes], tuple[str, ...]]
             left_out.append(path)
             continue
         try:
-            with (directory / path).open("rb") as file:  # which may grow meanwhile
+            with (directory / path).open(
+                "rb"
+            ) as file:  # bounded, because the file may grow meanwhile
                 files[path] = file.read(MAX_FILE_BYTES)
-        except OSError:  # unreadable, or gone
+        except OSError:  # unreadable, or deleted meanwhile
             left_out.append(path)
             continue
         total_bytes += len(files[path])
@@ -220,28 +221,28 @@ def _read_directory(directory: Path) -> tuple[dict[str, bytes], tuple[str, ...]]
                 f"{directory} holds more than {_MAX_TREE_BYTES} bytes in files of at most {MAX_FILE_BYTES}, "
                 "wanted less: give a git repository, or a folder with the project alone"
             )
-    remark = _tell_left_out(left_out)
+    remark = _describe_left_out(left_out)
     return files, (remark,) if remark else ()
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is text, which recipes and reports need."""
+    """Whether a path is printable, as recipes and reports need it."""
     return path.isprintable()
 
 
-def _tell_left_out(paths: Iterable[str]) -> str:
+def _describe_left_out(paths: Iterable[str]) -> str:
     found = sorted(paths)
     if not found:
         return ""
     named = ", ".join(path.encode(errors="replace").decode() for path in found[:_NAMED_FILES])
     return (
-        f"left out, as larger than {MAX_FILE_BYTES >> 20} MiB, unreadable or of no plain name: "
+        f"left out, as larger than {MAX_FILE_BYTES >> 20} MiB, unreadable or without a printable name: "
         f"{len(found)} files or folders, such as {named}"
     )
 
 
 def _version_modules(metadata: Metadata, layout: ProjectLayout) -> dict[str, str]:
-    """Modules that a build would write, with a version that says so."""
+    """Modules that a build would write, with the version 0."""
     text = '__version__ = version = "0"\n__version_tuple__ = version_tuple = (0,)\n'
     prefix = f"{layout.stripped_prefix}/" if layout.stripped_prefix else ""
     return {path.removeprefix(prefix): text for path in metadata.version_files}

@@ -1,4 +1,4 @@
-"""ProjectLayout of a project that nobody described: import root, product code, tests, and files that tests read."""
+"""Layout of a project without a description: import root, product code, tests, and files that tests read."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -21,16 +21,16 @@ NO_PRODUCT = TEST_FOLDERS | frozenset(
     }
 )  # fmt: skip
 NO_MODULES = frozenset(("setup.py", "conftest.py", "noxfile.py", "tasks.py", "versioneer.py"))
-USUAL_PATTERNS = ("test_*.py", "*_test.py")  # that the test runner looks for
+USUAL_PATTERNS = ("test_*.py", "*_test.py")  # the test runner's defaults
 TEST_PATTERNS = (*USUAL_PATTERNS, "tests.py")
-TEST_SCRIPT = "test.py"  # at the top, where no file has a usual name
-_MAX_NAMESPACES = 4  # one within the other
-_MAX_PARTS = 40  # of a namespace package; one of more is taken whole
+TEST_SCRIPT = "test.py"  # at the top level, if no file has a usual name
+_MAX_NAMESPACES = 4  # nested in one another
+_MAX_PARTS = 40  # a namespace package with more parts is taken whole
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 class ProjectLayout(Record):
-    """Paths as they lie on the import path, once files below `stripped_prefix` have moved up."""
+    """Paths of a project on the import path, after files below `stripped_prefix` have moved up."""
 
     stripped_prefix: str
     package_paths: tuple[str, ...]
@@ -49,9 +49,9 @@ def find_layout(
 ) -> ProjectLayout:
     """ProjectLayout of the project `name`.
 
-    `top_level`: import names that its metadata states. `test_patterns`: of test files, beside the
-    usual ones. `roots`: folders in which its build looks for packages; `test_roots`: those that its tests
-    add to the import path. ProblemError says what was looked for when code or tests are not found.
+    `top_level`: import names that its metadata states. `test_patterns`: patterns of test files in addition to the
+    usual ones. `roots`: folders in which its build searches packages. `test_roots`: folders that its tests add to
+    the import path. If code or tests are not found, ProblemError names the searched places.
     """
     wanted = {_import_name(item) for item in top_level} or {_import_name(name)}
     root = _import_root(files, wanted, roots, test_roots)
@@ -60,7 +60,8 @@ def find_layout(
     if not packages:
         raise ProblemError(
             f"{name}: no package or module of that name, wanted NAME/__init__.py or NAME.py at the "
-            f"top or below one of {list(dict.fromkeys((*roots, *IMPORT_ROOTS)))}; top level holds {sorted(_tops(files))[:20]}"
+            f"top level or below one of {list(dict.fromkeys((*roots, *IMPORT_ROOTS)))}; the top level holds "
+            f"{sorted(_tops(files))[:20]}"
         )
     tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns))
     if not tests and TEST_SCRIPT in moved:
@@ -68,7 +69,7 @@ def find_layout(
     if not tests:
         raise ProblemError(
             f"{name}: no test file ({', '.join((*TEST_PATTERNS, TEST_SCRIPT))}) outside examples and docs; a source "
-            "distribution may leave its tests out: take a git repository instead"
+            "distribution may lack its tests: use a git repository instead"
         )
     return ProjectLayout(
         stripped_prefix=root,
@@ -97,7 +98,7 @@ def _import_root(
     roots: Collection[str],
     test_roots: Collection[str],
 ) -> str:
-    """The folder that is on the import path: where a package of a wanted name lies."""
+    """The folder on the import path: the one with a package of a wanted name, if any."""
     for root in (*roots, "", *IMPORT_ROOTS, *test_roots):
         moved = {
             path.removeprefix(f"{root}/"): text
@@ -113,7 +114,7 @@ def _import_root(
 
 
 def _code_tops(paths: Iterable[str]) -> list[str]:
-    """Modules and folders with modules."""
+    """Modules, and folders with modules, at the top level."""
     tops = {path.partition("/")[0] for path in paths if path.endswith(".py")}
     return sorted(top for top in tops if top not in NO_MODULES and top[0] not in "._")
 
@@ -121,7 +122,7 @@ def _code_tops(paths: Iterable[str]) -> list[str]:
 def _packages(
     files: Mapping[str, bytes], wanted: Collection[str], *, from_root: bool
 ) -> tuple[str, ...]:
-    """Modules and packages. Of namespace packages their parts, since dependencies lie beside these."""
+    """Modules and packages of product code. Namespace packages give their parts, since dependencies share the folder."""
     named, tops = _named(files, wanted), _code_tops(files)
     product = [top for top in tops if _is_product(top, files, from_root=from_root)]
     others = [part for top in product for part in _parts(top, files)]
@@ -132,7 +133,7 @@ def _packages(
 
 
 def _named(files: Mapping[str, bytes], wanted: Collection[str]) -> list[str]:
-    """Modules and packages of wanted import names, also of a namespace's, and the __init__.py above them."""
+    """Modules and packages with a wanted import name, or in a namespace with one, and the __init__.py above them."""
     parts = [(_import_name(top), part) for top in _code_tops(files) for part in _parts(top, files)]
     named = [part for top, part in parts if top in wanted or _import_name(part) in wanted]
     above = {f"{folder}/__init__.py" for part in named for folder in PurePosixPath(part).parents}
@@ -140,7 +141,7 @@ def _named(files: Mapping[str, bytes], wanted: Collection[str]) -> list[str]:
 
 
 def _parts(path: str, files: Mapping[str, bytes], depth: int = 0) -> list[str]:
-    """A module or package itself. Of a namespace package what it holds: outermost packages and modules."""
+    """A module or package itself, or the outermost packages and modules of a namespace package."""
     init, inside = files.get(f"{path}/__init__.py"), f"{path}/"
     is_whole = init is not None and not declares_namespace(init)
     if path.endswith(".py") or is_whole or depth == _MAX_NAMESPACES:
@@ -155,7 +156,7 @@ def _parts(path: str, files: Mapping[str, bytes], depth: int = 0) -> list[str]:
 def _is_product(top: str, files: Mapping[str, bytes], *, from_root: bool) -> bool:
     if top in NO_PRODUCT or _is_test(top, TEST_PATTERNS):
         return False
-    # beside code at the top lie scripts of the project itself; below src everything is meant to be imported
+    # the top level also holds the project's own scripts; below src everything is meant to be imported
     return from_root or top.endswith(".py") or f"{top}/__init__.py" in files
 
 
@@ -167,7 +168,7 @@ def _is_test(path: str, patterns: Iterable[str]) -> bool:
 def _tests(
     files: Mapping[str, bytes], packages: Collection[str], patterns: Collection[str]
 ) -> tuple[str, ...]:
-    """Outermost folders of tests, and test files that lie among product code."""
+    """Outermost folders of tests, and test files among product code."""
     found: set[str] = set()
     for path in files:
         if not path.endswith(".py") or not _is_test(path, patterns):
@@ -176,7 +177,7 @@ def _tests(
         if any(folder[0] == "." or folder in NO_PRODUCT - TEST_FOLDERS for folder in folders):
             continue
         above = [n for n, folder in enumerate(folders) if folder in TEST_FOLDERS]
-        # a product folder called `testing` holds helpers for others, as numpy's: only its test files are tests
+        # a product folder called `testing`, like numpy's, holds helpers for users: only its test files are tests
         inside = bool(above) and not (is_below(path, packages) and folders[above[0]] == "testing")
         found.add("/".join(folders[: above[0] + 1]) if inside else path)
     usual = set(USUAL_PATTERNS)
@@ -186,7 +187,7 @@ def _tests(
         if p.endswith(".py") and _is_test(p, set(patterns) - usual) and not _is_test(p, usual)
     ]
     folders = {path for path in found if not path.endswith(".py")}
-    # the runner collects a file of an unusual name only when it is named
+    # the runner collects a file with an unusual name only if its path is given
     found |= {path for path in odd if is_below(path, folders)}
     return tuple(sorted(found))
 
@@ -197,8 +198,8 @@ def _kept(
     tests: Collection[str],
     test_roots: Collection[str],
 ) -> tuple[str, ...]:
-    """Entries of the top level that tests name, in an import or a path, a conftest.py there, and what tests add
-    to the import path.
+    """Top-level entries that tests name in an import or a path, a top-level conftest.py, and the folders that tests
+    add to the import path.
     """
     texts = [
         content for path, content in files.items() if is_below(path, tests) and path.endswith(".py")

@@ -1,7 +1,8 @@
-"""What a project says of itself in files: name, version, requirements, pytest settings. Nothing of it is run."""
+"""Metadata in a project's files: name, version, requirements, pytest settings. No code of the project runs."""
 
 import ast
 import configparser
+import contextlib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from email.parser import BytesParser
 from fnmatch import fnmatch
 from typing import Any
 
+from packaging.dependency_groups import resolve_dependency_groups
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -32,28 +34,28 @@ class Metadata(Record):
     """Static facts of a project."""
 
     name: str
-    version: str = Field(description="0 where only a build would know it")
+    version: str = Field(description="0 if only a build would know it")
     requires: tuple[str, ...] = Field(
         description="requirements of the code, markers evaluated for this Python"
     )
     test_requires: tuple[str, ...] = Field(
         description="requirements of tests, from extras, groups and files"
     )
-    top_level: tuple[str, ...] = Field(description="import names, where stated")
-    import_roots: tuple[str, ...] = Field(description="folders of packages, where stated")
+    top_level: tuple[str, ...] = Field(description="import names, if stated")
+    import_roots: tuple[str, ...] = Field(description="folders of packages, if stated")
     rules: Rules
     version_files: tuple[str, ...] = Field(description="modules that a build writes the version to")
 
 
 def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
-    """Facts from PKG-INFO, pyproject.toml, setup.cfg, setup.py, tox.ini, pytest.ini and requirement files.
+    """Metadata from PKG-INFO, pyproject.toml, setup.cfg, setup.py, tox.ini, pytest.ini and requirement files.
     ProblemError names the file that does not parse.
     """
     try:
         return _read_metadata(files, fallback_name)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProblemError(
-            f"{fallback_name}: its metadata cannot be read, wanted the forms that packaging knows: {error!r:.200}"
+            f"{fallback_name}: its metadata cannot be read, wanted the standard forms of packaging: {error!r:.200}"
         ) from error
 
 
@@ -72,11 +74,11 @@ def _read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
         requires += program.get("install_requires", [])
     tests = [text for text in stated if any(TEST_GROUPS.search(e) for e in _EXTRA.findall(text))]
     tests += _groups(table.get("optional-dependencies", {}))
-    tests += _groups(project.get("dependency-groups", {}))
+    tests += _groups(_resolve_groups(project.get("dependency-groups", {})))
     tests += _groups(_poetry_groups(poetry))
     if setup.has_section("options.extras_require"):
-        told = dict(setup.items("options.extras_require"))
-        tests += _groups({extra: text.splitlines() for extra, text in told.items()})
+        extras = setup.items("options.extras_require")
+        tests += _groups({extra: text.splitlines() for extra, text in extras})
     tests += _lines(setup, "options", "tests_require") + _lines(tox, "testenv", "deps")
     tests += [*program.get("tests_require", []), *_groups(program.get("extras_require", {}))]
     tests += [line for text in _requirement_files(files) for line in text.splitlines()]
@@ -99,7 +101,7 @@ def _first_stated(field: str, places: Iterable[Any]) -> str:
 
 
 def _requires_txt(files: Mapping[str, bytes]) -> list[str]:
-    """Requirements that older builds wrote down, with their extras as markers."""
+    """Requirements from the requires.txt of older builds, with their extras as markers."""
     found: list[str] = []
     for path, content in files.items():
         if path.endswith(".egg-info/requires.txt"):
@@ -122,7 +124,8 @@ def _ini(files: Mapping[str, bytes], name: str) -> configparser.ConfigParser:
     try:
         parser.read_string(files.get(name, b"").decode(errors="replace"))
     except configparser.Error as error:
-        raise ProblemError(f"{name} does not parse: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ProblemError(f"{name} does not parse: {reason}") from error
     return parser
 
 
@@ -131,14 +134,23 @@ def _lines(parser: configparser.ConfigParser, section: str, key: str) -> list[st
 
 
 def _groups(table: Mapping[str, Iterable[Any]]) -> list[str]:
-    """Requirements of the groups that are for tests."""
+    """Requirements of the groups for tests and development."""
     return [
         item
         for group, items in table.items()
         if TEST_GROUPS.search(group)
         for item in items or ()
-        if isinstance(item, str)  # not {include-group = ...}: that group is read by its own name
+        if isinstance(item, str)
     ]
+
+
+def _resolve_groups(table: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
+    """Dependency groups with the groups that they include. A group that cannot be resolved keeps its own lines."""
+    resolved: dict[str, Iterable[Any]] = dict(table)
+    for group in table:
+        with contextlib.suppress(ExceptionGroup):
+            resolved[group] = resolve_dependency_groups(table, group)
+    return resolved
 
 
 def _poetry_groups(poetry: Mapping[str, Any]) -> dict[str, Iterable[str]]:
@@ -155,7 +167,7 @@ def _requirement_files(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _usable(texts: Iterable[str]) -> tuple[str, ...]:
-    """Requirements that apply here, each once. Options, links and tox factors are passed over."""
+    """Requirements that apply to this Python, each once. Options and links are skipped, and tox factors removed."""
     found: dict[str, None] = {}
     for text in texts:
         line = text.partition(" #")[0].strip()
@@ -205,21 +217,21 @@ def _version_files(tool: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple
     scm = tool.get("setuptools_scm", {})
     hook = tool.get("hatch", {}).get("build", {}).get("hooks", {}).get("vcs", {})
     pdm = tool.get("pdm", {}).get("version", {})
-    told = (
+    stated = (
         scm.get("write_to"),
         scm.get("version_file"),
         hook.get("version-file"),
         pdm.get("write_to"),
     )
-    return tuple(path for path in told if path and path.endswith(".py") and path not in files)
+    return tuple(path for path in stated if path and path.endswith(".py") and path not in files)
 
 
 READ = ("name", "version", "install_requires", "tests_require", "extras_require", "py_modules")
 
 
 def read_setup_call(text: bytes) -> dict[str, Any]:
-    """Values of the arguments in `READ` that are literals, or names that a literal is assigned to at the top
-    level. A text that does not parse gives nothing.
+    """Values of the arguments in `READ` that are literals, or top-level names with a literal value. Empty if the
+    text does not parse.
     """
     try:
         tree = parse_python(text)
@@ -244,7 +256,7 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 4) -> Any:
-    """A string, list or mapping of them. None for what only running would tell."""
+    """A string, or a list or mapping of strings. None for values that only running the code would give."""
     if depth == 0:
         return None
     if isinstance(node, ast.Name) and node.id in constants:

@@ -1,9 +1,9 @@
-"""Child entry: draws the problems of environments beside those of a problem set."""
+"""Child entry: adds problems of environments to a problem set."""
 
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -12,20 +12,20 @@ from ostinato.infra.platform.folders import write_folder
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.environments import (
     ENVIRONMENTS,
+    DialogueEnvironment,
     Environment,
     EnvironmentConfig,
     ProblemDraft,
 )
 from ostinato.tasks.problems.config import EnvironmentsRequest, EnvironmentsResult
+from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.records import Problem, Split
 
-PROBLEMS_FILE = "problems.jsonl"
-REPOSITORIES_FOLDER = "repositories"
-MOST_REPEATS = 1_000  # equal draws in a row that show an environment has no more problems
+MOST_REPEATS = 1_000  # after so many known problems in a row, an environment has no more
 
 
 def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResult:
-    """Links the problem set and adds a repository and problems per environment."""
+    """Copies the problem set with hard links, and adds a repository and problems for each environment."""
     target = workspace.directory / "problems"
     shutil.rmtree(target, ignore_errors=True)
     source = Path(request.problems_directory)
@@ -34,7 +34,8 @@ def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResu
     added: dict[str, int] = {}
     for name, config in request.environments.items():
         environment: Environment = ENVIRONMENTS.load(name)
-        repository = write_repository(name, environment, target / REPOSITORIES_FOLDER / name)
+        folder = target / REPOSITORIES_FOLDER / name.replace(":", "-")
+        repository = write_repository(folder.name, environment, folder)
         problems = list(draw_problems(name, environment, repository, config, request.seed))
         lines += "".join(problem.model_dump_json() + "\n" for problem in problems)
         added[name] = len(problems)
@@ -43,7 +44,7 @@ def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResu
 
 
 def write_repository(name: str, environment: Environment, directory: Path) -> PreparedRepository:
-    """The environment's files as a repository in which agents work."""
+    """Writes the environment's files as a repository in which agents work."""
     if directory.exists():
         raise ProblemError(f"environment {name!r}: a repository of the problem set has that name")
     if not environment.files:
@@ -61,17 +62,20 @@ def draw_problems(
     config: EnvironmentConfig,
     seed: int,
 ) -> Iterator[Problem]:
-    """Distinct problems, first those of training."""
-    chance = random.Random(f"{name}:{seed}")
+    """Distinct problems, those of the training split first."""
+    rng = random.Random(f"{name}:{seed}")
     drawn: set[str] = set()
     splits = [Split.TRAIN] * config.train + [Split.HELD_OUT] * config.held_out
     for number, split in enumerate(splits):
-        draft = _draw_new(name, environment, chance, drawn)
+        draw = environment.draw
+        if split is Split.HELD_OUT and isinstance(environment, DialogueEnvironment):
+            draw = environment.draw_held_out
+        draft = _draw_new(name, draw, rng, drawn)
         yield Problem(
-            problem_id=f"{name}-{number}",
-            repository=name,
+            problem_id=f"{repository.name}-{number}",
+            repository=repository.name,
             repository_fingerprint=repository.fingerprint,
-            kind=name,
+            kind=repository.name,
             environment=name,
             prompt=draft.prompt,
             given_files=draft.files,
@@ -81,17 +85,20 @@ def draw_problems(
 
 
 def _draw_new(
-    name: str, environment: Environment, chance: random.Random, drawn: set[str]
+    name: str,
+    draw: Callable[[random.Random], ProblemDraft],
+    rng: random.Random,
+    drawn: set[str],
 ) -> ProblemDraft:
     for _ in range(MOST_REPEATS):
-        draft = environment.draw(chance)
+        draft = draw(rng)
         key = draft.model_dump_json()
         if key not in drawn:
             drawn.add(key)
             return draft
     raise ProblemError(
         f"environment {name!r} drew {len(drawn)} different problems and then only these "
-        f"{MOST_REPEATS} times, wanted more: lower train and held_out of [environments.{name}]"
+        f"{MOST_REPEATS} times in a row, wanted more: lower train and held_out of [environments.{name}]"
     )
 
 

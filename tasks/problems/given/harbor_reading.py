@@ -1,8 +1,8 @@
-"""Tasks of Harbor as problems, where a folder holds all that they need.
+"""Tasks of Harbor as problems, if the task's folder holds everything that they need.
 
-A pass is decided here by tests of pytest over files (SECURITY.md), never by a script that writes a reward. So a task
-is taken when its image is made of a Python image, packages of the index and files beside the Dockerfile, its tests are
-files of pytest, and its solution is a patch. Every other one is refused with the reason. No script of a task runs.
+Here pytest on files decides a pass (SECURITY.md), never a script that writes a reward. A task is therefore accepted
+if its image consists of a Python image, packages of the index and files next to the Dockerfile, its tests are pytest
+files, and its solution is a patch. Any other task is refused with the reason. No script of a task runs.
 """
 
 import re
@@ -37,25 +37,27 @@ def is_task(directory: Path) -> bool:
 
 
 def find_tasks(directory: Path) -> list[Path]:
-    """The folder itself when it is a task, else the tasks in it."""
+    """The folder itself if it is a task, else the tasks in it."""
     if is_task(directory):
         return [directory]
     return [path for path in sorted(directory.iterdir()) if path.is_dir() and is_task(path)]
 
 
 def read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
-    """The task, its solved and its unsolved state, both with its tests. ProblemError says why it is none."""
+    """The task with its solved and unsolved states, both with its tests. ProblemError says why it is refused."""
     config = _read_config(directory)
     text = _read_text(directory / _TEXT).strip()
     if not text:
-        raise ProblemError(f"its {_TEXT} is missing or empty, wanted what the agent is asked")
+        raise ProblemError(f"its {_TEXT} is missing or empty, wanted the request to the agent")
     image, requires = _read_image(directory / "environment")
     unsolved = {**image, **_read_tests(directory / "tests", image)}
     solved = unsolved
     for patch in _patches(directory / "solution"):
         solved = apply_patch(solved, patch)
     if solved == unsolved:
-        raise ProblemError("its solution is no patch (a .patch or .diff, or one within solve.sh)")
+        raise ProblemError(
+            "its solution is no patch (a .patch or .diff file, or a patch in solve.sh)"
+        )
     ours = config.get("metadata", {}).get(OURS, {})
     name = str(config.get("task", {}).get("name", directory.resolve().name)).rpartition("/")[2]
     try:
@@ -85,12 +87,12 @@ def _read_config(directory: Path) -> dict[str, Any]:
         (place.get("mcp_servers"), "it needs servers of tools"),
     ):
         if wrong:
-            raise ProblemError(f"{what}, which problems here have not")
+            raise ProblemError(f"{what}, which problems here do not support")
     return config
 
 
 def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
-    """The files that the image has in its working directory, and the packages that it installs."""
+    """The files in the image's working directory, and the packages that the image installs."""
     others = sorted(path.name for path in folder.glob("*compose*"))
     if others or not (folder / "Dockerfile").is_file():
         raise ProblemError(
@@ -103,7 +105,9 @@ def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         if name == "FROM":
             image = rest.split()[0].rpartition("/")[2]
             if not image.startswith(("python:", "ubuntu:", "debian:")):
-                raise ProblemError(f"its image is {rest!r}, wanted one of Python, Debian or Ubuntu")
+                raise ProblemError(
+                    f"its image is {rest!r}, wanted an image of Python, Debian or Ubuntu"
+                )
         elif name == "WORKDIR":
             place = place / rest
         elif name in ("COPY", "ADD"):
@@ -111,7 +115,7 @@ def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         elif name == "RUN":
             requires += _installed(rest)
         elif name not in _PLAIN:
-            raise ProblemError(f"its Dockerfile has {name} {rest[:60]!r}, which is not read here")
+            raise ProblemError(f"its Dockerfile has {name} {rest[:60]!r}, which is not supported")
     return files, requires
 
 
@@ -123,7 +127,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _copied(folder: Path, rest: str, place: PurePosixPath) -> dict[str, bytes]:
-    """Files of a COPY by their path in the working directory."""
+    """Files of a COPY instruction, by path in the working directory."""
     *sources, target = [word for word in shlex.split(rest) if not word.startswith("--")]
     destination = place / target
     files: dict[str, bytes] = {}
@@ -146,7 +150,7 @@ def _copied(folder: Path, rest: str, place: PurePosixPath) -> dict[str, bytes]:
 
 
 def _installed(rest: str) -> list[str]:
-    """Packages that a RUN installs from the index. ProblemError when it does anything that makes files."""
+    """Packages that a RUN instruction installs from the index. ProblemError for commands that may write files."""
     requires: list[str] = []
     for command in re.split(r"&&|;", rest):
         text = " ".join(command.split())
@@ -163,12 +167,10 @@ def _installed(rest: str) -> list[str]:
 
 
 def _read_tests(folder: Path, image: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Test files by their path in the project: where the image has the same, else below `tests`."""
+    """Test files by path in the project. Files that the image does not have are placed below `tests`."""
     script = _read_text(folder / "test.sh")
     if not re.search(r"\bpytest\b", script):
-        raise ProblemError(
-            "its tests/test.sh runs no pytest; a pass is decided by tests of pytest here"
-        )
+        raise ProblemError("its tests/test.sh runs no pytest, which decides a pass here")
     files = _read_folder(folder)
     del files["test.sh"]
     files.pop("Dockerfile", None)
@@ -182,9 +184,9 @@ def _read_tests(folder: Path, image: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _patches(folder: Path) -> Iterator[str]:
-    """Unified diffs of a solution, in the order of their names."""
+    """Unified diffs of a solution, in the order of their file names."""
     if not folder.is_dir():
-        raise ProblemError("it has no solution, and a problem needs one as proof")
+        raise ProblemError("it has no solution, which a problem needs as proof")
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".patch", ".diff"):
             yield _read_text(path)
@@ -195,7 +197,7 @@ def _patches(folder: Path) -> Iterator[str]:
 
 
 def _guess_package(files: Mapping[str, bytes]) -> str:
-    """The only package or module at the top of files that have no metadata. Empty when there are several."""
+    """The only package or module at the top level of files without metadata. Empty if there are several."""
     paths = [PurePosixPath(path) for path in files]
     found = {p.parts[0] for p in paths if len(p.parts) == 2 and p.name == "__init__.py"} - {"tests"}
     found = found or {p.stem for p in paths if len(p.parts) == 1 and p.suffix == ".py"} - {
@@ -206,7 +208,7 @@ def _guess_package(files: Mapping[str, bytes]) -> str:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """Files of a task's folder. Caches and what is too large are passed over."""
+    """Files of a task's folder, without caches and files that are too large."""
     return read_folder(folder, left_out=("__pycache__",), most_bytes=MAX_FILE_BYTES)
 
 

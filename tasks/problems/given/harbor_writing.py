@@ -1,7 +1,8 @@
-"""Problems as tasks of Harbor: a folder each, with image, text, tests, solution.
+"""Problems as tasks of Harbor, one folder each, with image, text, tests and solution.
 
-`environment/` holds the broken repository and a Dockerfile over an image of the Python that proved the problem;
-`tests/` the test files as they are and a script that runs the named tests and writes the reward; `solution/` the patch.
+`environment/` holds the broken repository and a Dockerfile on an image of the Python version that proved the
+problem. `tests/` holds the pristine test files and a script that runs the named tests and writes the reward.
+`solution/` holds the patch.
 """
 
 import shlex
@@ -41,13 +42,13 @@ cd /app && git apply --whitespace=nowarn /solution/gold.patch
 def write_task(
     problem: Problem, repository: PreparedRepository, directory: Path, pytest_version: str
 ) -> Path:
-    """The folder of the problem's task, new below `directory`. ConfigError when it is there, ProblemError for a
-    problem whose verdict is no matter of tests.
+    """Writes the problem's task to a new folder below `directory`, and returns the folder. ConfigError if the folder
+    exists, ProblemError for a problem that is not judged by tests.
     """
     if problem.environment:
         raise ProblemError(
-            f"problem {problem.problem_id} is judged by the environment {problem.environment}, and a "
-            "task of Harbor by tests"
+            f"problem {problem.problem_id} is judged by the environment {problem.environment}, wanted a "
+            "problem that is judged by tests, as tasks of Harbor are"
         )
     target = directory / problem.problem_id
     if target.exists():
@@ -59,7 +60,7 @@ def write_task(
     named = " ".join(map(shlex.quote, (*problem.fail_to_pass, *problem.pass_to_pass)))
     if "test.sh" in tests:
         raise ProblemError(
-            f"problem {problem.problem_id} has a test file test.sh, Harbor's own name"
+            f"problem {problem.problem_id} has a test file test.sh, a name that Harbor reserves"
         )
     written = {
         "task.toml": _describe(problem, repository, files),
@@ -78,7 +79,7 @@ def write_task(
 
 
 def solution_patch(broken: Mapping[str, bytes], files: Mapping[str, bytes]) -> str:
-    """The patch, as git applies it, from broken files to those that they were."""
+    """The patch for `git apply` that turns the broken files into the original ones."""
     return "".join(unified_diff(path, broken[path], files[path]) for path in broken)
 
 

@@ -1,8 +1,9 @@
 """Instances of SWE-bench, read from a file and from clones on this machine.
 
 An instance is a row with `repo`, `base_commit`, `patch`, `test_patch`, `problem_statement`, FAIL_TO_PASS and
-PASS_TO_PASS (lists, or JSON of lists). Its environment is what the project's metadata names, on this Python: images of
-SWE-bench are not used, so an instance that needs an old interpreter or compiled code is refused by its proof.
+PASS_TO_PASS (lists, or JSON of lists). Its environment is this Python with the packages that the project's metadata
+names. Images of SWE-bench are not used, so the proof fails for an instance that needs an old interpreter or
+compiled code.
 """
 
 import re
@@ -25,7 +26,7 @@ _TEST_ID = re.compile(r"[^\s:]+\.py::\S.*")
 
 
 class Instance(Record):
-    """One row. Other columns are not looked at."""
+    """One row of the file. Other columns are ignored."""
 
     instance_id: str
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
@@ -45,12 +46,12 @@ class Instance(Record):
 
 
 def is_instances(path: Path) -> bool:
-    """Whether a file is named as one of instances."""
+    """Whether a file has a suffix of files with instances."""
     return path.is_file() and path.suffix in _SUFFIXES
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """The instances of a file. ConfigError names the row and what it lacks."""
+    """The instances of a file. ConfigError names the row and its fault."""
     found: list[Instance] = []
     for number, row in read_rows(path, _SUFFIXES):
         if not isinstance(row, dict) or _MARK not in row:
@@ -67,10 +68,10 @@ def read_instances(path: Path) -> list[Instance]:
 def take_instance(
     instance: Instance, clones: Path
 ) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
-    """The task of an instance, its solved and its unsolved state. ProblemError says why it is none."""
+    """The task of an instance, its solved and its unsolved state. ProblemError says why it is refused."""
     odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
     if odd:
-        raise ProblemError(f"its test {odd[0]!r} is no id of pytest, wanted FILE.py::NAME")
+        raise ProblemError(f"its test {odd[0]!r} is no test id of pytest, wanted FILE.py::NAME")
     clone = _find_clone(instance.repo, clones)
     before = read_tree(clone, instance.base_commit, max_file_bytes=MAX_FILE_BYTES)
     unsolved = apply_patch(before, instance.test_patch)

@@ -1,7 +1,7 @@
-"""Tasks of other collections as problems: one archive each in the cache, and the candidate made of it.
+"""Tasks of other collections as problems: each is an archive in the cache, from which a candidate is made.
 
-An archive holds the whole solved state, the product files of the unsolved state that differ, and the text. What is
-believed of a task is proven as for every other problem: its tests fail on the one state and pass on the other.
+An archive holds the whole solved state, the product files of the unsolved state that differ, and the text. A task
+is proven like every other problem: its tests fail on the unsolved state and pass on the solved one.
 """
 
 import shutil
@@ -29,17 +29,17 @@ _TASK, _SOLVED, _UNSOLVED = "task.json", "solved/", "unsolved/"
 
 
 class GivenTask(Record):
-    """A task as its collection has it. Paths are those of the project, from its top folder."""
+    """Task as its collection states it. Paths are relative to the project's top folder."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     origin: str = Field(description="harbor or swe-bench")
     prompt: str = Field(min_length=1)
     fail_to_pass: tuple[str, ...] = ()
-    """ids of pytest; empty: those that fail are found out"""
+    """test ids of pytest; empty: the failing tests are found by running"""
     pass_to_pass: tuple[str, ...] = ()
-    package: str = Field(default="", description="name of the project where no metadata says it")
+    package: str = Field(default="", description="name of the project if no metadata states it")
     requires: tuple[str, ...] = Field(default=(), description="packages that the project needs")
-    layout: ProjectLayout | None = Field(default=None, description="None: it is found out")
+    layout: ProjectLayout | None = Field(default=None, description="None: found from the files")
 
 
 def store_task(
@@ -49,8 +49,8 @@ def store_task(
     cache: Path,
     split: Split,
 ) -> tuple[GivenSource, tuple[str, ...]]:
-    """The source of a task, whose states are now in the cache, and remarks. Both states have all files of the
-    project, and the task's tests. ProblemError says why it cannot become a problem.
+    """Stores the states of a task in the cache, and returns its source with remarks. Both states hold all files of
+    the project and the task's tests. ProblemError says why the task cannot become a problem.
     """
     project = _describe(task, solved, cache)
     described = project.source
@@ -66,7 +66,7 @@ def store_task(
     if not changed:
         raise ProblemError("its solution changes no Python file of the package")
     if odd := sorted(path for path in changed if path not in solved or path not in unsolved):
-        raise ProblemError(f"its solution adds or removes {odd[0]}, wanted changes of files alone")
+        raise ProblemError(f"its solution adds or removes {odd[0]}, wanted changes of files only")
     kept = {f"{_SOLVED}{path}": content for path, content in solved.items()}
     kept |= {f"{_UNSOLVED}{path}": unsolved[path] for path in changed}
     kept[_TASK] = task.model_dump_json().encode()
@@ -89,9 +89,9 @@ def _describe(task: GivenTask, solved: Mapping[str, bytes], cache: Path) -> Proj
 
 
 def prepare_given(
-    source: GivenSource, cache: Path, directory: Path, beside: Mapping[str, bytes]
+    source: GivenSource, cache: Path, directory: Path, installed: Mapping[str, bytes]
 ) -> tuple[PreparedRepository, Candidate]:
-    """The solved state, prepared below `directory`, and the candidate that takes the solution away."""
+    """The solved state, prepared below `directory`, and the candidate that reverts the solution."""
     kept = read_archive(fetch_archive(source, cache))
     task = GivenTask.model_validate_json(kept[_TASK])
     solved, unsolved = (
@@ -101,7 +101,9 @@ def prepare_given(
         )
         for top in (_SOLVED, _UNSOLVED)
     )
-    repository = prepare_repository(source, solved, directory, strip_text=False, beside=beside)
+    repository = prepare_repository(
+        source, solved, directory, strip_text=False, installed=installed
+    )
     blocks = diff_blocks({path: solved[path] for path in unsolved}, unsolved)
     candidate = describe_change(source.name, blocks, solved)
     prefix = f"{source.stripped_prefix}/" if source.stripped_prefix else ""
@@ -110,7 +112,7 @@ def prepare_given(
         for tests in (task.fail_to_pass, task.pass_to_pass)
     )
     tests = {path for path in repository.files if repository.is_test(path)}
-    told = {
+    details = {
         "kind": Kind.GIVEN,
         "operator": task.origin,
         "message": task.prompt,
@@ -118,12 +120,12 @@ def prepare_given(
         "named_failing": failing,
         "named_passing": passing,
     }
-    return repository, candidate.model_copy(update=told)
+    return repository, candidate.model_copy(update=details)
 
 
 def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
-    """The files after a unified diff with paths a/... and b/... ProblemError says where it does not fit. Only
-    paths below the folder can change; git refuses others.
+    """The files after a unified diff with paths a/... and b/... ProblemError says where it does not apply. Only
+    paths below the folder can change, since git refuses others.
     """
     if not patch.strip():
         return dict(files)

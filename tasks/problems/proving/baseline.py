@@ -1,7 +1,7 @@
-"""Stable tests of a repository and the functions they call.
+"""Stable tests of a repository and the functions that they call.
 
-All tests run three times, once shuffled with another hash seed. A test whose id, outcome or
-existence changes between the runs takes no part, nor does a test file that cannot be imported.
+All tests run three times, once shuffled with another hash seed. Tests with an id, an outcome or an existence that
+changes between the runs are left out, and so are test files that cannot be imported.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
 from ostinato.tasks.problems.config import ValidityRules
 
 _ERROR_CHARACTERS = 300
-_ROUNDS = 40  # a run ends at the first test that hangs; this many of those are put aside
-_CLOCK_SECONDS = 1.1  # the shortest time that a clock of whole seconds shows
-_LIMITS_PER_PROBE = 40  # time of a probe of all tests, in limits of one run
+_ROUNDS = 40  # maximum number of runs of a probe; each run ends at the first test that hangs
+_CLOCK_SECONDS = 1.1  # long enough for a clock of whole seconds to advance
+_LIMITS_PER_PROBE = 40  # time limit of a probe of all tests, in limits of one run
 
 
 class Baseline(Record):
@@ -29,15 +29,15 @@ class Baseline(Record):
     repository: str
     fingerprint: str
     tests: tuple[str, ...]
-    # bits of the number of calls: the number itself differs a little from run to run
+    # bit lengths of the numbers of calls, because the numbers differ a little from run to run
     call_bits: tuple[int, ...]
     num_collected: int = Field(description="test ids seen in either order")
     num_unstable: int = Field(description="ids or outcomes that changed between the runs")
-    num_not_passing: int = Field(description="failed, skipped or timed out in every run")
+    num_not_passing: int = Field(description="tests that did not pass the first run")
     callers: dict[str, tuple[int, ...]]
     """function -> positions of the tests that call it"""
     left_out: dict[str, str] = Field(default={})
-    """test file that cannot be imported -> why"""
+    """test file that cannot be imported -> reason"""
 
     def covering(self, keys: Iterable[CallKey]) -> list[int]:
         """Positions of the tests that call any of the functions."""
@@ -53,7 +53,7 @@ class Baseline(Record):
         return sorted({*self.covering(keys), *inside})
 
     def cheapest_tests(self, definitions: Iterable[Definition], each: int) -> tuple[str, ...]:
-        """For every function the `each` tests that call it and make the fewest calls."""
+        """For every function, the `each` tests that call it with the fewest function calls in all."""
         found: set[int] = set()
         for definition in definitions:
             calling = self.callers.get(_text(definition.call_key), ())
@@ -64,9 +64,9 @@ class Baseline(Record):
 async def measure_baseline(
     server: TestServer, shuffled: TestServer, rules: ValidityRules, seed: int
 ) -> Baseline:
-    """Run everything plain, profiled, and shuffled on the server with the other hash seed."""
+    """Runs all tests plainly, profiled, and shuffled on the server with the other hash seed."""
     await server.start()
-    await asyncio.sleep(_CLOCK_SECONDS)  # so that names of tests that hold a time differ
+    await asyncio.sleep(_CLOCK_SECONDS)  # so that test ids that contain a time differ
     await shuffled.start()
     left_out = _failed_files(server.collection_errors)
     same_ids = [test for test in server.tests if test in frozenset(shuffled.tests)]
@@ -107,7 +107,7 @@ async def measure_baseline(
 def _failed_files(collection_errors: Sequence[str]) -> dict[str, str]:
     """The end of each file's error, by file. An error begins with the node that failed."""
     split = (error.partition(": ") for error in collection_errors)
-    return {node.partition("::")[0]: told[-_ERROR_CHARACTERS:] for node, _, told in split}
+    return {node.partition("::")[0]: text[-_ERROR_CHARACTERS:] for node, _, text in split}
 
 
 def _passed(probes: Mapping[str, TestProbe]) -> list[str]:
@@ -125,7 +125,7 @@ def _invert(stable: Sequence[str], probes: Mapping[str, TestProbe]) -> dict[str,
 async def _probe(
     server: TestServer, tests: Sequence[str], rules: ValidityRules, *, profile: bool = False
 ) -> dict[str, TestProbe]:
-    """Outcomes of all tests, begun again behind every one that hangs or ends the process."""
+    """Outcomes of all tests. The run restarts after every test that hangs or ends the process."""
     found: dict[str, TestProbe] = {}
     waiting = list(tests)
     for _ in range(_ROUNDS):
@@ -135,10 +135,10 @@ async def _probe(
         seen = await server.probe(waiting, limit, profile=profile)
         found |= seen
         known = [position for position, test in enumerate(waiting) if test in seen]
-        # a test that ended the process reported nothing: it is the one after the last that did
+        # a test that ended the process reported nothing, so it follows the last test that did
         is_cut = not known or seen[waiting[known[-1]]].outcome is not TestOutcome.TIMEOUT
-        behind = known[-1] + 1 if known else 0
-        waiting = waiting[behind + (1 if is_cut else 0) :]
+        num_reported = known[-1] + 1 if known else 0
+        waiting = waiting[num_reported + (1 if is_cut else 0) :]
     return found
 
 

@@ -1,7 +1,7 @@
-"""Judges broken states: named tests fail in two runs, others pass in both, cheats get nothing, and the grader pays a
-right fix.
+"""Judges broken states: some tests fail in two runs, others pass in both, cheats pass nothing, and the grader accepts
+a right fix.
 
-Only tests that call a changed function are run, and one test of every test file, so that a broken import is seen.
+Only tests that call a changed function run, and one test of every test file, to detect a broken import.
 """
 
 import random
@@ -26,10 +26,10 @@ from ostinato.tasks.records import Problem
 
 
 class StubTrials:
-    """Stubs of one repository's functions, and the tests that each is known to fail.
+    """Stubs of one repository's functions, and the tests that each stub is known to fail.
 
-    A stub replaces the whole body of the function, so that the tests which it fails are the same for every problem in
-    that function: those results are kept. A stub is run for a problem only where no kept result answers.
+    A stub replaces the whole body of a function, so it fails the same tests for every problem in that function.
+    The failures are kept, and a stub runs for a problem only if it is not known to fail one of its tests.
     """
 
     def __init__(self, server: TestServer, time_limit_seconds: float) -> None:
@@ -38,16 +38,16 @@ class StubTrials:
         self._failed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     async def is_passed(self, problem: Problem) -> bool:
-        """Whether any stub passes all tests of a problem, which then proves nothing."""
+        """Whether any stub passes all tests of a problem, in which case the tests prove nothing."""
         tests = (*problem.fail_to_pass, *problem.pass_to_pass)
         for name, files in stub_fixes(problem, self._server.repository).items():
             failed = self._failed[_place_of(problem), name]
             if not failed.isdisjoint(tests):
                 continue
-            for some in (tests[:1], tests):
-                report = await self._server.run(files, some, self._time_limit_seconds)
+            for batch in (tests[:1], tests):
+                report = await self._server.run(files, batch, self._time_limit_seconds)
                 if not report.passed:
-                    failed.update(test for test in some if test not in report.passed_ids)
+                    failed.update(test for test in batch if test not in report.passed_ids)
                     break
             else:
                 return True
@@ -55,7 +55,7 @@ class StubTrials:
 
 
 def _place_of(problem: Problem) -> str:
-    """The function, where nothing beside it is broken. Else the problem."""
+    """Key of the function if nothing else is broken, else the id of the problem."""
     lines = [(edit.path, edit.line_number, edit.line_number) for edit in problem.edits]
     lines += [
         (block.path, block.first_line, block.first_line + len(block.gold_lines) - 1)
@@ -68,8 +68,7 @@ def _place_of(problem: Problem) -> str:
     return f"{problem.path}::{problem.symbol}" if is_inside else problem.problem_id
 
 
-# a function without its body raises in every test that calls it, even in those that ignore its
-# result
+# a function without its body raises in every test that calls it, even if the test ignores its result
 _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
@@ -78,23 +77,23 @@ class ProofOutcome(StrEnum):
     """Results of judging a candidate."""
 
     PROVEN = "proven"
-    UNTESTED = "untested"  # no stable test calls what it changes
-    SURVIVED = "survived"  # no test notices it
+    UNTESTED = "untested"  # no stable test calls the changed functions
+    SURVIVED = "survived"  # no test fails
     TOO_BROAD = "too_broad"  # too large a share of all tests fails
-    NOTHING_PASSES = "nothing_passes"  # no covering or neighbouring test is left to guard the rest
+    NOTHING_PASSES = "nothing_passes"  # no covering or neighbouring test passes
     TIMEOUT = "timeout"  # a test hangs or ends the process
     BREAKS_IMPORT = "breaks_import"  # a test file cannot be collected
     UNSTABLE = "unstable"  # the second run differed
-    LEAKED = "leaked"  # what it removes can be read elsewhere
-    WRONG_SIZE = "wrong_size"  # outside the window of changed lines
-    NOT_AS_NAMED = "not_as_named"  # a test that a given task names is none here, or does not fail
+    LEAKED = "leaked"  # the removed code can be read elsewhere
+    WRONG_SIZE = "wrong_size"  # too few or too many changed lines
+    NOT_AS_NAMED = "not_as_named"  # a test that a given task names is not stable, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
-    STUB_PASSES = "stub_passes"  # its tests pass with a constant in place of the function
+    STUB_PASSES = "stub_passes"  # the tests pass with a constant in place of the function
     RIGHT_FIX_REFUSED = "right_fix_refused"  # the grader refuses the original with a comment
-    FAULT = "fault"  # its box broke; not in the journal, so that another build judges it again
+    FAULT = "fault"  # the box failed; not in the journal, so that another build judges it again
 
 
-# its tests tell the broken state from the original
+# outcomes in which the tests tell the broken state from the original
 TESTED = frozenset({ProofOutcome.PROVEN, ProofOutcome.STUB_PASSES, ProofOutcome.RIGHT_FIX_REFUSED})
 
 
@@ -107,7 +106,7 @@ class ProofResult(Record):
     pass_to_pass: tuple[str, ...] = ()
     error_type: str = Field(default="", description="exception of the first failing test")
     error_message: str = Field(
-        default="", description="message of that test, of a fault, or of the grader"
+        default="", description="message of that test, of a fault, or of the grader's refusal"
     )
     seconds: float = Field(default=0.0, description="seconds of test runs in the box")
 
@@ -124,7 +123,7 @@ class RepositoryUnderTest:
 
 
 async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest) -> ProofResult:
-    """ProofResult after all runs on one candidate."""
+    """ProofResult of one candidate, after all runs."""
     name, baseline = candidate.candidate_id, under_test.baseline
     if not 1 <= candidate.draft("").num_changed_lines <= under_test.rules.max_changed_lines:
         return ProofResult(candidate_id=name, finding=ProofOutcome.WRONG_SIZE)
@@ -141,12 +140,9 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
         guards = _guards(candidate, covering, baseline)
     files = candidate.broken_files(under_test.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
-    report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
+    report, refusal = await _first_run(files, tests, under_test)
     failing = [position for position in chosen if baseline.tests[position] not in report.passed_ids]
     passing = [position for position in (*chosen, *guards) if position not in frozenset(failing)]
-    refusal = _refuse(report)
-    if refusal is None:
-        refusal = await _check_imports(files, under_test)
     if refusal is None and candidate.named_failing and len(failing) < len(chosen):
         refusal = ProofOutcome.NOT_AS_NAMED
     if refusal is None:
@@ -184,7 +180,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
 def _refuse_extent(
     num_failing: int, passing: Sequence[int], under_test: RepositoryUnderTest
 ) -> ProofOutcome | None:
-    """ProofOutcome for too few or too many failing tests. `num_failing` is an estimate over all."""
+    """ProofOutcome for too few or too many failing tests. `num_failing`: estimate over all covering tests."""
     if num_failing == 0:
         return ProofOutcome.SURVIVED
     if num_failing > max(1, under_test.rules.max_failing_ratio * len(under_test.baseline.tests)):
@@ -193,7 +189,7 @@ def _refuse_extent(
 
 
 def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[int]]:
-    """Positions of the tests that a given task names: those to fail, and those to pass."""
+    """Positions of the stable tests that a given task names as failing, and as passing."""
     position = {test: number for number, test in enumerate(baseline.tests)}
     failing = [position[test] for test in candidate.named_failing if test in position]
     passing = [position[test] for test in candidate.named_passing if test in position]
@@ -203,7 +199,7 @@ def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[in
 def _choose(
     candidate: Candidate, covering: Sequence[int], under_test: RepositoryUnderTest
 ) -> list[int]:
-    """Covering tests, those named after the symbol and those that call little first."""
+    """Covering tests to run, first those named after the symbol, then those with few calls."""
     baseline = under_test.baseline
     word = candidate.symbol.rpartition(".")[2].strip("_").lower().replace("_", "")
 
@@ -222,7 +218,7 @@ def _choose(
 
 
 def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -> list[int]:
-    """Cheap tests of the same files that do not call the symbol."""
+    """Cheap tests that do not call the symbol, of the same files if possible."""
     files = {baseline.tests[position].partition("::")[0] for position in covering}
     known = frozenset(covering)
     outside = [position for position in range(len(baseline.tests)) if position not in known]
@@ -233,20 +229,46 @@ def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -
     return sorted(random.Random(candidate.candidate_id).sample(cheap, min(4, len(cheap))))
 
 
-async def _check_imports(
-    files: dict[str, bytes], under_test: RepositoryUnderTest
-) -> ProofOutcome | None:
-    """Run one cheap test of every test file, so that a broken import is seen."""
-    baseline = under_test.baseline
+async def _first_run(
+    files: dict[str, bytes], tests: tuple[str, ...], under_test: RepositoryUnderTest
+) -> tuple[TestReport, ProofOutcome | None]:
+    """Report of the tests on a broken state, and the reason for a refusal, from these tests or from another file's.
+
+    One cheap test of every test file runs after the tests, to detect a broken import. If anything is refused, both
+    groups run separately, to find the cause.
+    """
+    limit_seconds = under_test.rules.time_limit_seconds
+    cheap = _cheapest_of_files(under_test.baseline)
+    together = tuple(dict.fromkeys((*tests, *cheap)))
+    whole = await under_test.server.run(files, together, limit_seconds)
+    parts = [_keep(whole, tests), _keep(whole, cheap)]
+    if not any(map(_refuse, parts)):
+        return parts[0], None
+    if TestOutcome.TIMEOUT in parts[0].outcomes.values():  # no test of another file ran before it
+        return parts[0], ProofOutcome.TIMEOUT
+    report = await under_test.server.run(files, tests, limit_seconds)
+    refusal = _refuse(report)
+    if refusal is None:
+        imports = await under_test.server.run(files, cheap, limit_seconds)
+        is_broken = _refuse(imports) is ProofOutcome.BREAKS_IMPORT
+        refusal = ProofOutcome.BREAKS_IMPORT if is_broken else None
+    return report, refusal
+
+
+def _keep(report: TestReport, tests: Sequence[str]) -> TestReport:
+    """The report, reduced to some of its tests."""
+    return report.model_copy(update={"outcomes": {test: report.outcomes[test] for test in tests}})
+
+
+def _cheapest_of_files(baseline: Baseline) -> tuple[str, ...]:
+    """The test with the fewest calls of each file."""
     cheapest: dict[str, int] = {}
     for position, test in enumerate(baseline.tests):
         file = test.partition("::")[0]
         best = cheapest.get(file)
         if best is None or baseline.call_bits[position] < baseline.call_bits[best]:
             cheapest[file] = position
-    tests = tuple(baseline.tests[position] for position in cheapest.values())
-    report = await under_test.server.run(files, tests, under_test.rules.time_limit_seconds)
-    return ProofOutcome.BREAKS_IMPORT if _refuse(report) is ProofOutcome.BREAKS_IMPORT else None
+    return tuple(baseline.tests[position] for position in cheapest.values())
 
 
 async def _second_run(
@@ -270,7 +292,7 @@ async def _try_cheats(
     fail_to_pass: Sequence[str],
     under_test: RepositoryUnderTest,
 ) -> ProofOutcome:
-    """Deleting the tests must change nothing. Skipping everything must pass nothing."""
+    """CHEATED if deleting the tests changes the judged files, or if skipping every test passes any, else PROVEN."""
     repository = under_test.server.repository
     without_tests: dict[str, bytes | None] = {**files}
     without_tests |= dict.fromkeys(filter(repository.is_test, repository.files))
@@ -285,8 +307,8 @@ async def _try_cheats(
 
 
 async def _refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -> str:
-    """Why the grader refuses the original with a comment. Empty: it is paid. Who repairs a problem in other words than the
-    original's is refused too where no trial tells its broken state from the original, or a test reads the source.
+    """Reason why the grader refuses the original with a comment. Empty: it is accepted. The grader would refuse every
+    fix if no blind trial tells the broken state from the original, or fixes in other words if a test reads the source.
     """
     repository = under_test.server.repository
     fix = {
@@ -294,7 +316,7 @@ async def _refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -
         for path in problem.break_files(repository.files)
         if repository.is_editable(path) and path.endswith(".py")
     }
-    # what is drawn depends on no other problem; calls that are drawn beside the tests would compare the original with itself
+    # seeded, so that the draws depend on no other problem; drawn calls would compare the original with itself
     trials = BlindTrials(random.Random(f"trial {problem.problem_id}"), draws_calls=False)
     limit_seconds = under_test.rules.time_limit_seconds
     try:

@@ -1,9 +1,9 @@
-"""Answers left where the agent can read them: removed code, its own names, hidden tests, changed lines.
+"""Leaks: answers that the agent can read. They are removed code and its own names, hidden tests, changed lines.
 
-Removed text leaks when three removed lines in a row stand together somewhere. A name leaks when it
-was bound only in removed code and occurs in any file, in a comment or in bytecode. A changed line leaks in a comment,
-in a text, with both its neighbours in another file, in the prompt, and in an object of git. A build of problems and a
-certificate of them ask the same checks.
+Removed code leaks if three consecutive removed lines occur together elsewhere. A name leaks if it was bound only in
+removed code and occurs in any file, even in a comment or in bytecode. A changed line leaks if it occurs in a comment,
+in a string, with both its neighbours in another file, in the prompt, or in an object of git. The build of problems and
+their certificate run the same checks.
 """
 
 import ast
@@ -30,27 +30,27 @@ from ostinato.tasks.records import Problem
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 _MIN_NAME = 6
-LEAST_CHARACTERS = 8  # of a line without white space that gives an answer away
+LEAST_CHARACTERS = 8  # shorter lines (without white space) reveal no answer
 _LEAST_RUN_CHARACTERS = 40
 _MOST_HISTORY_BYTES = 64 << 20
 _MOST_TEXT_BYTES = 1 << 20
 _RUN_LINES = 3
 _MIN_RUN_CHARACTERS = 40
-# masked in every box (infra/sandbox/box.py): packages of other projects and CPython's own tests
+# folders masked in every box (infra/sandbox/box.py): packages of other projects and CPython's own tests
 _UNREADABLE = frozenset(
     {"site-packages", "dist-packages", "ensurepip", "test", "idlelib", "turtledemo", "lib2to3"}
 )
 
 
 class Leak(NamedTuple):
-    """One answer in reach."""
+    """One answer that the agent can read."""
 
     what: str
     path: str
 
 
 class LeakCheck:
-    """Searches of one repository for answers in what an agent can read. Files are read once."""
+    """Searches of one repository for answers that an agent can read. Files are read once."""
 
     def __init__(self, repository: PreparedRepository) -> None:
         self._repository = repository
@@ -63,7 +63,7 @@ class LeakCheck:
 
     @functools.cached_property
     def _places(self) -> Mapping[bytes | int, set[str]]:
-        """Paths by the words and runs of lines in their files."""
+        """Paths of files by the words and runs of lines that they contain."""
         places: dict[bytes | int, set[str]] = defaultdict(set)
         for path, content in self._everything.items():
             for mark in _index(content):
@@ -72,7 +72,7 @@ class LeakCheck:
 
     @functools.cached_property
     def _name_counts(self) -> Counter[str]:
-        """Names in the code of Python files."""
+        """Numbers of occurrences of names in the code of Python files."""
         return Counter(
             name
             for path, content in self._everything.items()
@@ -94,7 +94,7 @@ class LeakCheck:
 
     def find(self, problem: Problem) -> tuple[Leak, ...]:
         """Removed code of a problem, its own names and its hidden tests, in files of the broken state."""
-        # old code, which stood where new code was, repeats parts of it; single lines are no run of lines
+        # old code of a commit repeats parts of the new code; edits of single lines contain no run of lines
         is_old_code = problem.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
         if is_old_code or not (problem.blocks or problem.hidden_tests):
             return ()
@@ -114,12 +114,12 @@ class LeakCheck:
         for name in _own_names(problem, self._name_counts):
             leaks |= {Leak(f"name {name}", path) for path in places_of(name.encode())}
         for name in function_names(problem.hidden_tests):
-            if self._name_counts[name] == 1:  # others of that name may stay
+            if self._name_counts[name] == 1:  # otherwise another test of that name may be found
                 leaks |= {Leak(f"hidden test {name}", path) for path in places_of(name.encode())}
         return tuple(sorted(leaks))
 
     def find_repeated(self, problem: Problem) -> Iterator[Leak]:
-        """Changed lines whose right text is in a comment or text of the broken state, or with both its
+        """Changed lines that occur in their right form in a comment or string of the broken state, or with both
         neighbours in another file.
         """
         broken = problem.break_files(self._pristine)
@@ -139,7 +139,7 @@ class LeakCheck:
                 yield Leak(f"line {number} of {path} with its neighbours", other)
 
     def find_in_prompt(self, problem: Problem) -> Iterator[Leak]:
-        """Changed or removed lines in the words of the user."""
+        """Changed or removed lines that occur in the prompt."""
         prompt = squeeze(problem.prompt.encode())
         shown = [(f"line {edit.line_number}", edit.path, edit.gold_text) for edit in problem.edits]
         shown += [("removed lines", one.path, "\n".join(one.gold_lines)) for one in problem.blocks]
@@ -149,7 +149,7 @@ class LeakCheck:
                 yield Leak(what, path)
 
     def find_in_history(self, problem: Problem) -> Iterator[Leak]:
-        """Files as they were before a problem broke them, in objects of git."""
+        """Files in their state before the problem broke them that occur in objects of git."""
         for path in sorted(problem.break_files(self._pristine)):
             is_product = self._repository.is_editable(path) and path in self._pristine
             if is_product and self._squeezed[path] in self._history:
@@ -165,12 +165,12 @@ def _read_below(directory: Path) -> dict[str, bytes]:
 
 
 def _own_names(problem: Problem, counts: Mapping[str, int]) -> set[str]:
-    """Names bound in removed code and used nowhere else, the problem's own symbol left out."""
+    """Names that are bound in removed code and used nowhere else, without the problem's own symbol."""
     removed: Counter[str] = Counter()
     bound: set[str] = set()
     for block in problem.blocks:
         text = "\n".join(block.gold_lines)
-        # the tokenizer refuses lines that come back to an unknown margin
+        # the tokenizer refuses lines that return to an unknown indentation
         unindented = "\n".join(line.lstrip() for line in block.gold_lines)
         removed.update(name for name, _ in read_names(unindented))
         bound |= set(re.findall(r"(?:def|class)\s+(\w+)", text))
@@ -186,12 +186,12 @@ def _own_names(problem: Problem, counts: Mapping[str, int]) -> set[str]:
 
 @functools.lru_cache(maxsize=256)
 def _index(content: bytes) -> frozenset[bytes | int]:
-    """Words, and hashes of runs of lines."""
+    """Words of a file, and hashes of its runs of lines."""
     return frozenset((*_WORD.findall(content), *_runs(content.split(b"\n"))))
 
 
 def _runs(lines: Iterable[bytes]) -> list[int]:
-    """Hashes of every three lines in a row, blank lines and white space left out."""
+    """Hashes of every three consecutive lines, without blank lines and white space."""
     kept = [line for line in (b"".join(line.split()) for line in lines) if line]
     runs = (kept[start : start + _RUN_LINES] for start in range(len(kept) - _RUN_LINES + 1))
     return [hash(tuple(run)) for run in runs if sum(map(len, run)) >= _MIN_RUN_CHARACTERS]
@@ -199,7 +199,7 @@ def _runs(lines: Iterable[bytes]) -> list[int]:
 
 @functools.cache
 def _library_runs() -> frozenset[int]:
-    """Runs of the interpreter's own library, as far as a box shows it."""
+    """Runs of lines in the part of the standard library that a box shows."""
     root = Path(sysconfig.get_path("stdlib"))
     runs: set[int] = set()
     for path in sorted(root.rglob("*.py")):
@@ -209,7 +209,7 @@ def _library_runs() -> frozenset[int]:
 
 
 def squeeze(text: bytes) -> bytes:
-    """A text without white space."""
+    """The text without white space."""
     return b"".join(text.split())
 
 
@@ -219,8 +219,8 @@ def _around(lines: list[str], number: int) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _quoted_in(content: bytes) -> bytes:
-    """Comments and strings of a Python file, joined by zero bytes, or the whole of another file.
-    Without white space.
+    """Comments and strings of a Python file, joined by zero bytes, or the whole content of any other file,
+    without white space.
     """
     try:
         tree = parse_python(content)
@@ -239,7 +239,7 @@ def _quoted_in(content: bytes) -> bytes:
 def _history_of(directory: Path) -> Iterable[bytes]:
     """Contents of all file objects of git below a folder, without white space.
 
-    The objects are read from a repository of ours: nothing of the other's configuration is used.
+    The objects are read from a new repository, so that the configuration of the original one is not used.
     """
     for place in sorted(directory.rglob(".git")):
         if not (place / "objects").is_dir() or place.is_symlink():
@@ -255,7 +255,7 @@ def _history_of(directory: Path) -> Iterable[bytes]:
             if total > _MOST_HISTORY_BYTES:
                 raise ProblemError(
                     f"{place} holds {total} bytes of files, wanted at most {_MOST_HISTORY_BYTES} "
-                    "to look for answers in; remove it from the repository"
+                    "for the search for answers; remove it from the repository"
                 )
             for name, _ in texts:
                 yield squeeze(run_git(bare, "cat-file", "blob", name, max_bytes=_MOST_TEXT_BYTES))
@@ -266,7 +266,7 @@ def _link_objects(source: Path, target: Path) -> None:
         for name in names:
             path = Path(folder) / name
             relative = path.relative_to(source)
-            # a list of other places would be followed out of the folder
+            # files in `info` may list object folders elsewhere, which git would follow
             if relative.parts[0] != "info" and path.is_file() and not path.is_symlink():
                 place = target / relative
                 place.parent.mkdir(parents=True, exist_ok=True)

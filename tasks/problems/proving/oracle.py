@@ -1,6 +1,6 @@
 """Differential oracles: results of the original on arguments that no test shows.
 
-Calls are recorded while tests run and varied. Top-level functions with literal arguments only.
+Calls are recorded while tests run, and then varied. Only top-level functions with literal arguments have oracles.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import FunctionOracle, OracleCall
 
 _RECORD_SECONDS = 300.0
-_MAX_CALLS_RECORDED = 40  # for each function
-_CHEAPEST_TESTS = 3  # run for each function
+_MAX_CALLS_RECORDED = 40  # per function
+_CHEAPEST_TESTS = 3  # tests run per function
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 
 
@@ -50,7 +50,7 @@ async def record_calls(
     definitions: Sequence[Definition],
     tests: Sequence[str],
 ) -> dict[tuple[str, str], list[str]]:
-    """Arguments by (path, symbol), seen while the tests run on what the sandbox holds."""
+    """Arguments by (path, symbol), recorded while the tests run on the code in the sandbox."""
     functions = [
         list(item.call_key) for item in definitions if not (item.is_class or item.is_method)
     ]
@@ -64,7 +64,7 @@ async def record_calls(
     }
     first = await _record(sandbox, request)
     again = {place: frozenset(calls) for place, calls in (await _record(sandbox, request)).items()}
-    # names of temporary files and random numbers differ: such calls are of no other run
+    # calls with names of temporary files or random numbers do not repeat in another run
     return {
         place: [call for call in calls if call in again.get(place, ())]
         for place, calls in first.items()
@@ -91,10 +91,10 @@ async def build_oracles(
     config: OracleConfig,
     seed: int,
 ) -> list[FunctionOracle]:
-    """Results of the original, which the sandbox holds, on recorded and on derived arguments.
+    """Results of the original, which is in the sandbox, on recorded and on derived arguments.
 
-    A derived call stays when the original returns twice the same and raises nothing: what it does
-    with arguments it refuses is not specified.
+    A derived call is kept if the original returns the same value twice and raises nothing, because its
+    behaviour on arguments that it refuses is not specified.
     """
     plan: list[CallRequest] = []
     first: list[str | None] = []
@@ -103,7 +103,7 @@ async def build_oracles(
         derived = derive_arguments(calls, config.max_calls_derived, f"{seed} {path} {symbol}")
         own = [CallRequest(path, symbol, arguments) for arguments in (*calls, *derived)]
         plan += own
-        # by themselves, as a verdict makes them: another function may leave something behind
+        # each function alone, as in a verdict, because another function may leave state behind
         first += await make_calls(sandbox, own, config.call_seconds)
         second += await make_calls(sandbox, own, config.call_seconds)
     visible: dict[tuple[str, str], list[OracleCall]] = {}
@@ -128,7 +128,7 @@ async def build_oracles(
 
 
 def derive_arguments(calls: Sequence[str], most: int, seed: str) -> list[str]:
-    """New argument lists: values of other calls in their place, and values changed a little."""
+    """New argument lists, made from recorded ones by taking a value from another call or changing it a little."""
     rng = random.Random(seed)
     known, derived = set(calls), {}
     parsed = [json.loads(call) for call in calls]
@@ -142,8 +142,8 @@ def derive_arguments(calls: Sequence[str], most: int, seed: str) -> list[str]:
             break
         part, where = rng.choice(places)
         if rng.random() < 0.4:
-            donors = [other[part] for other in parsed if _has(other[part], where)]
-            made[part][where] = rng.choice(donors)[where]
+            others = [other[part] for other in parsed if _has(other[part], where)]
+            made[part][where] = rng.choice(others)[where]
         else:
             made[part][where] = _vary(made[part][where], rng)
         text = json.dumps(made)

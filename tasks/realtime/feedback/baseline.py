@@ -1,9 +1,8 @@
-"""The reward to expect from a population and problem kind: what the one rollout per prompt is
-compared with.
+"""Baselines: the expected reward of a population and problem kind, for one rollout per prompt.
 
-A cell with few observations is shrunk towards the overall mean, which is shrunk towards 0. Inside a
-batch each observation is left out of its own baseline, so that subtracting it does not bias the
-policy gradient.
+A cell with few observations is shrunk towards the overall mean, which is shrunk towards 0. Within a
+batch an observation is left out of its own baseline, so that the baseline does not bias the policy
+gradient.
 """
 
 from collections import defaultdict
@@ -14,12 +13,12 @@ from pydantic import Field
 from ostinato.tasks.realtime.config import BaselineConfig
 from ostinato.tasks.records import StageRecord
 
-_KIND_STRENGTH = 8.0  # observations that the overall mean is worth against a cell's own mean
-_OVERALL_STRENGTH = 4.0  # observations that a reward of 0 is worth against the overall mean
+_KIND_STRENGTH = 8.0  # weight of the overall mean in a cell's expectation, in observations
+_OVERALL_STRENGTH = 4.0  # weight of a reward of 0 in the overall mean, in observations
 
 
 class RewardObservation(StageRecord):
-    """One reward with the cell it belongs to."""
+    """One reward and its cell."""
 
     population: str
     problem_kind: str
@@ -27,11 +26,11 @@ class RewardObservation(StageRecord):
 
 
 class Cell(StageRecord):
-    """Rewards seen for one (population, problem kind)."""
+    """Observed rewards of one (population, problem kind)."""
 
     population: str
     problem_kind: str
-    weight: float = Field(description="observations, faded by decay")
+    weight: float = Field(description="decayed number of observations")
     reward_sum: float
 
 
@@ -41,13 +40,13 @@ class Baselines(StageRecord):
     cells: tuple[Cell, ...] = ()
 
     def expected(self, population: str, problem_kind: str) -> float:
-        """Expected reward of the cell from earlier cycles alone."""
+        """Expected reward of the cell, from earlier cycles only."""
         return _Totals(self).expected((population, problem_kind))
 
     def absorb(
         self, observations: Sequence[RewardObservation], config: BaselineConfig
     ) -> "Baselines":
-        """The baselines after a cycle: earlier counts fade, these are added."""
+        """Baselines after a cycle: earlier counts are decayed and these observations added."""
         totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for cell in self.cells:
             totals[cell.population, cell.problem_kind][0] += config.decay * cell.weight
@@ -66,7 +65,7 @@ class Baselines(StageRecord):
 def advantages(observations: Sequence[RewardObservation], baselines: Baselines) -> list[float]:
     """Reward minus baseline for each observation, parallel to `observations`.
 
-    The baseline counts earlier cycles and the rest of this batch, never the observation itself.
+    The baseline counts earlier cycles and the rest of this batch, not the observation itself.
     """
     totals = _Totals(baselines)
     for seen in observations:

@@ -1,6 +1,6 @@
 """Interactions since the watermark, with their tokens.
 
-Reading the same window again gives the same interactions; their feedback may have grown.
+A second reading of a window gives the same interactions, maybe with more feedback.
 """
 
 import logging
@@ -29,7 +29,7 @@ INFRASTRUCTURE_REASONS = frozenset(
 def choose_watermark(
     ledger: Ledger, line: str, from_watermark: int, *, settle_seconds: float, now: float
 ) -> int:
-    """Newest sequence of the line that is, with all before it, older than `settle_seconds`."""
+    """Newest sequence number of the line up to which all interactions are older than `settle_seconds`."""
     chosen = from_watermark
     for row in ledger.interactions.since(from_watermark, line=line):
         if row.created_at > now - settle_seconds:
@@ -39,10 +39,10 @@ def choose_watermark(
 
 
 def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
-    """Takes the interactions of (from_watermark, to_watermark], and earlier ones about which
-    something was said since the cycle before. Only interactions of the served checkpoint are taken,
-    which are on-policy, among them those that an earlier cycle trained a refused candidate on. And
-    only interactions of the window's source: people's and simulated users' are never in one batch.
+    """Collects the interactions of (from_watermark, to_watermark] and earlier ones with feedback since
+    the previous cycle. Only interactions of the served checkpoint are kept, because they are on-policy;
+    an earlier cycle may have used them to train a candidate that was refused. Only interactions of the
+    window's source are kept, so that people and simulated users are never in one batch.
     """
     interactions = ledger.interactions
     late = interactions.with_feedback_between(
@@ -82,7 +82,7 @@ def _take(row: InteractionRow, objects: ObjectStore, window: Window) -> Collecte
     if source is not window.source:
         return skip(
             SkipReason.OTHER_SOURCE,
-            f"of {source.value}, the cycle trains on {window.source.value} alone",
+            f"of {source.value}, the cycle trains on {window.source.value} only",
         )
     if row.checkpoint_id != window.served:
         return skip(SkipReason.OTHER_CHECKPOINT, f"made by {row.checkpoint_id or 'an unknown one'}")

@@ -1,7 +1,7 @@
-"""From what users did to trainable samples: reward with a reason, baseline, advantage.
+"""Conversion of users' feedback to trainable samples: reward with a reason, baseline, advantage.
 
-There is one rollout per prompt, so there is no group to centre on: the baseline of (population,
-problem kind) replaces the group mean and the update is REINFORCE.
+There is one rollout per prompt, so there is no group mean. The baseline of (population, problem kind)
+replaces it, and the update is REINFORCE.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ class DistilledReward(StageRecord):
     population: str
     problem_kind: str
     reward: float
-    reason: str = Field(description="name of the term that weighs most")
-    terms: dict[str, float] = Field(description="all terms before the sum is cut to -1..1")
+    reason: str = Field(description="name of the largest term by absolute value")
+    terms: dict[str, float] = Field(description="all terms before the sum is clipped to -1..1")
 
 
 class Distilled(StageRecord):
-    """A cycle's batch."""
+    """Batch of a cycle."""
 
     samples: tuple[Sample, ...]
     rewards: tuple[DistilledReward, ...]
@@ -53,13 +53,13 @@ class Distilled(StageRecord):
 def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> DistilledReward:
     """Adds up the terms of one interaction.
 
-    The latest event of a signal counts once: a client that reports twice gains nothing. A reverted
-    edit overrides an earlier "kept". A value below 1 counts for its share.
+    Only the latest event of a signal counts, so that reporting it twice changes nothing. A reverted
+    edit overrides an earlier "kept". A value below 1 counts proportionally.
     """
-    terms = _said_terms(interaction.feedback, config)
+    terms = _feedback_terms(interaction.feedback, config)
     if not terms.keys() - {"latency"}:
         terms[NO_FEEDBACK] = config.weights.no_feedback
-    terms |= _shown_terms(interaction.transcript, interaction.problem_kind, config)
+    terms |= _transcript_terms(interaction.transcript, interaction.problem_kind, config)
     reward = max(-1.0, min(1.0, sum(terms.values())))
     reason = max(terms, key=lambda name: (abs(terms[name]), name))
     return DistilledReward(
@@ -106,17 +106,17 @@ def distil(
     )
 
 
-def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
+def _feedback_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
     weights = config.weights
     latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
     latest = {name: event for name, event in latest.items() if is_said(name, event.value)}
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
     if kept is not None and reverted is not None:
-        # kept first, undone later: the later word counts
+        # the later of the two counts
         latest.pop(
             Signal.EDIT_KEPT if reverted.created_at >= kept.created_at else Signal.EDIT_REVERTED
         )
-    worth = weights.model_dump()
+    weight_by_signal = weights.model_dump()
     terms: dict[str, float] = {}
     for name, event in latest.items():
         signal = Signal(name)
@@ -129,11 +129,11 @@ def _said_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[s
                 if excess > 0:
                     terms["latency"] = weights.latency * min(1.0, excess)
             case _:
-                terms[signal.value] = worth[signal.value] * share
+                terms[signal.value] = weight_by_signal[signal.value] * share
     return terms
 
 
-def _shown_terms(
+def _transcript_terms(
     transcript: Transcript, problem_kind: str, config: DistilConfig
 ) -> dict[str, float]:
     weights = config.weights

@@ -1,4 +1,4 @@
-"""Interactions as the cycle sees them: tokens, and what users said about them."""
+"""Records of interactions in a cycle: tokens and users' feedback."""
 
 from enum import StrEnum
 
@@ -11,22 +11,22 @@ from ostinato.tasks.records import StageRecord
 
 
 class Source(StrEnum):
-    """Kind of user behind an interaction. A cycle trains on one kind alone."""
+    """Kind of user behind an interaction. A cycle trains on one kind only."""
 
     PEOPLE = "people"
     SIMULATED = "simulated"
 
 
 def source_of(interaction: NewInteraction) -> Source:
-    """Simulated users have a tenant of their own, of which nobody else gets a key."""
+    """Source of an interaction. Simulated users have their own tenant, and nobody else gets a key of it."""
     return Source.SIMULATED if interaction.tenant == SIMULATED_TENANT else Source.PEOPLE
 
 
 class CollectedInteraction(StageRecord):
-    """One user turn with a deployed checkpoint, its tokens and all that was said about it."""
+    """One user's turn with a deployed checkpoint, its tokens and its feedback."""
 
     interaction_id: str
-    population: str = Field(description="the tenant whose users these are")
+    population: str = Field(description="tenant of the user")
     problem_kind: str
     transcript: Transcript
     feedback: tuple[FeedbackRow, ...]
@@ -40,20 +40,22 @@ class Window(StageRecord):
     from_watermark: int
     to_watermark: int
     said_after: float
-    """feedback on earlier interactions counts from here on: when the cycle before opened"""
+    """time after which feedback on earlier interactions counts: when the previous cycle opened"""
     said_until: float = Field(description="time at which this cycle opened")
-    source: Source = Field(default=Source.PEOPLE, description="interactions of others are left out")
+    source: Source = Field(default=Source.PEOPLE, description="kind of users; others are left out")
 
 
 class SkipReason(StrEnum):
-    """Reason not to train on an interaction. A bad answer is never one."""
+    """Reason not to train on an interaction. A bad answer is no such reason."""
 
     # engine or sandbox failed, which says nothing about the policy
     INFRASTRUCTURE = "infrastructure"
-    NOTHING_SAMPLED = "nothing_sampled"  # no token of the model in it
-    OTHER_CHECKPOINT = "other_checkpoint"  # off-policy: another one answered than is trained
-    OTHER_SOURCE = "other_source"  # people's in a cycle of simulated users, or theirs in people's
-    TRUNCATED_SAMPLING = "truncated_sampling"  # greedy, top-p or top-k: not drawn from the policy
+    NOTHING_SAMPLED = "nothing_sampled"  # it holds no token of the model
+    OTHER_CHECKPOINT = "other_checkpoint"  # off-policy: another checkpoint answered
+    OTHER_SOURCE = "other_source"  # people in a cycle of simulated users, or the reverse
+    TRUNCATED_SAMPLING = (
+        "truncated_sampling"  # greedy, top-p or top-k: not the policy's distribution
+    )
     TRANSCRIPT_LOST = "transcript_lost"  # the object store no longer has its bytes
 
 

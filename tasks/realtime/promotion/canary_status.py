@@ -1,4 +1,4 @@
-"""Where an open canary stands: who answered how often, and what the guard has seen and waits for."""
+"""Status of an open canary: counts of both arms, and looks of the guard."""
 
 from pydantic import Field
 
@@ -10,12 +10,12 @@ from ostinato.tasks.records import StageRecord
 
 
 class ArmStatus(StageRecord):
-    """One side of the A/B."""
+    """One arm of the A/B."""
 
     checkpoint: str | None
     share: float = Field(description="share of sessions that it answers (0..1)")
     interactions: int
-    sessions: int = Field(description="settled sessions, which the guard counts")
+    sessions: int = Field(description="settled sessions, the only ones that the guard counts")
     judged_sessions: int = Field(description="settled sessions with an edit kept or reverted")
 
 
@@ -34,9 +34,9 @@ class SequentialTestStatus(StageRecord):
     )
     said: str = Field(description="verdict of the last look; empty before the first")
     promoted_from: float
-    """instant before which it is not promoted, in seconds since the epoch"""
+    """time before which it is not promoted, in seconds since the epoch"""
     withdrawn_from: float
-    """instant from which it is withdrawn if the last look was not made by then"""
+    """time at which it is withdrawn if the last look was not made before, in seconds since the epoch"""
 
 
 class CanaryStatus(StageRecord):
@@ -47,14 +47,14 @@ class CanaryStatus(StageRecord):
     control: ArmStatus
     candidate: ArmStatus
     test: SequentialTestStatus | None = Field(
-        description="None: the recipe that tests it is not known here"
+        description="None: the recipe with the settings of its guard is unknown"
     )
 
 
 def canary_status(
     line: ServingLine, canary: Canary, config: GuardConfig | None, now: float
 ) -> CanaryStatus:
-    """Counts of both arms, and of the test when the recipe's guard is given. Changes nothing."""
+    """Status of a canary. `config`: settings of its guard, None: unknown. Changes nothing."""
     rows = line.interactions_during(canary)
     ready = settled(rows, config or GuardConfig(), now)
     return CanaryStatus(

@@ -1,10 +1,10 @@
 """The online guard: tests whether users of the candidate arm are worse off.
 
-`observe` (interaction rows to one observation each), `compare_arms` (one-sided tests of edits kept
-and judged at all, dissatisfied follow-ups and latency, with Holm's correction) and `judge_canary`
-(the sequence of such tests over a canary). Sessions are the unit of randomisation, so each counts
-once however long it is. Nothing is promoted before enough sessions of both arms were judged by their
-users. It moves no pointer: serving_line.py does.
+`observe` makes one observation of each interaction. `compare_arms` makes one-sided tests of kept edits,
+of judged edits, of dissatisfied follow-ups and of latency, with Holm's correction. `judge_canary` makes
+the sequence of such tests over a canary. Sessions are the unit of randomisation, so each counts once,
+however long it is. Nothing is promoted before users have judged enough sessions of both arms. The guard
+only advises; serving_line.py changes the champion.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
-import scipy  # its parts load when first used: scipy.stats takes a second
+import scipy  # not scipy.stats, which takes a second: it loads when first used
 from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
@@ -24,19 +24,20 @@ from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.records import StageRecord
 
 CONTROL, CANDIDATE = "control", "candidate"
-_MISMATCH_P = 1e-4  # sessions dealt out otherwise than asked: no comparison of arms means anything
-_STARVED_P = 1e-6  # the same before a look, asked after every session
+# p-values below which sessions were not assigned by the share, so that arms cannot be compared
+_MISMATCH_P = 1e-4  # at a look
+_EARLY_MISMATCH_P = 1e-6  # before a look, where it is tested after every session
 
 
 class ArmObservation(StageRecord):
-    """Evidence of one interaction, or of a whole session, about its arm."""
+    """Feedback on one interaction, or on a whole session, of an arm."""
 
     arm: str
     session_id: str
     interaction_id: str = Field(
-        default="", description="the last observation of an interaction stands for it"
+        default="", description="interaction; its last observation replaces earlier ones"
     )
-    kept: bool | None = Field(description="None: neither kept nor reverted")
+    kept: bool | None = Field(description="False: reverted; None: neither kept nor reverted")
     dissatisfied: bool
     latency_seconds: float | None
 
@@ -46,9 +47,9 @@ class Advice(StrEnum):
 
     WAIT = "wait"  # too few sessions
     FINE = "fine"  # no measure is significantly worse
-    PROMOTE = "promote"  # fine at every look, the last included
+    PROMOTE = "promote"  # fine at every look including the last
     ROLL_BACK = "roll_back"  # users of the candidate are worse off
-    EXPIRE = "expire"  # too few sessions or judgements until the canary's last day
+    EXPIRE = "expire"  # too few sessions or judgements within the canary's maximum age
 
 
 class ArmMeasure(StageRecord):
@@ -60,12 +61,12 @@ class ArmMeasure(StageRecord):
     control_count: int
     candidate_count: int
     p_value: float
-    """one-sided: chance of this much worse if the arms were alike"""
-    worse: bool = Field(description="significant after Holm's correction")
+    """probability of a difference at least this bad if the arms were equal (one-sided)"""
+    worse: bool = Field(description="whether it is significantly worse after Holm's correction")
 
 
 class GuardReport(StageRecord):
-    """The comparison with its advice."""
+    """A comparison of the arms, with its advice."""
 
     advice: Advice
     reason: str
@@ -73,7 +74,7 @@ class GuardReport(StageRecord):
 
 
 def observe(rows: Sequence[InteractionRow]) -> list[ArmObservation]:
-    """One observation per interaction. A revert after a keep counts as a revert, a value of 0 as nothing."""
+    """One observation per interaction. A revert after a keep counts as a revert. A signal with value 0 is ignored."""
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
@@ -101,10 +102,8 @@ def observe(rows: Sequence[InteractionRow]) -> list[ArmObservation]:
 def settled(
     rows: Sequence[InteractionRow], config: GuardConfig, now: float
 ) -> list[InteractionRow]:
-    """Interactions in order up to the first that is too young, each with what was said in time, and again
-    with each thing said later, all in the order of time.
-
-    New rows come last, so a look repeated later sees the same.
+    """Settled interactions with their feedback, ordered by time, up to the first that is too young. Each appears when it
+    settles, and again with each later feedback event. So a repeated look sees the same rows, and new ones come last.
     """
     found: list[tuple[float, InteractionRow]] = []
     settled_at = 0.0
@@ -122,15 +121,16 @@ def settled(
 def judge_canary(
     observations: Sequence[ArmObservation], config: GuardConfig, share: float, age_seconds: float
 ) -> GuardReport:
-    """Advice on an open canary from its observations in order. It may be asked at any time.
+    """Advice on an open canary from its observations, in order.
 
-    The arms are compared at sizes fixed beforehand, each with an equal part of the significance, so
-    asking often adds no chance of a false alarm. A canary that waits at its last day expires.
+    The arms are compared at sizes fixed in advance, each with an equal part of the significance, so
+    that frequent calls do not raise the probability of a false alarm. A canary that still waits at its
+    maximum age expires.
     """
     for look in range(config.looks):
         seen, report = _look_at(observations, config, look)
         if report.advice is Advice.WAIT:
-            return _while_waiting(observations, report, config, share, age_seconds)
+            return _report_waiting(observations, report, config, share, age_seconds)
         mismatch = _find_mismatch(seen, share)
         if mismatch:
             return GuardReport(advice=Advice.ROLL_BACK, reason=mismatch, measures=report.measures)
@@ -142,17 +142,17 @@ def judge_canary(
     return report.model_copy(update={"advice": Advice.PROMOTE if is_old else Advice.WAIT})
 
 
-def _while_waiting(
+def _report_waiting(
     observations: Sequence[ArmObservation],
     report: GuardReport,
     config: GuardConfig,
     share: float,
     age_seconds: float,
 ) -> GuardReport:
-    """The report of a look that is not due, or why the canary ends without it."""
-    starved = _find_mismatch(observations, share, _STARVED_P)
-    if starved:
-        return report.model_copy(update={"advice": Advice.ROLL_BACK, "reason": starved})
+    """The report of a look that is not due, or the reason why the canary ends before it."""
+    mismatch = _find_mismatch(observations, share, _EARLY_MISMATCH_P)
+    if mismatch:
+        return report.model_copy(update={"advice": Advice.ROLL_BACK, "reason": mismatch})
     if age_seconds < config.maximum_seconds:
         return report
     reason = f"undecided after {age_seconds / 3_600:.1f} h: {report.reason}"
@@ -162,7 +162,7 @@ def _while_waiting(
 def last_look(
     observations: Sequence[ArmObservation], config: GuardConfig
 ) -> tuple[int, GuardReport | None]:
-    """How many looks both arms have had enough sessions for, and what the last of them said."""
+    """Number of looks for which both arms have enough sessions, and the report of the last of them."""
     found = None
     for look in range(config.looks):
         _, report = _look_at(observations, config, look)
@@ -175,25 +175,25 @@ def last_look(
 def _look_at(
     observations: Sequence[ArmObservation], config: GuardConfig, look: int
 ) -> tuple[list[ArmObservation], GuardReport]:
-    """The observations that a look is made on, and what it says."""
+    """The observations that a look uses, and its report."""
     wanted = config.model_copy(
         update={
             "significance": config.significance / config.looks,
             "minimum_sessions": config.minimum_sessions << look,
-            # a bad candidate is withdrawn on less than a promotion asks for
+            # only a promotion needs judged sessions; a bad candidate is withdrawn without them
             "minimum_judged_sessions": (
                 config.minimum_judged_sessions if look == config.looks - 1 else 0
             ),
         }
     )
-    seen = _first_of_both(observations, wanted)
+    seen = _first_sufficient(observations, wanted)
     return seen, compare_arms(seen, wanted)
 
 
-def _first_of_both(
+def _first_sufficient(
     observations: Sequence[ArmObservation], config: GuardConfig
 ) -> list[ArmObservation]:
-    """The observations up to the one with which both arms have enough sessions, and judged ones."""
+    """The shortest prefix of the observations in which both arms have enough sessions and judged sessions."""
     found: list[ArmObservation] = []
     sessions: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     judged: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
@@ -211,24 +211,24 @@ def _first_of_both(
 
 
 def _sessions_of(observations: Sequence[ArmObservation], arm: str) -> list[ArmObservation]:
-    """One observation for each session of the arm: what holds for at least half of it, and median latency."""
+    """One observation for each session of the arm: majorities of its interactions and their median latency."""
     sessions: defaultdict[str, dict[str, ArmObservation]] = defaultdict(dict)
     for number, seen in enumerate(observations):
         if seen.arm == arm:
             sessions[seen.session_id][seen.interaction_id or str(number)] = seen
-    return [_as_one(tuple(session.values())) for session in sessions.values()]
+    return [_summarise(tuple(session.values())) for session in sessions.values()]
 
 
-def _as_one(session: Sequence[ArmObservation]) -> ArmObservation:
+def _summarise(session: Sequence[ArmObservation]) -> ArmObservation:
     if len(session) == 1:
         return session[0]
     kept = _kept(session)
-    waits = [seen.latency_seconds for seen in session if seen.latency_seconds is not None]
+    latencies = [seen.latency_seconds for seen in session if seen.latency_seconds is not None]
     return session[0].model_copy(
         update={
             "kept": 2 * sum(kept) > len(kept) if kept else None,
             "dissatisfied": 2 * sum(seen.dissatisfied for seen in session) >= len(session),
-            "latency_seconds": statistics.median(waits) if waits else None,
+            "latency_seconds": statistics.median(latencies) if latencies else None,
         }
     )
 
@@ -236,16 +236,16 @@ def _as_one(session: Sequence[ArmObservation]) -> ArmObservation:
 def _find_mismatch(
     observations: Sequence[ArmObservation], share: float, significance: float = _MISMATCH_P
 ) -> str:
-    """Why sessions cannot have been dealt out by the share (binomial test). Empty: they can."""
+    """Reason why sessions were not assigned by the share (binomial test). Empty: no evidence against it."""
     sessions = {(seen.arm, seen.session_id) for seen in observations}
-    of_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
+    num_candidate = sum(arm == CANDIDATE for arm, _ in sessions)
     if not sessions:
         return ""
-    p_value = scipy.stats.binomtest(of_candidate, len(sessions), share).pvalue
+    p_value = scipy.stats.binomtest(num_candidate, len(sessions), share).pvalue
     if p_value >= significance:
         return ""
     return (
-        f"sample ratio mismatch: the candidate has {of_candidate} of {len(sessions)} sessions, "
+        f"sample ratio mismatch: the candidate has {num_candidate} of {len(sessions)} sessions, "
         f"wanted a share of {share:g} (p={p_value:.2g})"
     )
 
@@ -254,23 +254,23 @@ def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) ->
     """Compares the sessions of the candidate arm with those of control."""
     control = _sessions_of(observations, CONTROL)
     candidate = _sessions_of(observations, CANDIDATE)
-    judged = min(len(_kept(control)), len(_kept(candidate)))
-    short = ""
+    num_judged = min(len(_kept(control)), len(_kept(candidate)))
+    missing = ""
     if min(len(control), len(candidate)) < config.minimum_sessions:
-        short = (
+        missing = (
             f"{len(control)} control and {len(candidate)} candidate sessions, "
             f"wanted {config.minimum_sessions} each"
         )
-    elif judged < config.minimum_judged_sessions:
-        short = (
+    elif num_judged < config.minimum_judged_sessions:
+        missing = (
             f"edits kept or reverted in {len(_kept(control))} control and {len(_kept(candidate))} "
             f"candidate sessions, wanted {config.minimum_judged_sessions} each"
         )
-    if short:
-        return GuardReport(advice=Advice.WAIT, reason=short, measures=())
+    if missing:
+        return GuardReport(advice=Advice.WAIT, reason=missing, measures=())
     measures = [
         _proportion("edit_kept", _kept(control), _kept(candidate), worse="less"),
-        # users who say nothing any more must not look like users who keep what they get
+        # users who stop giving feedback must not count as users who keep their edits
         _proportion(
             "edit_judged",
             [seen.kept is not None for seen in control],
@@ -285,18 +285,18 @@ def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) ->
         ),
         _latency(control, candidate, config),
     ]
-    judged = _holm(measures, config.significance)
-    worse = [measure for measure in judged if measure.worse]
-    said = "; ".join(
+    corrected = _holm(measures, config.significance)
+    worse = [measure for measure in corrected if measure.worse]
+    figures = "; ".join(
         f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} "
         f"(p={measure.p_value:.2g}, "
         f"n={measure.control_count}+{measure.candidate_count})"
-        for measure in (worse or judged)
+        for measure in (worse or corrected)
     )
     return GuardReport(
         advice=Advice.ROLL_BACK if worse else Advice.FINE,
-        reason=("worse: " if worse else "not worse: ") + said,
-        measures=judged,
+        reason=("worse: " if worse else "not worse: ") + figures,
+        measures=corrected,
     )
 
 
@@ -307,14 +307,14 @@ def _kept(arm: Sequence[ArmObservation]) -> list[bool]:
 def _proportion(
     name: str, control: list[bool], candidate: list[bool], *, worse: Literal["less", "greater"]
 ) -> ArmMeasure:
-    """Fisher's exact test: right at any size, a little cautious at small ones."""
-    seen = sum(candidate)
-    # the candidate's share of all successes, had they been dealt out blindly
-    dealt = scipy.stats.hypergeom(
-        len(control) + len(candidate), sum(control) + seen, len(candidate)
+    """Fisher's exact test: valid at any size, slightly conservative at small ones."""
+    successes = sum(candidate)
+    # the candidate's number of successes if they were assigned to arms at random
+    random = scipy.stats.hypergeom(
+        len(control) + len(candidate), sum(control) + successes, len(candidate)
     )
-    p_value = dealt.cdf(seen) if worse == "less" else dealt.sf(seen - 1)
-    if not control and not candidate:  # scipy knows no draw from nothing
+    p_value = random.cdf(successes) if worse == "less" else random.sf(successes - 1)
+    if not control and not candidate:  # scipy returns no number for two empty arms
         p_value = 1.0
     return ArmMeasure(
         name=name,
@@ -330,7 +330,7 @@ def _proportion(
 def _latency(
     control: Sequence[ArmObservation], candidate: Sequence[ArmObservation], config: GuardConfig
 ) -> ArmMeasure:
-    """Rank test on the waiting times. A rise of the median below `latency_growth` gets p = 1."""
+    """Rank test of latencies. A rise of the median below the factor `latency_growth` gets p = 1."""
     before = np.array(
         [seen.latency_seconds for seen in control if seen.latency_seconds is not None]
     )
@@ -354,11 +354,11 @@ def _latency(
 
 
 def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:
-    """Holm: the smallest p against alpha/m, the next against alpha/(m-1), until one fails."""
+    """Holm's correction: compares the smallest p with alpha/m, the next with alpha/(m-1), until one fails."""
     order = sorted(range(len(measures)), key=lambda index: measures[index].p_value)
-    judged = list(measures)
+    corrected = list(measures)
     for rank, index in enumerate(order):
         if measures[index].p_value > significance / (len(measures) - rank):
             break
-        judged[index] = measures[index].model_copy(update={"worse": True})
-    return tuple(judged)
+        corrected[index] = measures[index].model_copy(update={"worse": True})
+    return tuple(corrected)

@@ -1,10 +1,10 @@
-"""The trainer of an RL run as its driver sees it: `step`, `start_publish` and `save`, which all ranks take at once.
+"""Client of an RL run's trainer. All ranks run each call: `step`, `start_publish`, `save`.
 
-A lost rank is a ClusterError now and at every later call: the run starts again from the newest checkpoint. The journal
-is the caller's: it marks groups as trained at step `status().step + 1` before `step`, so that after a kill
-`reopen_after(run, status().step)` gives back exactly the groups that the restored weights have not seen.
+A lost rank raises ClusterError in this call and in every later one; the run then restarts from the newest checkpoint.
+The caller keeps the journal. It marks groups as trained at step `status().step + 1` before it calls `step`, so that after
+a kill `reopen_after(run, status().step)` returns exactly the groups that the restored weights have not seen.
 
-The run's own process reads this module, and importing Megatron takes 4 s: only the ranks import the trainer.
+The run's driver imports this module. Importing Megatron takes 4 s, so only the ranks import the trainer.
 """
 
 import functools
@@ -41,14 +41,14 @@ class Publication(StageRecord):
 class TrainerStatus(StageRecord):
     """Step and weight version of a trainer."""
 
-    step: int = Field(description="optimiser steps its weights have seen")
+    step: int = Field(description="optimiser steps that led to its weights")
     weight_version: int = Field(description="version of its weights on the chain")
 
 
 class SavedStep(StageRecord):
-    """Step checkpoint of a trainer, and the version with its weights, committed on the chain."""
+    """Step checkpoint of a trainer, and the committed version on the chain with the same weights."""
 
-    checkpoint_directory: str = Field(description="directory of a whole checkpoint of the model")
+    checkpoint_directory: str = Field(description="checkpoint of the model")
     publication: Publication
 
 
@@ -62,8 +62,8 @@ class TrainerGroup:
         placement: Placement | None = None,
         collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
-        """Starts the ranks in their `placement` (None: a single one, beside everything else), which take up the newest
-        step checkpoint and put its weights on the chain.
+        """Starts the ranks in their `placement`. They resume from the newest step checkpoint and publish its weights.
+        None: a single rank, which shares its core with the other actors.
         """
         ranks = range(request.config.world_size)
         self._ranks = RankGroup(
@@ -79,7 +79,7 @@ class TrainerGroup:
         )
 
     def status(self) -> TrainerStatus:
-        """Step and version of the trainer. Right after the start: those it resumed from."""
+        """Step and version of the trainer. After the start these are the ones it resumed from."""
         return self._ranks.call(_status, limit_seconds=STEP_SECONDS)
 
     def step(self, samples: Sequence[Sample]) -> StepReport:
@@ -87,11 +87,11 @@ class TrainerGroup:
         return self._ranks.call(_step, samples, limit_seconds=STEP_SECONDS)
 
     def start_publish(self) -> int:
-        """Begins to publish the current weights, beside what comes next. Returns their version."""
+        """Starts publishing the current weights in the background. Returns their version."""
         return self._ranks.call(_start_publish, limit_seconds=STEP_SECONDS)
 
     def save(self) -> SavedStep:
-        """Writes a step checkpoint, then waits for the version that `start_publish` began."""
+        """Writes a step checkpoint, then waits until the version of `start_publish` is committed."""
         return self._ranks.call(_save, limit_seconds=STEP_SECONDS)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class TrainerGroup:
 
 def _open_rank(request: TrainerRequest, objects: ObjectStore, _: int) -> "RLTrainer":
     torch.set_num_threads(1)
-    from ostinato.tasks.reinforcement.learning.trainer import RLTrainer  # noqa: PLC0415 - see the head of this file
+    from ostinato.tasks.reinforcement.learning.trainer import RLTrainer  # noqa: PLC0415 - see the module docstring
 
     return RLTrainer(request, objects)
 

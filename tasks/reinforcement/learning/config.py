@@ -1,6 +1,6 @@
-"""Settings of the learning stage, and what the trainer is asked to open.
+"""Settings of the learning stage, and the request that opens a trainer.
 
-How many groups make a step and how stale they may be is the rollout stage's to say.
+The rollout stage's settings say how many groups make a step and how stale they may be.
 """
 
 from typing import Literal, Self
@@ -20,21 +20,21 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.training.config import RECOMPUTE, LayoutConfig, LoraConfig, TrainingPrecision
 from ostinato.models.training.optimizer_config import OptimizerConfig
 
-# k3 at equal weights that alarms, by engine and number format. Ours measures 1e-10 at most in fp32. In bf16 it is 8e-5 for
-# SmolLM2 and 4e-5 for nano after RL with the engine's routes replayed (lab log, 2026-11-26). vLLM on a CPU, for SmolLM2:
-# 5e-11 in fp32 and 1.4e-3 in bf16, in which it computes too (lab log, 2026-11-27); on a GPU its fp32 was not measured.
-# Engines of other packages have vLLM's.
+# k3 at equal weights above which there is an alarm, by engine and number format. Measured with our engine: at most 1e-10 in
+# fp32; in bf16 8e-5 for SmolLM2 and 4e-5 for nano after RL with router replay (lab log, 2026-11-26). Measured with vLLM on a
+# CPU for SmolLM2: 5e-11 in fp32 and 1.4e-3 in bf16, in which it also computes (lab log, 2026-11-27). vLLM's fp32 on a GPU
+# was not measured. Engines of other packages get the limits of vLLM.
 PARITY_ALARM_K3 = {
     ("local", Precision.FP32): 1e-6,
     ("local", Precision.BF16): 5e-4,
     ("vllm", Precision.FP32): 1e-3,
     ("vllm", Precision.BF16): 1e-2,
 }
-# the same where the trainer's router chooses: few tokens go to other experts, each far off; up to 2.6e-3 in a step of nano's
-# by our engine
+# The same without router replay: few tokens go to other experts, but each of them is far off. Measured for nano with our
+# engine: up to 2.6e-3 in a step.
 _FREE_ROUTERS_ALARM_K3 = {("local", Precision.BF16): 2e-2, ("vllm", Precision.BF16): 2e-2}
-# by the trainer's precision, whichever engine: 6 to 8 times what nano after RL measures beside fp32 at its own samples
-# without router replay, 6e-4 in bf16 and 9e-3 in MXFP8 (lab log, 2026-11-26)
+# Lower bounds by the trainer's precision, for every engine: 6 to 8 times the k3 of nano after RL against fp32, on its own
+# samples without router replay, which is 6e-4 in bf16 and 9e-3 in MXFP8 (lab log, 2026-11-26).
 TRAINER_ALARM_K3 = {"fp32": 0.0, "bf16": 5e-3, "mx32": 5e-2, "mx128": 5e-2}
 
 
@@ -60,7 +60,7 @@ class PolicyOptimizerConfig(OptimizerConfig):
 
 
 class ClipBand(Record):
-    """Range of the importance ratio. Tokens moving further out give no gradient, as in PPO."""
+    """Range of the importance ratio. Tokens whose update would move further out give no gradient, as in PPO."""
 
     low_ratio: float = Field(
         default=0.8, gt=0, lt=1, description="least ratio of trainer to rollout probability"
@@ -71,35 +71,37 @@ class ClipBand(Record):
 
 
 class ObjectiveConfig(Record):
-    """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, by a constant."""
+    """The policy-gradient loss: minus the sum over sampled tokens of advantage times log-probability, divided by a constant."""
 
     loss_divisor_tokens: PositiveFloat = Field(
         default=4096.0,
-        description="the sum over all tokens of a step is divided by this constant, whatever their number",
+        description="constant that the sum over a step's tokens is divided by, whatever their number",
     )
     kl_coefficient: NonNegativeFloat = Field(
         default=0.0,
-        description="times k1 = log q(rollout) - log p(reference) of a trajectory, taken off its reward; 0: off",
+        description="factor on k1 = log q(rollout) - log p(reference) of a trajectory, which is subtracted from its "
+        "reward; 0: off",
     )
     kl_estimator: Literal["k1_in_reward", "k3_in_loss"] = Field(
         default="k1_in_reward",
-        description="k1_in_reward: as above; k3_in_loss: times p(reference) / p(policy) - 1 - its logarithm, added to "
-        "the loss at each sampled token, as in GRPO (arXiv:2402.03300)",
+        description="k1_in_reward: as above; k3_in_loss: the factor times r - 1 - log r, with r = p(reference) / "
+        "p(policy), is added to the loss at each sampled token, as in GRPO (arXiv:2402.03300)",
     )
     kl_refresh_steps: PositiveInt | None = Field(
         default=None,
-        description="the reference becomes the current policy every so many steps; None: it stays where RL began",
+        description="optimiser steps after which the current policy becomes the reference; None: the reference stays "
+        "the initial model",
     )
     importance_cap: PositiveFloat | None = Field(
         default=None,
-        description="token weight min(trainer / rollout probability, cap), detached; None: weight 1",
+        description="cap of the token weight min(trainer / rollout probability, cap), which is detached; None: weight 1",
     )
     clip_band: ClipBand | None = Field(default=None, description="None: no token is clipped")
     credit: Literal["trajectory", "edit"] = Field(
         default="trajectory",
-        description="trajectory: one advantage for all tokens of an attempt; edit: the tokens up to each edit against "
-        "the same edit of the group's other attempts (tasks/reinforcement/learning/batches/credit.py). "
-        "For rollouts, not for a cycle",
+        description="trajectory: one advantage for all tokens of an attempt; edit: the tokens up to each edit are "
+        "compared with those up to the same edit of the group's other attempts "
+        "(tasks/reinforcement/learning/batches/credit.py). For rollouts, not for a cycle",
     )
     edit_discount: float = Field(
         default=0.6,
@@ -114,32 +116,33 @@ class ObjectiveConfig(Record):
     )
     divide_by_length: bool = Field(
         default=False,
-        description="an attempt's advantage is divided by its sampled tokens over the group's mean number, so that "
-        "attempts weigh alike, as in GRPO; false: tokens weigh alike, as in Dr. GRPO (arXiv:2503.20783)",
+        description="an attempt's advantage is divided by its number of sampled tokens relative to the group's mean, so "
+        "that all attempts have equal weight, as in GRPO; false: all tokens have equal weight, as in Dr. GRPO "
+        "(arXiv:2503.20783)",
     )
     hint_coefficient: NonNegativeFloat = Field(
         default=0.0,
-        description="times KL(policy || the same policy after a hint), summed over the first edit's turn of attempts "
-        "that it did not solve, and divided like the rest; the hint names the wrong line. Self-distillation as in SDPO "
-        "(arXiv:2601.20802) and Composer 2.5; 0: off. For rollouts, not for a cycle",
+        description="factor on KL(policy || the same policy after a hint), summed over the turn of the first edit of "
+        "attempts that this edit did not solve, and divided by the same constant; the hint names the wrong line. "
+        "Self-distillation as in SDPO (arXiv:2601.20802) and Composer 2.5; 0: off. For rollouts, not for a cycle",
     )
     entropy_floor_nats: PositiveFloat | None = Field(
         default=None,
-        description="steps whose sampled tokens have a mean surprise below this get an entropy bonus, as the adaptive "
-        "control of Skywork-OR1 (arXiv:2505.22312); None: never",
+        description="mean surprise of a step's sampled tokens below which the step gets an entropy bonus, as in the "
+        "adaptive entropy control of Skywork-OR1 (arXiv:2505.22312); None: never",
     )
     entropy_coefficient: PositiveFloat = Field(
         default=0.01,
-        description="factor on the gradient of the entropy at each sampled token, in steps below the floor",
+        description="factor on the entropy's gradient at each sampled token, in steps below the floor",
     )
     skip_zero_advantage: bool = Field(
         default=True,
-        description="do not compute samples whose advantage is exactly 0; the gradient is the same",
+        description="samples with an advantage of exactly 0 are not computed; the gradient is the same",
     )
 
     @property
     def has_kl_loss(self) -> bool:
-        """Whether tokens without an advantage have a gradient towards the reference."""
+        """Whether the loss holds a KL term, which gives tokens without an advantage a gradient too."""
         return self.kl_coefficient > 0 and self.kl_estimator == "k3_in_loss"
 
     @model_validator(mode="after")
@@ -147,25 +150,26 @@ class ObjectiveConfig(Record):
         if self.credit == "edit" and (self.divide_by_deviation or self.divide_by_length):
             raise ValueError(
                 f"divide_by_deviation is {self.divide_by_deviation} and divide_by_length is "
-                f"{self.divide_by_length}, wanted false with credit 'edit': its parts have baselines of their own"
+                f"{self.divide_by_length}, wanted false with credit 'edit', whose parts have their own baselines"
             )
         return self
 
 
 class RouterReplayConfig(Record):
-    """Replay of the engine's choice of experts in the trainer."""
+    """Replay in the trainer of the experts that the engine chose."""
 
     enabled: bool = Field(
         default=True,
-        description="a token goes to the experts that it had in the engine; false: the trainer's router chooses",
+        description="each token goes to the experts that the engine chose; false: the trainer's router chooses",
     )
     plausibility_ratio: Share = Field(
         default=0.5,
-        description="a replayed expert scoring under this share of the router's weakest own choice is replaced",
+        description="share of the score of the router's weakest own choice; replayed experts that score below it are "
+        "replaced",
     )
     compared_tokens: NonNegativeInt = Field(
         default=0,
-        description="sampled tokens of a step, at least, that are scored a second time without replay; 0: none",
+        description="least number of a step's sampled tokens that are scored again without replay; 0: none",
     )
 
 
@@ -174,17 +178,17 @@ class PackingConfig(Record):
 
     bucket_tokens: tuple[int, ...] = Field(
         default=tuple(range(96, 513, 32)),
-        description="row lengths, ascending; a longer sample has a multiple of the longest",
+        description="row lengths, ascending; a longer sample gets a multiple of the longest",
     )
     microbatch_tokens: PositiveInt = Field(
         default=1536,
-        description="tokens that a microbatch computes at most, unless one row has more: those that its rows do not "
-        "share, without `shares_prefixes` rows times row length",
+        description="most tokens that a microbatch computes, unless one row alone has more; with `shares_prefixes` "
+        "shared tokens count once, without it rows times row length count",
     )
     shares_prefixes: bool = Field(
         default=True,
-        description="tokens that attempts have in common from their beginning, routes alike, are computed once for "
-        "all of them; attention alone reads them row by row. Not where ranks share a row (layout.context)",
+        description="common prefixes of attempts, with equal tokens and routes, are computed once; only attention reads "
+        "them row by row. Off where ranks share a row (layout.context)",
     )
 
     @model_validator(mode="after")
@@ -199,32 +203,30 @@ class ParityConfig(Record):
 
     earlier_versions: NonNegativeInt = Field(
         default=2,
-        description="versions before the trainer's own whose weights stay in memory, a copy each, so that their "
-        "tokens can be compared; tokens of older ones are not measured",
+        description="earlier weight versions that stay in memory, one copy each, so that their tokens can be compared; "
+        "tokens of older versions are not measured",
     )
     tokens: PositiveInt = Field(
         default=512,
-        description="sampled tokens of each earlier version that a step scores a second time, about",
+        description="approximate number of sampled tokens of each earlier version that a step scores again",
     )
     alarm_k3: PositiveFloat | None = Field(
         default=None,
-        description="k3 above which a step is alarming, for tokens from a KV cache of one version; None: 1e-6 where "
+        description="k3 above which a step raises an alarm, for tokens from a KV cache of one version; None: 1e-6 where "
         "our engine and `precision` are fp32, 5e-4 where our engine is bf16, 1e-3 for vLLM in fp32 and 1e-2 in bf16 (2e-2 "
-        "for either in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
+        "for both engines in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
     )
     alarm_kept_cache_k3: PositiveFloat = Field(
         default=1e-3,
-        description="the same for tokens from a cache that was kept over a swap of weights, with the same lower bounds",
+        description="the same for tokens from a cache that was kept across a weight update, with the same lower bounds",
     )
 
 
 class LearningLayout(LayoutConfig):
-    """Degrees of parallelism over the ranks. Data parallelism takes the ranks that they leave."""
+    """Degrees of parallelism over the ranks. The remaining factor is data parallelism."""
 
     pipeline: int = Field(default=1, ge=1, description="stages, each with some of the layers")
-    context: int = Field(
-        default=1, ge=1, description="ranks that share each row, all layers with it"
-    )
+    context: int = Field(default=1, ge=1, description="ranks that share each row in all layers")
 
 
 class LearningConfig(Record):
@@ -241,20 +243,20 @@ class LearningConfig(Record):
     optimizer: PolicyOptimizerConfig = PolicyOptimizerConfig()
     lora: LoraConfig | None = Field(
         default=None,
-        description="train adapters of attention, dense MLPs and shared experts alone, beside the weights that RL "
-        "begins with, at the rate of AdamW; None: all parameters",
+        description="train only adapters of attention, dense MLPs and shared experts on top of the initial weights, at "
+        "the rate of AdamW; None: all parameters",
     )
     trains_drafts: bool = Field(
         default=False,
-        description="draft layers learn the trunk's own distribution at the sampled tokens of each step, at the "
-        "policy's rates; nothing of it reaches the trunk. False: they stay as RL began with",
+        description="draft layers learn the trunk's distribution at the sampled tokens of each step, at the policy's "
+        "learning rates; the trunk gets no gradient from them. False: they keep their initial weights",
     )
     objective: ObjectiveConfig = ObjectiveConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()
     parity: ParityConfig = ParityConfig()
     anchor_every_versions: PositiveInt = Field(
-        default=25, description="full copies on the weight chain"
+        default=25, description="versions between full copies on the weight chain"
     )
     keep_chain_versions: PositiveInt = Field(
         default=8, description="newest versions that stay on the weight chain"
@@ -264,18 +266,18 @@ class LearningConfig(Record):
     )
     keep_for_replay: bool = Field(
         default=False,
-        description="all step checkpoints stay, so that `ostinato replay` can compute any step again; each takes about "
+        description="keep all step checkpoints, so that `ostinato replay` can compute any step again; each takes about "
         "16 bytes per parameter",
     )
 
     @property
     def parallel_layout(self) -> ParallelLayout:
-        """The layout of the ranks."""
+        """Layout of all `world_size` ranks."""
         return self.layout.over(self.world_size)
 
     @property
     def row_packing(self) -> PackingConfig:
-        """Packing as this layout computes it."""
+        """Packing that this layout supports: context parallelism does not share prefixes."""
         is_sharing = self.packing.shares_prefixes and self.layout.context == 1
         return self.packing.model_copy(update={"shares_prefixes": is_sharing})
 
@@ -291,18 +293,18 @@ class LearningConfig(Record):
     def _check_layout(self) -> Self:
         if not self.parallel_layout.is_cut:
             return self
-        alone = {  # what one rank computes alone
+        one_rank_only = {  # these need the whole model on one rank
             "objective.hint_coefficient": self.objective.hint_coefficient,
             "parity.earlier_versions": self.parity.earlier_versions,
             "router_replay.compared_tokens": self.router_replay.compared_tokens,
             "trains_drafts": self.trains_drafts,
         }
-        for name, value in alone.items():
+        for name, value in one_rank_only.items():
             if value:
                 raise ValueError(f"{name} is {value}, wanted 0 where ranks share the model")
         if self.lora is not None:
             raise ValueError(
-                "lora is set, wanted none where ranks share the model: adapters are not cut"
+                "lora is set, wanted none where ranks share the model: adapters are not sharded"
             )
         tensor, context = self.layout.tensor, self.layout.context
         parts = tensor * (2 * context if context > 1 else 1)
@@ -316,7 +318,7 @@ class LearningConfig(Record):
 
 
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
-    """Settings of the trainer, with the parity limit of its precision and the engine that samples."""
+    """Settings of the trainer, with the parity limits of its precision and of the sampling engine."""
     parity = learning.parity
     engine = ("local" if decoding.engine == "local" else "vllm", decoding.precision)
     rounding = TRAINER_ALARM_K3[learning.precision]
@@ -329,11 +331,11 @@ def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> Learni
 
 
 class TrainerRequest(Record):
-    """Everything a trainer process needs to start or to go on."""
+    """Everything that a trainer process needs to start or to resume."""
 
     config: LearningConfig
-    checkpoint_directory: str = Field(description="the model RL begins with")
-    work_directory: str = Field(description="step checkpoints live here; the newest is taken up")
+    checkpoint_directory: str = Field(description="checkpoint of the initial model")
+    work_directory: str = Field(description="step checkpoints; the newest one is resumed")
     chain_id: str = Field(description="weight chain that the engines follow")
     device: Literal["cpu", "cuda"] = Field(
         default="cpu", description="kind of device that every rank trains on"

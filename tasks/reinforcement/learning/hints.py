@@ -1,8 +1,8 @@
-"""Self-distillation from a hint: the policy that reads it teaches the one that does not.
+"""Self-distillation from a hint: the policy with the hint in its context teaches the policy without it.
 
-The loss is KL(policy || stopped policy after the hint) at each token of one turn, over the whole
-vocabulary: SDPO (Huebotter et al. 2026, arXiv:2601.20802), the textual feedback of Composer 2.5.
-The teacher routes live, since its context is another; the student replays its routes.
+The loss is KL(policy || detached policy after the hint) at each token of one turn, over the whole
+vocabulary, as in SDPO (Huebotter et al. 2026, arXiv:2601.20802) and the textual feedback of Composer
+2.5. The teacher's routers choose, because its context is new; the student replays recorded routes.
 
 Shapes: B rows, T tokens, N tokens of the turns, V vocabulary, D model width.
 """
@@ -27,14 +27,14 @@ from ostinato.tasks.reinforcement.learning.config import PackingConfig, RouterRe
 
 @dataclass(frozen=True, slots=True)
 class HintedRows:
-    """The same turns without and with their hints, row by row. The loss masks hold the turns."""
+    """The same turns without and with their hints. The loss masks select the turns."""
 
     student: Microbatch
     teacher: Microbatch
 
 
 def pack_hinted(samples: Sequence[Sample], config: PackingConfig) -> list[HintedRows]:
-    """Rows of all samples with a hint whose context with it fits the largest bucket."""
+    """Rows of all samples with a hint, except those that with it do not fit the largest bucket."""
     students, teachers = [], []
     for sample in samples:
         hint = sample.hint
@@ -47,7 +47,7 @@ def pack_hinted(samples: Sequence[Sample], config: PackingConfig) -> list[Hinted
     rows = []
     for student in pack(students, [0.0] * len(students), config):
         order = student.sample_indices_B.tolist()
-        # one microbatch for all of them; pack puts its rows in an order of its own
+        # one microbatch for all of them; `pack` orders the rows anew
         [teacher] = pack(
             [teachers[index] for index in order],
             [0.0] * len(order),
@@ -60,8 +60,8 @@ def pack_hinted(samples: Sequence[Sample], config: PackingConfig) -> list[Hinted
 def hint_divergence(model: TrainerModel, rows: HintedRows, replay: RouterReplayConfig) -> Tensor:
     """kl_N: KL(policy || policy after the hint) in nats at each token of the students' turns."""
     with torch.no_grad():
-        taught = _turn_logprobs(model, rows.teacher, replay)
-    by_row = dict(zip(rows.teacher.sample_indices_B.tolist(), taught, strict=True))
+        teacher = _turn_logprobs(model, rows.teacher, replay)
+    by_row = dict(zip(rows.teacher.sample_indices_B.tolist(), teacher, strict=True))
     teacher_NV = torch.cat([by_row[row] for row in range(len(by_row))])
     student_NV = torch.cat(_turn_logprobs(model, rows.student, replay))
     return (student_NV.exp() * (student_NV - teacher_NV)).sum(-1)
@@ -70,7 +70,7 @@ def hint_divergence(model: TrainerModel, rows: HintedRows, replay: RouterReplayC
 def _turn_logprobs(
     model: TrainerModel, batch: Microbatch, replay: RouterReplayConfig
 ) -> list[Tensor]:
-    """Per row, log-probabilities of the whole vocabulary at each token of its turn."""
+    """For each row, log-probabilities of the whole vocabulary at each token of its turn."""
     hidden_TBD = compute_hidden(model, batch, replay)
     found = []
     for row, mask_T in enumerate(batch.loss_mask_BT):
@@ -82,7 +82,7 @@ def _turn_logprobs(
 
 
 def _until_turn(sample: Sample, hint: Hint) -> Segment:
-    """The segment as sampled, up to the end of the turn, which alone is masked in."""
+    """The sampled segment up to the end of the turn, with loss on the turn only."""
     segment, end = sample.segment, hint.turn_end
     mask_T = np.zeros(end, dtype=bool)
     mask_T[hint.turn_start :] = True
@@ -100,7 +100,7 @@ def _until_turn(sample: Sample, hint: Hint) -> Segment:
 
 
 def _hinted(sample: Sample, hint: Hint) -> Segment:
-    """The turn behind the context with the hint. Nothing is replayed: no engine has read it."""
+    """The turn after the context with the hint. There are no routes to replay: no engine has read this context."""
     segment = sample.segment
     turn = slice(hint.turn_start, hint.turn_end)
     tokens_T = np.concatenate(

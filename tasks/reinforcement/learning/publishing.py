@@ -1,8 +1,8 @@
-"""One rank's part in publishing versions: the tensors that it writes, and those that it keeps for parity.
+"""One rank's share in publishing versions: the tensors that it uploads and those that it keeps for parity.
 
-No rank holds the whole model: a version is shared out by whole tensors, as `share_tensors` deals them, and each rank
-exports, uploads and keeps its own. A rank whose upload fails tells the others through the store in which they met, so
-that all of them raise and all of them may try again.
+No rank holds the whole model: `share_tensors` assigns whole tensors to ranks, and each rank exports, uploads and keeps
+its own. A rank whose upload fails reports it to the others through the process group's store, so that all of them raise
+and can try again.
 """
 
 import functools
@@ -28,7 +28,7 @@ from ostinato.tasks.reinforcement.learning.ranks import broadcast_from_first, ga
 
 
 class VersionPublisher:
-    """Publishes the weights of one model, with the other ranks' publishers. All ranks make the same calls."""
+    """Publisher of one rank. All ranks make the same calls."""
 
     def __init__(
         self, model: TrainerModel, objects: ObjectStore, chain_id: str, config: LearningConfig
@@ -56,15 +56,15 @@ class VersionPublisher:
             objects, chain_id, shard=self._rank, num_shards=ranks, waiting=waiting
         )
         self._uploads = OverlappedPublisher(self._publisher, self._tell_others)
-        self._newest: ChainManifest | None = None  # of the chain, as all ranks know it
+        self._newest: ChainManifest | None = None  # of the chain, the same on all ranks
         self._newest_version: int | None = None
         self._kept: dict[int, dict[str, Tensor]] = {}  # this rank's tensors of the newest versions
 
     def start(self) -> int:
-        """Takes a copy of this rank's tensors and uploads it in the background. Returns the version.
+        """Copies this rank's tensors and uploads the copy in the background. Returns the version.
 
-        It is one more than the newest on the chain, or that one if it holds these very weights already. An upload
-        still running is waited for, and its error raised.
+        The version is one more than the newest on the chain, or the newest if it already holds the same weights. An
+        upload that still runs is waited for, and its error is raised.
         """
         if self._uploads.is_busy:
             self.finish()
@@ -81,22 +81,22 @@ class VersionPublisher:
         return version
 
     def finish(self) -> ChainManifest:
-        """Waits for the version under way to be committed. StorageError, on all ranks, when it could not be."""
+        """Waits until the version being uploaded is committed. If that fails, all ranks raise StorageError."""
         self._newest = self._uploads.finish() or self._newest
         if self._newest is None:
-            raise TrainingError("nothing was published yet, wanted start() before")
+            raise TrainingError("nothing was published yet, wanted a call of start() before")
         return self._newest
 
     def close(self) -> None:
-        """Waits for the upload under way and ends its thread."""
+        """Waits for the running upload and ends its thread."""
         self._uploads.close()
 
     def earlier_weights(self) -> EarlierWeights:
-        """Versions that are kept, with what reads their weights on all ranks together."""
+        """Kept versions, each with a function that reads its tensors. All ranks call it together."""
         return {version: functools.partial(self._read, version) for version in self._kept}
 
     def _join_chain(self) -> None:
-        """At the start and after a failure the first rank claims the chain; all take up its newest version."""
+        """At the start and after a failure, has the first rank claim the chain and all ranks learn its newest version."""
         claim = None
         if self._first is not None and not self._first.has_epoch:
             manifest = self._first.resume()
@@ -109,14 +109,14 @@ class VersionPublisher:
             self._publisher.resume(self._epoch, self._newest)
 
     def _keep(self, version: int, own: dict[str, Tensor]) -> None:
-        """Keeps a version for as long as its tokens may be compared."""
+        """Keeps a version as long as its tokens may be compared."""
         self._kept[version] = own
         earlier = self._config.parity.earlier_versions
         for old in sorted(self._kept)[: -1 - earlier if earlier else None]:
             del self._kept[old]
 
     def _read(self, version: int, name: str) -> Tensor:
-        """A tensor of a version that is kept, from the rank that keeps it."""
+        """A tensor of a kept version, broadcast by the rank that keeps it."""
         owner = self._owners[name]
         if owner == self._rank:
             tensor = self._kept[version][name].to(current_device())

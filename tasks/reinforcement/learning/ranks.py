@@ -1,4 +1,4 @@
-"""Exchange between the ranks of a trainer, which all make the same calls in the same order."""
+"""Communication between the ranks of a trainer. All ranks make the same calls in the same order."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def gather_over_ranks(value: Value) -> list[Value]:
-    """Values of all ranks, by rank, on each of them."""
+    """Values of all ranks, ordered by rank. Every rank gets them."""
     values: list[Any] = [value] * dist.get_world_size()
     if len(values) > 1:
         dist.all_gather_object(values, value)
@@ -22,7 +22,7 @@ def gather_over_ranks(value: Value) -> list[Value]:
 
 
 def broadcast_from_first(value: Value) -> Value:
-    """The first rank's value, on each of them."""
+    """The first rank's value. Every rank gets it."""
     values = [value]
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(values)
@@ -30,7 +30,7 @@ def broadcast_from_first(value: Value) -> Value:
 
 
 def checksum_weights(model: TrainerModel) -> str:
-    """Equal on two ranks if, and only if, their weights and adapters are, bit for bit."""
+    """Checksum of the weights and adapters. It is equal on two ranks if they are equal bit for bit."""
     state = xxhash.xxh3_128()
     for tensor in (model.canonical_tensors() | model.adapters.state_dict()).values():
         state.update(tensor_bits(tensor.detach().cpu()).data)
@@ -38,7 +38,7 @@ def checksum_weights(model: TrainerModel) -> str:
 
 
 def check_copies_agree(model: TrainerModel, layout: ParallelLayout, when: str) -> None:
-    """ClusterError where ranks that hold the same part of the model hold other bits."""
+    """Raises ClusterError if ranks that hold the same part of the model differ in any bit."""
     if layout.world_size == 1:
         return
     checksums = gather_over_ranks(checksum_weights(model))
@@ -48,5 +48,5 @@ def check_copies_agree(model: TrainerModel, layout: ParallelLayout, when: str) -
     if any(len(seen) > 1 for seen in parts.values()):
         raise ClusterError(
             f"weights of the ranks {when} have checksums {checksums}, wanted one for each part of the model; "
-            "the newest step checkpoint is sound"
+            "the newest step checkpoint is intact"
         )

@@ -1,8 +1,8 @@
-"""One optimiser step, from samples to its report, as every rank of the trainer takes it.
+"""One optimiser step on every rank of the trainer, from samples to the step's report.
 
-SPMD, as in Megatron and torchtitan: all ranks are given the same samples and make the same calls. Each packs all of
-them the same way and computes the microbatches of its place in data parallelism; gradients are summed over ranks, the
-optimiser moves every copy of the weights alike, and all ranks report the same.
+SPMD, as in Megatron and torchtitan: all ranks get the same samples and make the same calls. Each rank packs all samples
+in the same way and computes the microbatches of its place in data parallelism. Gradients are summed over ranks, the
+optimiser updates every copy of the weights equally, and all ranks return the same report.
 
 Shapes: B rows, T tokens, N sampled tokens of a microbatch, D model width.
 """
@@ -64,14 +64,14 @@ class StepBatch:
     has_tokens: list[bool]
     microbatches: list[Microbatch]
     hinted: list[HintedRows]
-    entropy_coefficient: float  # 0: the step's entropy is above its floor
+    entropy_coefficient: float  # 0: the step's entropy is above the floor, or the bonus is off
     reference_k1_nats: float
-    is_updated: bool  # false: no sample has both an advantage and a sampled token, none a hint
+    is_updated: bool  # false: no sample gives a gradient
 
 
 @dataclass(slots=True)
 class RankResult:
-    """Figures of one rank's microbatches, by their numbers. Stages of a pipeline before the last have no scores."""
+    """Results of one rank's microbatches, by microbatch number. Only the last pipeline stage has losses and scores."""
 
     losses: dict[int, float] = field(default_factory=dict)
     scores: dict[int, TokenScores] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class PolicyLearner:
     ) -> StepReport:
         """Takes one step at the optimiser's current rates. Tokens of `earlier` versions are compared under their weights.
 
-        Without any sample that has both an advantage and a sampled token, weights and optimiser stay as they are.
+        Weights and optimiser stay unchanged if no sample gives a gradient.
         """
         started_at = time.perf_counter()
         batch = self._prepare(samples)
 
-        # engine against trainer, before the weights move
+        # engine and trainer are compared before the weights change
         replay = self.config.router_replay
         without_replay = mismatch_without_replay(
             self.model, batch.microbatches, replay, weight_version
@@ -125,10 +125,10 @@ class PolicyLearner:
         check_copies_agree(self.model, self._layout, f"after step {step}")
 
         results = gather_over_ranks(result)
-        firsts = [results[rank] for rank in self._layout.leaders()]
-        losses = _in_order([one.losses for one in firsts])
-        scores = TokenScores.concatenate(_in_order([one.scores for one in firsts]))
-        hint_kl_nats = [nats for one in firsts for nats in one.hint_kl_nats]
+        leaders = [results[rank] for rank in self._layout.leaders()]
+        losses = _in_order([one.losses for one in leaders])
+        scores = TokenScores.concatenate(_in_order([one.scores for one in leaders]))
+        hint_kl_nats = [nats for one in leaders for nats in one.hint_kl_nats]
         hinted_tokens = sum(int(rows.student.loss_mask_BT.sum()) for rows in batch.hinted)
         real_tokens = sum(one.real_tokens for one in batch.microbatches)
         distinct_tokens = sum(one.distinct_tokens for one in batch.microbatches)
@@ -173,7 +173,7 @@ class PolicyLearner:
         )
 
     def _prepare(self, samples: Sequence[Sample]) -> StepBatch:
-        """Scores the samples under the KL reference, penalises their advantages and packs those with a gradient."""
+        """Scores the samples under the KL reference, penalises their advantages and packs those that have a gradient."""
         objective, packing = self.config.objective, self.config.row_packing
         advantages, reference_k1_nats = [sample.advantage for sample in samples], 0.0
         if self.reference is not None:
@@ -182,12 +182,12 @@ class PolicyLearner:
             if not objective.has_kl_loss:
                 advantages = penalty.advantages
         has_tokens = [sample.segment.sampled_tokens > 0 for sample in samples]
-        is_live = [bool(a) and t for a, t in zip(advantages, has_tokens, strict=True)]
+        has_gradient = [bool(a) and t for a, t in zip(advantages, has_tokens, strict=True)]
         bonus = entropy_coefficient(samples, objective)
         has_other_gradient = bool(bonus) or objective.has_kl_loss
         is_skipping = objective.skip_zero_advantage and not has_other_gradient
         chosen = [
-            index for index, kept in enumerate(is_live if is_skipping else has_tokens) if kept
+            index for index, kept in enumerate(has_gradient if is_skipping else has_tokens) if kept
         ]
         hinted = pack_hinted(samples, packing) if objective.hint_coefficient else []
         return StepBatch(
@@ -202,32 +202,32 @@ class PolicyLearner:
             hinted=hinted,
             entropy_coefficient=bonus,
             reference_k1_nats=reference_k1_nats,
-            is_updated=any(is_live) or bool(hinted) or has_other_gradient,
+            is_updated=any(has_gradient) or bool(hinted) or has_other_gradient,
         )
 
     def k1_to_reference(self, samples: Sequence[Sample]) -> list[float]:
-        """Sum over each sample's sampled tokens of log q(rollout) - log p(reference)."""
+        """For each sample, the sum over its sampled tokens of log q(rollout) - log p(reference)."""
         assert self.reference is not None
         chosen = [index for index, sample in enumerate(samples) if sample.segment.sampled_tokens]
         batches = pack(
             [samples[index] for index in chosen], [0.0] * len(chosen), self.config.row_packing
         )
-        mine = self._my_part(batches)
-        logprobs = score_reference(self.reference, list(mine.values()))
+        own = self._own_microbatches(batches)
+        logprobs = score_reference(self.reference, list(own.values()))
         scored = {
             number: sum_k1_nats(batch, logprobs_BT)
-            for (number, batch), logprobs_BT in zip(mine.items(), logprobs, strict=False)
+            for (number, batch), logprobs_BT in zip(own.items(), logprobs, strict=False)
         }
-        every = gather_over_ranks(scored)
+        scored_by_rank = gather_over_ranks(scored)
         sums = [0.0] * len(samples)
         for rank in self._layout.leaders():
-            for number, k1_nats in every[rank].items():
+            for number, k1_nats in scored_by_rank[rank].items():
                 indices = batches[number].sample_indices_B if number < len(batches) else ()
                 for index, k1 in zip(indices, k1_nats, strict=False):  # the rest is padding
                     sums[chosen[index]] = k1
         return sums
 
-    def _my_part(self, batches: Sequence[Microbatch]) -> dict[int, Microbatch]:
+    def _own_microbatches(self, batches: Sequence[Microbatch]) -> dict[int, Microbatch]:
         """Microbatches of this rank's place in data parallelism, by number."""
         if self._layout.expert > 1:
             batches = pad_to_equal_shapes(batches, self._layout.data)
@@ -235,22 +235,22 @@ class PolicyLearner:
         return {number: batches[number] for number in numbers}
 
     def _forward_backward(self, batch: StepBatch) -> RankResult:
-        """Adds the gradients of this rank's microbatches and hints. Returns their figures."""
+        """Accumulates the gradients of this rank's microbatches and hints. Returns their results."""
         self.model.train()
         self.gradients.clear()
         objective, result = self.config.objective, RankResult()
-        mine = self._my_part(batch.microbatches)
+        own = self._own_microbatches(batch.microbatches)
         references: list[torch.Tensor] = []
         if self.reference is not None and objective.has_kl_loss:
-            references = score_reference(self.reference, list(mine.values()))
-        numbers = list(mine)
+            references = score_reference(self.reference, list(own.values()))
+        numbers = list(own)
 
         def loss(_: TokenBatch, hidden_TBD: torch.Tensor) -> tuple[torch.Tensor, int]:
             place = len(result.losses)
             number, reference_BT = numbers[place], references[place] if references else None
             total, draft_loss, scores = microbatch_loss(
                 self.model,
-                mine[number],
+                own[number],
                 hidden_TBD,
                 self.config,
                 batch.entropy_coefficient,
@@ -259,8 +259,8 @@ class PolicyLearner:
             result.losses[number], result.scores[number] = float(total.detach()), scores
             return total + draft_loss, len(scores.rollout_logprobs_N)
 
-        if mine:
-            rows = [as_tokens(one, self.config.router_replay) for one in mine.values()]
+        if own:
+            rows = [as_tokens(one, self.config.router_replay) for one in own.values()]
             run_microbatches(self.model, rows, loss)
         students = [rows.student for rows in batch.hinted]
         for number in assign_to_ranks(students, self._layout.data)[self._data_rank]:
@@ -273,21 +273,21 @@ class PolicyLearner:
         return result
 
     def _reduce_and_apply(self, step: int) -> float:
-        """Sums gradients over ranks, clips them and moves the weights. Returns the norm before clipping.
+        """Sums gradients over ranks, clips them and updates the weights. Returns the norm before clipping.
 
-        All ranks see the same norm. One that is not finite is refused by all, before anything moves.
+        All ranks see the same norm. If it is not finite, all of them raise TrainingError before any update.
         """
         self.gradients.reduce()
         norm = self.gradients.clip(self.config.optimizer.gradient_clip_norm)
         if not np.isfinite(norm):
             raise TrainingError(
-                f"gradient norm is {norm} at step {step}, wanted a finite one; the weights were not touched"
+                f"gradient norm is {norm} at step {step}, wanted a finite one; the weights were not changed"
             )
         self.optimizer.step()
         return norm
 
 
 def _in_order(parts: Sequence[Mapping[int, Value]]) -> list[Value]:
-    """Values of all ranks in the order of their microbatches."""
+    """Values of all ranks, ordered by microbatch number."""
     merged = {number: value for part in parts for number, value in part.items()}
     return [merged[number] for number in sorted(merged)]

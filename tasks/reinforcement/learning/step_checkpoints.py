@@ -1,7 +1,7 @@
-"""Step checkpoints of a trainer: all it needs to go on as if it had never stopped, with any number of ranks.
+"""Step checkpoints of a trainer, from which any number of ranks resumes exactly.
 
-Folders of a work directory, each of which appears whole or not at all; older ones are deleted after a newer one is
-complete. No rank holds more than its own shards and one whole tensor.
+Each folder of a work directory appears complete or not at all. Older ones are deleted after a newer one is complete. No
+rank holds more than its own shards and one whole tensor.
 
     step-{step:08d}           checkpoint of the model; written last
     optimizer-{step:08d}      every rank's parts of the optimiser's state and of adapters, in Megatron's format
@@ -39,17 +39,17 @@ class StepState(StageRecord):
 
     step: int
     weight_version: int
-    reference_step: int | None  # step whose weights are the KL reference; None: where RL began
+    reference_step: int | None  # step after which the KL reference was taken; None: initial model
     has_adapters: bool = False
     has_optimizer: bool = Field(
-        default=True, description="whether the optimiser has moved weights, and so has a state"
+        default=True, description="whether the optimiser has taken a step, and so has a state"
     )
     computed_on: str = Field(default="", description="processor and torch that took the step")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
-    """Step checkpoint whose tensors stay on disk."""
+    """Open step checkpoint. Its tensors stay on disk until they are read."""
 
     state: StepState
     weights: OpenCheckpoint
@@ -63,7 +63,7 @@ class StepCheckpoints:
     def __init__(
         self, directory: Path, tokenizer_path: Path | None, keep: int | None, num_ranks: int
     ) -> None:
-        """`keep`: newest checkpoints that stay. None: all. `num_ranks` take the steps."""
+        """`keep`: number of newest checkpoints that stay, None: all. `num_ranks`: ranks that take the steps."""
         self.directory = directory
         self._tokenizer_path = tokenizer_path
         self._keep = keep
@@ -79,7 +79,7 @@ class StepCheckpoints:
         reference: TrainerModel | None,
         adapter: TrainedAdapter | None = None,
     ) -> Path:
-        """Writes a checkpoint, then deletes what the newest ones do not need. Returns its directory."""
+        """Writes a checkpoint, then deletes folders that the kept ones do not need. Returns its directory."""
         final = step_directory(self.directory, state.step)
         with boundary(StorageError, f"saving step {state.step} in {self.directory}"):
             if parts:
@@ -102,7 +102,7 @@ class StepCheckpoints:
         metadata: Mapping[str, Any],
         adapter: TrainedAdapter | None = None,
     ) -> None:
-        """Writes a model as a checkpoint, one tensor at a time through the first rank."""
+        """Writes a model as a checkpoint. The first rank writes one whole tensor at a time."""
         weights = model.whole_tensors()
         if not self._is_first:
             for _ in weights:
@@ -118,14 +118,14 @@ class StepCheckpoints:
         )
 
     def find_newest(self) -> LoadedStep | None:
-        """The newest checkpoint. None when there is none. A damaged one is a StorageError, not passed over."""
+        """The newest checkpoint, or None without any. A damaged one is not skipped but raises StorageError."""
         put_all_back(self.directory)
         steps = self._numbers(STEP)
         if not steps:
             return None
         directory = step_directory(self.directory, steps[-1])
         with boundary(
-            StorageError, f"reading step checkpoint {directory}; delete it to go on from an older"
+            StorageError, f"reading step checkpoint {directory}; delete it to resume from an older"
         ):
             checkpoint = open_checkpoint(directory)
             state = StepState.model_validate(checkpoint.metadata)
@@ -142,7 +142,7 @@ class StepCheckpoints:
 
     def _prune(self, keep: int) -> None:
         kept = self._numbers(STEP)[-keep:]
-        # a checkpoint uses the newest reference before it: the next refresh comes with the next step
+        # a checkpoint uses the newest reference before it: a refresh takes effect in the next step
         references = self._numbers(REFERENCE)
         used = {max((r for r in references if r < step), default=None) for step in kept}
         for kind, needed in ((STEP, kept), (OPTIMIZER, kept), (REFERENCE, used)):
@@ -162,7 +162,7 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def link_step(source: Path, step: int, target: Path) -> None:
-    """Makes `target` a work directory whose newest checkpoint is the `step` of `source`."""
+    """Makes `target` a work directory with the `step` of `source` as its newest checkpoint."""
     target.mkdir(parents=True)
     saved = step_directory(source, step)
     parts = source / f"{OPTIMIZER}-{step:08d}"
@@ -171,7 +171,7 @@ def link_step(source: Path, step: int, target: Path) -> None:
 
 
 def describe_machine(num_ranks: int) -> str:
-    """What decides the bits of a step besides its inputs: processor, instruction set, GPU, torch, ranks."""
+    """Processor, instruction set, GPU, number of ranks and torch version, which besides its inputs decide a step's bits."""
     names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = names[0] if names else platform.machine()
     units = [processor, torch.backends.cpu.get_cpu_capability()]

@@ -1,8 +1,8 @@
-"""One rank of the trainer of an RL run: its copy of the policy, its part of each step, version and checkpoint.
+"""One rank of an RL run's trainer: its copy of the policy, and its share of each step, version and checkpoint.
 
-All ranks make the same calls in the same order, `step`, `publish` and `save`, and hold the same weights, optimiser state
-and KL reference: they start from the same checkpoint and take the same steps. Where there are several, the launcher has
-opened process groups before (`infra/platform/cluster/rank_group.py`, `infra/platform/training_device.py`).
+All ranks make the same calls (`step`, `publish`, `save`) in the same order. They hold the same weights, optimiser state
+and KL reference, because they start from the same checkpoint and take the same steps. With several ranks, the launcher
+has opened process groups before (`infra/platform/cluster/rank_group.py`, `infra/platform/training_device.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,19 +51,19 @@ from ostinato.tasks.reinforcement.learning.step_checkpoints import (
 
 
 class RLTrainer:
-    """Takes steps, publishes versions, saves and restores itself. Used by one thread at a time."""
+    """Trainer that takes steps, publishes versions, and saves and restores itself. Used by one thread at a time."""
 
     def __init__(self, request: TrainerRequest, objects: ObjectStore) -> None:
-        """Opens the newest step checkpoint of the work directory, or else the model RL begins with.
+        """Opens the newest step checkpoint of the work directory, or the initial model if there is none.
 
-        Its weights are on the chain afterwards, as its newest version: the first one of a new chain is 0, and after a
-        restart from an older step the numbers go on where the chain ends.
+        Publishes these weights as the chain's newest version. A new chain starts with version 0. After a restart from
+        an older step the numbers continue where the chain ends.
         """
         config = self.config = request.config
         open_process_groups(
             world_size=config.world_size, layout=config.parallel_layout, kind=request.device
         )
-        with boundary(StorageError, f"opening the start of RL, {request.checkpoint_directory}"):
+        with boundary(StorageError, f"opening the initial model {request.checkpoint_directory}"):
             start = open_checkpoint(Path(request.checkpoint_directory))
         self.spec = start.spec
         if config.trains_drafts and not self.spec.mtp_depth:
@@ -73,7 +73,7 @@ class RLTrainer:
             )
         self._model = self._build_model(start)
         recompute_layers(self._model, config.recompute)
-        if config.lora is not None:  # equal on all ranks: the seed draws them
+        if config.lora is not None:  # the seed makes them equal on all ranks
             attach_adapters(self._model, config.lora.rank, config.lora.alpha, seed=0)
         self._optimizer = build_optimizer(self._model, config.optimizer)
         self._model.draft.requires_grad_(config.trains_drafts)
@@ -92,14 +92,14 @@ class RLTrainer:
         self._restore()
         steps = gather_over_ranks(self.steps_taken)
         if len(set(steps)) > 1:
-            raise ClusterError(f"ranks were taken up at steps {steps}, wanted one step")
-        check_copies_agree(self._model, config.parallel_layout, "when they were taken up")
+            raise ClusterError(f"ranks resumed at steps {steps}, wanted one step")
+        check_copies_agree(self._model, config.parallel_layout, "after resuming")
         self._publisher = VersionPublisher(self._model, objects, request.chain_id, config)
         self.weight_version = -1  # not on the chain yet
         self.publish()
 
     def step(self, samples: Sequence[Sample]) -> StepReport:
-        """Takes one optimiser step from the samples and counts it."""
+        """Takes one optimiser step on the samples."""
         if not samples:
             raise TrainingError(
                 f"step {self.steps_taken + 1} got no samples, wanted at least one group"
@@ -120,21 +120,21 @@ class RLTrainer:
         return report
 
     def publish(self) -> ChainManifest:
-        """Commits the current weights to the chain and waits for it."""
+        """Publishes the current weights and waits until they are committed to the chain."""
         self.start_publish()
         return self._publisher.finish()
 
     def start_publish(self) -> int:
-        """Begins to commit the current weights beside what comes next. Returns their version."""
+        """Starts publishing the current weights in the background. Returns their version."""
         self.weight_version = self._publisher.start()
         return self.weight_version
 
     def finish_publish(self) -> ChainManifest:
-        """Waits for the version under way. StorageError when it could not be committed."""
+        """Waits until the version being published is committed. StorageError if that failed."""
         return self._publisher.finish()
 
     def save(self) -> Path:
-        """Writes a step checkpoint from which a trainer of any number of ranks goes on. Returns its directory."""
+        """Writes a step checkpoint, from which any number of ranks can resume. Returns its directory."""
         parts = self._parts()
         state = StepState(
             step=self.steps_taken,
@@ -152,15 +152,15 @@ class RLTrainer:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank writes what there is once."""
+        """Whether this is the rank that writes outputs shared by all ranks."""
         return dist.get_rank() == 0
 
     def export(self, directory: Path, metadata: Mapping[str, str]) -> None:
-        """Writes the weights, and the adapter beside those that RL began with, as a checkpoint of the model."""
+        """Writes the weights and, with LoRA, the adapter as a checkpoint of the model."""
         self._checkpoints.save_model(directory, self._model, metadata, trained_adapter(self._model))
 
     def close(self) -> None:
-        """Waits for the upload under way and ends its thread."""
+        """Waits for the running upload and ends its thread."""
         self._publisher.close()
 
     def _build_model(self, start: OpenCheckpoint) -> TrainerModel:
@@ -172,14 +172,14 @@ class RLTrainer:
         return model
 
     def _refresh_reference(self) -> None:
-        """The current policy becomes the KL reference when that is due."""
+        """Makes the current policy the KL reference when a refresh is due."""
         reference, every = self._learner.reference, self.config.objective.kl_refresh_steps
         if reference is not None and every is not None and self.steps_taken % every == 0:
             copy_weights(self._model, reference)
             self._reference_step = self.steps_taken
 
     def _restore(self) -> None:
-        """Takes up the newest step checkpoint, if there is one."""
+        """Resumes from the newest step checkpoint, if there is one."""
         loaded = self._checkpoints.find_newest()
         if loaded is None:
             return
@@ -187,19 +187,19 @@ class RLTrainer:
         if state.has_adapters != has_adapters:
             raise StorageError(
                 f"step {state.step} in {self._checkpoints.directory} was saved "
-                f"{'with' if state.has_adapters else 'without'} adapters, wanted learning.lora as it was then, or "
+                f"{'with' if state.has_adapters else 'without'} adapters, wanted the same learning.lora as then, or "
                 "another work directory"
             )
         self.steps_taken, self._reference_step = state.step, state.reference_step
         what = (
-            f"taking up step {state.step} of {self._checkpoints.directory}, which another model or "
-            "optimiser wrote; delete that folder to begin anew"
+            f"resuming from step {state.step} of {self._checkpoints.directory}, which another model or "
+            "optimiser wrote; delete that folder to start again"
         )
         with boundary(StorageError, what):
             check_shapes(self.spec, weight_shapes(loaded.weights.spec))
             if state.has_optimizer:
                 allocate_state(self._optimizer, self._learner.gradients)
-            if not has_adapters:  # else the frozen weights are those that RL began with
+            if not has_adapters:  # with adapters the frozen weights stay those of the initial model
                 self._model.read_weights(loaded.weights.read)
             if parts := self._parts():
                 load_parts(loaded.parts, parts)
@@ -208,11 +208,11 @@ class RLTrainer:
             reference.read_weights(loaded.reference.read)
 
     def _parts(self) -> list[ShardedTensor]:
-        """This rank's parts of the optimiser's state and of adapters."""
+        """This rank's shards of the optimiser's state and of adapters."""
         adapters = self._model.moving_tensors() if self.config.lora is not None else {}
         return sharded_state(self._model, self._optimizer, adapters)
 
 
 def warmup_scale(steps_taken: int, warmup_steps: int) -> float:
-    """Share of the learning rate for the next step: (steps taken + 1) / warm-up, at most 1."""
+    """Factor on the learning rate of the next step: (steps taken + 1) / warm-up steps, at most 1."""
     return 1.0 if warmup_steps == 0 else min(1.0, (steps_taken + 1) / warmup_steps)

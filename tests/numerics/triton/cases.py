@@ -260,7 +260,7 @@ def test_operands_other_than_bf16_are_refused(dtype: torch.dtype) -> None:
         triton_bf16.grouped_mm_triton(rows, weights, ENDS, False)
     with pytest.raises(ValueError, match=told):
         triton_bf16.grouped_wgrad_triton(rows, rows, ENDS)
-    with pytest.raises(ValueError, match=r"wanted torch\.bfloat16 twice"):
+    with pytest.raises(ValueError, match=r"wanted torch\.bfloat16 for both"):
         triton_bf16.grouped_mm_triton(rows.bfloat16(), weights, ENDS, False)
 
 

@@ -64,6 +64,23 @@ def test_a_bad_value_is_named(override: str, says: str) -> None:
         load_recipe("nano", overrides=[override])
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ('rollout.boxes="fleet"', "rollout.boxes is 'fleet' .* wanted 'worker'"),
+        ('rollout.sandbox="microvm"', "rollout.sandbox is .* wanted"),
+        ("rollout.forked_share=0.5", "rollout.forked_share is 0.5 .* wanted 0.0"),
+        ('harness.mcp_servers.notes="true"', r"mcp_servers is \['notes'\] with program"),
+        ('harness.program="codexx"', "harness is 'codexx', wanted one of mini_swe_agent"),
+        ('harness.program="command"', r"'command' with no table \[harness.command\]"),
+        ('harness.command.command="true"', r"'mini_swe_agent' with a table \[harness.command\]"),
+    ],
+)
+def test_what_does_not_go_with_a_foreign_program_is_named(override: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe("mini_swe_agent", overrides=[override])
+
+
 @pytest.mark.parametrize("name", ["", ".", "../../evil", "a\0b", "x" * 5000, "\udcff", "/dev/null"])
 def test_what_is_no_file_is_no_recipe(name: str) -> None:
     with pytest.raises(ConfigError, match="not found, wanted one of"):

@@ -172,7 +172,7 @@ def test_every_setting_and_every_table_of_a_recipe_says_what_it_means() -> None:
 def test_a_recipe_as_shown_says_what_each_table_and_setting_means() -> None:
     shown = describe_recipe(load_recipe("nano"))
     assert "\n# Rules that a candidate must meet to become a problem.\n[problems.rules]\n" in shown
-    assert "real traffic only\n[cycle.simulated_users]\n# users at work" in shown
+    assert "real traffic only\n[cycle.simulated_users]\n# concurrent users" in shown
     said = [line for line in shown.splitlines() if line]
     bare = [line for above, line in pairwise(said) if line[0] != "#" and above[0] != "#"]
     assert bare == []

@@ -21,6 +21,7 @@ EXPERTS = DENSE | {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 REQUIRED = {
     "llama": DENSE,
     "mistral": DENSE | {"sliding_window": None},
+    "phi3": DENSE,
     "qwen2": DENSE,
     "qwen3": DENSE,
     "qwen3_moe": EXPERTS | {"num_experts": 8},
@@ -39,12 +40,34 @@ def test_a_field_left_out_means_what_it_means_in_transformers(model_type: str) -
     assert family.spec_of(stated) == family.spec_of(whole)
 
 
-def test_a_mistral_with_a_window_is_refused_also_where_the_file_leaves_it_out() -> None:
-    for config in (DENSE, DENSE | {"sliding_window": 4096}):
-        with pytest.raises(ValueError, match="sliding_window = 4096, wanted null"):
-            FAMILIES.load("mistral").spec_of(config)
-    spec = FAMILIES.load("mistral").spec_of(REQUIRED["mistral"])
+@pytest.mark.parametrize(
+    ("model_type", "window", "longest"),
+    [
+        ("mistral", {"sliding_window": None}, 64),
+        ("mistral", {"sliding_window": 40}, 40),
+        ("mistral", {"sliding_window": 4096}, 64),
+        ("phi3", {}, 64),
+        ("phi3", {"sliding_window": None}, 64),
+        ("phi3", {"sliding_window": 40}, 40),
+    ],
+)
+def test_sequences_are_no_longer_than_the_window(
+    model_type: str, window: dict[str, int | None], longest: int
+) -> None:
+    spec = FAMILIES.load(model_type).spec_of(DENSE | window)
+    assert spec.max_sequence_tokens == longest
     assert family_of_spec(spec).model_type == "llama"
+
+
+def test_a_mistral_file_without_a_window_means_one_of_4096() -> None:
+    spec = FAMILIES.load("mistral").spec_of(DENSE | {"max_position_embeddings": 32_768})
+    assert spec.max_sequence_tokens == 4096
+
+
+def test_windows_are_numbers() -> None:
+    for model_type in ("mistral", "phi3"):
+        with pytest.raises(ValueError, match="sliding_window = 0, wanted a positive whole number"):
+            FAMILIES.load(model_type).spec_of(DENSE | {"sliding_window": 0})
 
 
 def test_kimi_k2_is_read_as_the_network_that_it_copies() -> None:

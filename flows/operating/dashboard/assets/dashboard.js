@@ -1,4 +1,4 @@
-// Draws each snapshot that /events sends. Text from the home's files is set as text, never as HTML.
+// Draws each snapshot from /events. Text from the home's files is inserted as text, never as HTML.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -53,7 +53,7 @@ function isRunningStage({ state, done_ratio }) {
   return state === "running" && done_ratio !== null;
 }
 
-// A value that is no number (a diverged loss) comes as null.
+// A value that is not a number (a diverged loss) arrives as null.
 function rounded(value) {
   return value === null ? "no number" : Number(value.toPrecision(3)).toString();
 }

@@ -1,7 +1,7 @@
-"""Edits that a plain answer holds: whole functions in fenced blocks, search and replace blocks, unified diffs.
+"""Edits in a plain answer: whole functions in fenced blocks, search and replace blocks, unified diffs.
 
-Each becomes a call of `edit_file`, `write_file` or `delete_file`, so that whatever reads calls reads them. A
-whole function is such a call once its place is found (functions.py).
+Each becomes a call of `edit_file`, `write_file` or `delete_file`, so that all code that handles calls handles edits
+too. A whole function becomes such a call once its place is found (functions.py).
 """
 
 import ast
@@ -16,6 +16,7 @@ from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.tools.names import DELETE_FILE, EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.transcript import CallStatus
+from ostinato.infra.platform.diffs import split_lines
 from ostinato.infra.platform.syntax import parse_python, walk_definitions
 
 FUNCTION = "function"  # argument of a call whose place is yet to be found
@@ -48,13 +49,13 @@ GUIDES = {
         "hunks with some unchanged lines around each change. Numbers of lines are not read."
     ),
 }
-"""What a system prompt says of each form. Without an example, which small models repeat."""
+"""Explanations of the forms in the system prompt, without examples, because small models repeat examples."""
 REMINDERS = {
     "whole_function": "Answer with each changed function, whole, in a fenced block of Python.",
     "search_replace": "Answer with the path of each changed file and its search and replace blocks.",
     "udiff": "Answer with a unified diff in a fenced block.",
 }
-"""What the user's message ends with."""
+"""Last sentence of the user's message, by form."""
 
 
 def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer:
@@ -65,7 +66,7 @@ def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer
         prose += text[position:begin]
         calls += found
         position = end
-    if edits == "whole_function":  # of two blocks for one function of one file the later holds
+    if edits == "whole_function":  # the last block for a function of a file counts
         last = {_function_of(call): call for call in calls}
         calls = [
             call
@@ -80,7 +81,7 @@ def _function_of(call: ParsedCall) -> tuple[str, str]:
 
 
 def write_edit(edits: str, path: str, old: str, new: str) -> str:
-    """A stretch of lines in place of another, as a search block or a diff. `read_edits` gives it back."""
+    """A search block or diff that replaces lines by others. `read_edits` reads it back."""
     before, after = ([f"{line}\n" for line in text.split("\n")] for text in (old, new))
     if edits == "search_replace":
         body = f"<<<<<<< SEARCH\n{''.join(before)}=======\n{''.join(after)}>>>>>>> REPLACE"
@@ -90,7 +91,7 @@ def write_edit(edits: str, path: str, old: str, new: str) -> str:
 
 
 def write_function(symbol: str, lines: Sequence[str]) -> str:
-    """The function of a file's lines as a whole, a method below its class."""
+    """A block with a whole function of a file's lines, a method below its class statement."""
     first, end = find_symbol(list(lines), symbol)
     scope, _, _ = symbol.rpartition(".")
     head = [f"class {scope}:"] if scope else []
@@ -98,7 +99,7 @@ def write_function(symbol: str, lines: Sequence[str]) -> str:
 
 
 Found = tuple[int, int, list[ParsedCall]]
-"""Begin and end of a stretch of an answer, and the calls that it holds."""
+"""Begin and end of a part of an answer, and the calls in it."""
 
 
 def _whole_functions(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
@@ -176,9 +177,9 @@ def _diffs(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
 
 
 def _hunks(text: str, path: str, tools: Mapping[str, Tool]) -> tuple[list[ParsedCall], int]:
-    """The hunks at the beginning of a text, and where they end."""
+    """Calls of the hunks at the beginning of a text, and the end of the hunks."""
     calls: list[ParsedCall] = []
-    old, new, blank = "", "", ""  # blank: lines of which it is not known yet whether a hunk goes on
+    old, new, blank = "", "", ""  # blank: blank lines that may belong to the hunk
 
     def close() -> None:
         nonlocal old, new, blank
@@ -187,7 +188,7 @@ def _hunks(text: str, path: str, tools: Mapping[str, Tool]) -> tuple[list[Parsed
         old = new = blank = ""
 
     end, is_open = 0, False
-    for line in text.splitlines(keepends=True):
+    for line in split_lines(text):
         content = line.removesuffix("\n") + "\n"
         if line.startswith("@@"):
             close()
@@ -213,14 +214,14 @@ def _hunks(text: str, path: str, tools: Mapping[str, Tool]) -> tuple[list[Parsed
 
 
 def _replace(path: str, old: str, new: str, tools: Mapping[str, Tool]) -> ParsedCall:
-    """The call that replaces a stretch of a file, or makes the file where there is nothing to replace."""
+    """The call that replaces text in a file, or makes the file if there is no text to replace."""
     if not old:
         return call_from_texts(WRITE_FILE, {"path": path, "text": new}, tools)
     return call_from_texts(EDIT_FILE, {"path": path, "old": old, "new": new}, tools)
 
 
 def _path_in(line: str, comment: str = "") -> str:
-    """The last path in a line, or nothing."""
+    """The last path in a line, or an empty text."""
     found = _PATH.findall(line) if line.lstrip().startswith(comment) else []
     return found[-1] if found else ""
 

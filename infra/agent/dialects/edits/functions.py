@@ -1,4 +1,4 @@
-"""Finds what a block of an answer replaces, before any call of the turn runs."""
+"""Finds the function that a block of an answer replaces, before any call of the turn runs."""
 
 import difflib
 import re
@@ -12,6 +12,7 @@ from ostinato.infra.agent.dialects.full.calls import call_from_texts
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolTimeout
 from ostinato.infra.agent.regions import definition_at, name_at
 from ostinato.infra.agent.tools.calls import ParsedCall
+from ostinato.infra.agent.tools.matching import indent_of
 from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.tools.searching import find_text
 from ostinato.infra.agent.transcript import CallStatus
@@ -23,7 +24,7 @@ MAX_CANDIDATES = 50
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A function in a file: 0-based lines of its decorators, its `def` and behind its end."""
+    """A function in a file: 0-based lines of its first decorator, of its `def`, and after its end."""
 
     path: str
     text: str
@@ -44,8 +45,8 @@ class _Place:
 async def place_edit(
     call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
 ) -> ParsedCall:
-    """A call that came from a block as the edit of a file. A function that is not there, or a new file where
-    there is one, is an invalid call.
+    """The call of a block as the edit of a file. A block for a function that does not exist, or for a new file that
+    exists already, is an invalid call.
     """
     if call.status is not CallStatus.OK:
         return call
@@ -75,7 +76,7 @@ async def place_edit(
 async def _find_places(
     call: ParsedCall, environment: AgentEnvironment, config: HarnessConfig
 ) -> list[_Place]:
-    """Functions of the call's name: of its class and its path, where it names such and there are some."""
+    """Functions with the call's name, limited to its class and to its path unless that leaves none."""
     name, wanted_path = call.arguments[FUNCTION], call.arguments["path"]
     pattern = rf"^\s*(async\s+)?def\s+{re.escape(name.rpartition('.')[2])}\s*\("
     matches = await find_text(environment, TextSearch(pattern, glob="*.py"), config)
@@ -100,7 +101,7 @@ def _place(path: str, text: str, number: int) -> _Place:
 
 
 def _parsed_extent(text: str, number: int) -> tuple[int, int] | None:
-    """First and last line of the function that opens at a line. None where the file does not parse."""
+    """First and last line of the function that opens at a line. None if the file does not parse."""
     try:
         tree = parse_once(text)
     except (SyntaxError, ValueError):
@@ -112,12 +113,12 @@ def _parsed_extent(text: str, number: int) -> tuple[int, int] | None:
 
 
 def _replaced(place: _Place, new: str) -> tuple[str, str]:
-    """Old and new text: the function as it is indented, its decorators kept where the new one names none, and
-    as many lines above as make the old text unique.
+    """Old and new text of the edit. The new function gets the old indentation, and keeps the old decorators if it
+    has none. Lines above are included until the old text is unique.
     """
     lines = place.lines
     first = place.first if new.lstrip().startswith("@") else place.opening
-    fresh = _indented(new.split("\n"), _indent(lines[place.opening]))
+    fresh = _indented(new.split("\n"), indent_of(lines[place.opening]))
     start = first
     while start and place.text.count("\n".join(lines[start : place.end])) > 1:
         start -= 1
@@ -125,14 +126,10 @@ def _replaced(place: _Place, new: str) -> tuple[str, str]:
 
 
 def _indented(lines: Sequence[str], indent: str) -> list[str]:
-    present = _indent(next(line for line in lines if line.strip()))
+    present = indent_of(next(line for line in lines if line.strip()))
     if present == indent:
         return list(lines)
     return [indent + line.removeprefix(present) if line.strip() else line for line in lines]
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
 
 
 def _likeness(first: str, second: str) -> float:

@@ -1,6 +1,6 @@
 r"""The full dialect: calls in plain text, for templates without call tokens.
 
-The grammar both ways: `write_call` and `parse_calls`.
+`write_call` writes and `parse_calls` reads this grammar:
 
     <call tool="edit_file">
     <path>pkg/core.py</path>
@@ -9,11 +9,10 @@ The grammar both ways: `write_call` and `parse_calls`.
     </old>
     </call>
 
-A value runs to the first closing tag of its own argument, whatever it holds; that closing
-tag itself is written with a backslash (`<\/old>`, and one more for each backslash there is). A line
-end after the opening tag and one before the closing tag belong to the form. A call holds nothing
-else. Text in, calls and prose out: a call that breaks the grammar becomes a result the model
-can read, nothing is guessed and nothing raises.
+A value ends at the first closing tag of its own argument; inside a value that tag is written with a backslash
+(`<\/old>`, and one more for each backslash there is). A line end after the opening tag and one before the closing tag
+belong to the form. A call holds nothing else. The parser neither guesses nor raises: a call that breaks the grammar
+becomes a result the model can read.
 """
 
 import json
@@ -26,10 +25,10 @@ from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings
 from ostinato.infra.agent.transcript import CallStatus
 
 CALL_END = "</call>"
-WHOLE_CALL = rf"<call[\s>][^>]*>(?>\s*<(?P<arg>[a-z]\w*)>.*?</(?P=arg)>)*+\s*{CALL_END}"
+WHOLE_CALL = rf"<call[\s>][^>]*>(?>\s*<(?P<arg>[A-Za-z_][\w-]*)>.*?</(?P=arg)>)*+\s*{CALL_END}"
 _CALL = re.compile(r"<call(?=[\s>])")
-_OPENING = re.compile(r'<call tool="([a-z][a-z0-9_]*)">')
-_ARGUMENT = re.compile(r"<([a-z][a-z0-9_]*)>")
+_OPENING = re.compile(r'<call tool="([A-Za-z_][\w-]*)">')
+_ARGUMENT = re.compile(r"<([A-Za-z_][\w-]*)>")
 _CLOSING = r"<(\\*)/{}>"
 
 
@@ -85,7 +84,10 @@ def call_from_texts(
     """A call whose arguments are all texts, checked against the tool's definition."""
     if name not in tools:
         return _unknown(name, arguments, tools, call_id)
-    return _checked(tools[name], arguments, call_id)
+    tool = tools[name]
+    checked = check_arguments(tool, arguments)
+    status = CallStatus.INVALID_ARGUMENTS if checked.error else CallStatus.OK
+    return ParsedCall(tool.name, arguments, status, checked.error, checked.values, call_id)
 
 
 class _Broken(Exception):
@@ -97,7 +99,7 @@ class _Broken(Exception):
 
 
 def _parse_call(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[ParsedCall, int]:
-    """The call at `start` and where the text goes on after it."""
+    """The call at `start` and the position after it."""
     opening = _OPENING.match(text, start)
     if opening is None:
         tag = text[start : start + 40].split("\n", 1)[0]
@@ -145,8 +147,8 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _resume(text: str, position: int, name: str, reason: str) -> tuple[ParsedCall, int]:
-    """A malformed call, and the position after the next </call>, or the end of the text without one:
-    text after the error may be the rest of a value and must not run.
+    """A malformed call, and the position after the next </call>, or the end of the text without one.
+    Text after the error may be the rest of a value and must not run.
     """
     end = text.find(CALL_END, position)
     return _malformed(name, reason), len(text) if end < 0 else end + len(CALL_END)
@@ -161,12 +163,6 @@ def _unknown(
 ) -> ParsedCall:
     error = f"no tool {name[:60]}, wanted one of {', '.join(tools)}"
     return ParsedCall(name, arguments, CallStatus.UNKNOWN_TOOL, error, call_id=call_id)
-
-
-def _checked(tool: Tool, arguments: dict[str, str], call_id: str = "") -> ParsedCall:
-    checked = check_arguments(tool, arguments)
-    status = CallStatus.INVALID_ARGUMENTS if checked.error else CallStatus.OK
-    return ParsedCall(tool.name, arguments, status, checked.error, checked.values, call_id)
 
 
 _EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"}

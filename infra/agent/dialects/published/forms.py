@@ -19,8 +19,9 @@ TAGGED_JSON = CallForm(
     marks="<tool_call>",
     wanted="a JSON object with name and arguments between <tool_call> and </tool_call>",
     written='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    openers=("<tool_call>",),
 )
-"""Calls as Qwen's templates state them, and the gateway in the name of others."""
+"""Calls as Qwen's templates state them. The gateway states them for templates without a known form."""
 
 HERMES_FORM = CallForm(
     ways=(
@@ -51,6 +52,7 @@ QWEN3_CODER_FORM = CallForm(
     marks="</?tool_call>|</?function[=>]",
     wanted="<tool_call>, <function=NAME>, a <parameter=KEY> for each argument, and their closing tags",
     written="<tool_call>\n<function=NAME>\n[<parameter=KEY>\nVALUE\n</parameter>\n]</function>\n</tool_call>",
+    openers=("<tool_call>", "<function="),
 )
 LLAMA3_FORM = CallForm(
     ways=(
@@ -61,6 +63,7 @@ LLAMA3_FORM = CallForm(
     wanted="a JSON object with name and parameters, and nothing else in the answer",
     written='{"name": "NAME", "parameters": ARGUMENTS}',
     several=False,
+    openers=("<|python_tag|>", "{", "["),
 )
 DEEPSEEK_V3_FORM = CallForm(
     ways=(
@@ -75,6 +78,7 @@ DEEPSEEK_V3_FORM = CallForm(
     "JSON in a fenced block and <｜tool▁call▁end｜>, then <｜tool▁calls▁end｜>",
     written="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```"
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    openers=("<｜tool▁call",),
 )
 DEEPSEEK_V31_FORM = CallForm(
     ways=(
@@ -88,6 +92,7 @@ DEEPSEEK_V31_FORM = CallForm(
     wanted="<｜tool▁calls▁begin｜>, for each call <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>, its arguments as JSON and "
     "<｜tool▁call▁end｜>, then <｜tool▁calls▁end｜>",
     written="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    openers=DEEPSEEK_V3_FORM.openers,
 )
 KIMI_K2_FORM = CallForm(
     ways=(
@@ -103,6 +108,7 @@ KIMI_K2_FORM = CallForm(
     "<|tool_call_argument_begin|>, its arguments as JSON and <|tool_call_end|>, then <|tool_calls_section_end|>",
     written="<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS"
     "<|tool_call_end|><|tool_calls_section_end|>",
+    openers=("<|tool_call",),
 )
 GLM4_FORM = CallForm(
     ways=(
@@ -118,6 +124,7 @@ GLM4_FORM = CallForm(
     marks="</?tool_call>|</?arg_key>",
     wanted="<tool_call>NAME, an <arg_key> and an <arg_value> for each argument, and </tool_call>",
     written="<tool_call>NAME\n[<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n]</tool_call>",
+    openers=("<tool_call>",),
 )
 MISTRAL_FORM = CallForm(
     ways=(
@@ -130,6 +137,7 @@ MISTRAL_FORM = CallForm(
     marks=r"\[TOOL_CALLS\]",
     wanted="[TOOL_CALLS] and a JSON list of objects with name and arguments",
     written='[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
+    openers=("[TOOL_CALLS]",),
 )
 HARMONY_FORM = CallForm(
     ways=(

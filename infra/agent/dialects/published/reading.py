@@ -1,8 +1,7 @@
-"""Reads the calls of published models out of an answer, each form by its entry in the table of forms.py.
+"""Reads the calls of published models in an answer, each form by its entry in the table of forms.py.
 
-A `Way` is one way to write a call: a pattern up to its body, the body, a pattern behind it. Text in, calls and prose
-out: nothing is guessed, nothing raises. What follows a call that cannot be read is not read either, because
-it may be the rest of a value.
+A `Way` is one way to write a call: a pattern up to its body, the body, and a pattern after it. The parser neither
+guesses nor raises. Text after a call that cannot be read is not read either, because it may be the rest of a value.
 """
 
 import json
@@ -25,7 +24,7 @@ from ostinato.infra.agent.transcript import CallStatus
 _STRING = r'"(?:[^"\\]|\\.)*+"'
 _FLAT = rf"(?:{_STRING}|[^\"{{}}<])*+"
 _NESTED = rf"(?:{_STRING}|[^\"{{}}<]|\{{(?:{_STRING}|[^\"{{}}<]|\{{{_FLAT}\}})*+\}})*+"
-_OBJECT = rf"\{{{_NESTED}\}}"  # three deep, as many as a call of a tool here has
+_OBJECT = rf"\{{{_NESTED}\}}"  # three levels deep, like the deepest call of a tool here
 _JSON = rf"(?:{_OBJECT}|\[\s*{_OBJECT}(?:\s*,\s*{_OBJECT})*+\s*\])"
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 
@@ -35,13 +34,13 @@ class Texts:
     """Arguments as tagged texts: patterns that open and close one; the first has a group `key`."""
 
     opening: str
-    closing: str  # with what may follow it: a value holds its own closing tag elsewhere
+    closing: str  # with the texts that may follow: the closing tag alone may be part of a value
     drops_newlines: bool = False  # one line end at each side belongs to the form
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to write a call. Groups of `begin`: `name` where the body is the arguments alone, `id` if any."""
+    """One way to write a call. Groups of `begin`: `name` if the body is the arguments alone, `id` if any."""
 
     begin: str
     body: Literal["call", "arguments"] | Texts
@@ -54,15 +53,17 @@ class CallForm:
 
     ways: tuple[Way, ...]
     marks: str
-    """pattern of texts that only a call holds: one that no way explains is a malformed call"""
+    """pattern of texts that only calls contain: such a text that matches no way is a malformed call"""
     wanted: str
     """right form of a call, for messages"""
     written: str = ""
-    """a call with the places NAME, ARGUMENTS (JSON) and, for texts, what one argument is, in brackets"""
+    """a call with the placeholders NAME and ARGUMENTS (JSON) or, for texts, the form of one argument in brackets"""
     hidden: str = "(?!)"
     """pattern of thoughts that this form alone marks"""
     several: bool = True
     """whether one answer may hold several calls"""
+    openers: tuple[str, ...] = ()
+    """texts that begin a call, which a stream holds back. Empty: the gateway does not read this form"""
 
     @cached_property
     def whole_call(self) -> str:
@@ -82,7 +83,7 @@ class CallForm:
 
     @cached_property
     def openings(self) -> tuple[re.Pattern[str], ...]:
-        """Beginnings: of hidden text, of each way, of a call that no way explains."""
+        """Patterns of the beginnings of hidden text, of each way, and of malformed calls, in this order."""
         patterns = (self.hidden, *(way.begin for way in self.ways), self.marks)
         return tuple(re.compile(pattern, re.DOTALL) for pattern in patterns)
 
@@ -134,7 +135,7 @@ def read_calls(text: str, form: CallForm) -> tuple[list[WrittenCall], str]:
 def _read_call(
     text: str, opening: re.Match[str], way: Way, wanted: str
 ) -> tuple[list[WrittenCall], int]:
-    """The calls behind an opening, one or a list of them, and where the text goes on."""
+    """The calls after an opening, one or a list of them, and the position after them."""
     groups = opening.groupdict()
     name, call_id = groups.get("name") or "", groups.get("id") or ""
     if isinstance(way.body, Texts):
@@ -154,7 +155,7 @@ def _read_call(
 
 
 def _read_texts(text: str, position: int, form: Texts) -> tuple[dict[str, str], int]:
-    """Tagged texts by key, and where they end."""
+    """Tagged texts by key, and the position after them."""
     texts: dict[str, str] = {}
     opening, closing = re.compile(form.opening), re.compile(form.closing)
     while begin := opening.match(text, position):

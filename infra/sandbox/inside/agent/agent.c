@@ -1,17 +1,16 @@
-/* The server in a box, as one static program: commands and files for the host (host/tools.py).
+/* The server in a box, a static program that runs commands and handles files for the host (host/tools.py).
  *
  *     agent DESCRIPTOR
  *
  * It answers frames (inside/wire.py) on one stream, given as an open, blocking descriptor: a socket,
- * a virtio-serial port, a vsock connection. It ends when the stream ends. One thread and poll(2). All
- * text travels in blobs, so the header is read by looking for numbers by name (the host is trusted,
- * the box is not: it cannot write here).
+ * a virtio-serial port or a vsock connection. It ends when the stream ends. It uses one thread and poll(2).
+ * All text is sent in blobs, so a header is read by searching for numbers by name. That is safe because the
+ * host, which is trusted, writes the headers.
  *
- * It knows nothing of bubblewrap and needs no right: it works on /repo, /tmp and /dev/shm as the user
- * it was started as, with the environment it was started with, and inherits its limits. As process 1
- * of a pid namespace it also reaps what others leave. In a virtual machine the guest's init mounts,
- * opens the port, drops to the user that commands shall have and executes it. A guest with operations
- * of its own includes this file instead of linking it, after frames.h and its functions:
+ * The agent does not depend on bubblewrap and needs no privileges: it works on /repo, /tmp and /dev/shm with
+ * the user, environment and limits that it was started with. As process 1 of a pid namespace it also reaps
+ * orphaned processes. In a virtual machine, the guest's init mounts file systems, opens the port, drops
+ * privileges and calls it. A guest with more operations includes this file, after frames.h and its functions:
  *
  *     #include "frames.h"
  *     static int do_refresh(const Request *request) { ... send_reply(request->id, &reply); return 0; }
@@ -26,7 +25,7 @@
 
 /* ---- operations ---- */
 
-/* Answers of a batch of paths: a kind for each (empty: done), with the content or the message. */
+/* Replies to a batch of paths with an error kind (empty: none) and the content or message for each. */
 static void answer_each(const Request *request, int step, int (*action)(const Request *, int, Bytes *)) {
     Reply reply = {0};
     Bytes kinds = {0};
@@ -53,7 +52,7 @@ static int read_one(const Request *request, int index, Bytes *content) {
     return failed;
 }
 
-/* Blobs: path and content, again and again; `removed` says where the path is removed instead. */
+/* Blobs: path and content alternate; a nonzero item of `removed` says that the path is removed instead. */
 static int write_one(const Request *request, int index, Bytes *content) {
     (void)content;
     char *path = copy_text(blob(request, 2 * index));
@@ -91,7 +90,7 @@ static int send_nothing(const Request *request) {
     return 0;
 }
 
-/* The first request: limits that this process sets for itself and for all it starts. */
+/* The first request: sets limits for this process and all that it starts. */
 static int do_hello(const Request *request) {
     set_limit(RLIMIT_AS, number(request, "process_memory_bytes"));
     set_limit(RLIMIT_NPROC, number(request, "processes"));
@@ -132,7 +131,7 @@ static uint32_t big_endian(const char *data) {
     return (uint32_t)bytes[0] << 24 | bytes[1] << 16 | bytes[2] << 8 | bytes[3];
 }
 
-/* One whole frame out of what was received; 0 when there is none yet. */
+/* Answers and removes one whole received frame. 0: there is none yet. */
 static int take_frame(Bytes *received) {
     if (received->size < 8) return 0;
     uint64_t text = big_endian(received->data), blobs = big_endian(received->data + 4);
@@ -158,24 +157,24 @@ static int take_frame(Bytes *received) {
     return 1;
 }
 
-static int wake;
+static int wakeup;
 
 static void on_child(int number) {
     (void)number;
     int saved = errno;
-    if (write(wake, "", 1) < 0) {}
+    if (write(wakeup, "", 1) < 0) {}
     errno = saved;
 }
 
-/* Descriptors to wait for: the stream, the wake-up pipe, and every open output with its owner. */
-static int list_polled(struct pollfd **polled, Output ***owners, int wake_read) {
-    int count = 2, room = 2;
-    for (Process *process = processes; process; process = process->next) room++;
-    *polled = realloc(*polled, room * sizeof **polled);
-    *owners = realloc(*owners, room * sizeof **owners);
+/* Lists the descriptors to wait for: the stream, the wake-up pipe, and every open output with its owner. */
+static int list_polled(struct pollfd **polled, Output ***owners, int wakeup_read) {
+    int count = 2, capacity = 2;
+    for (Process *process = processes; process; process = process->next) capacity++;
+    *polled = realloc(*polled, capacity * sizeof **polled);
+    *owners = realloc(*owners, capacity * sizeof **owners);
     if (!*polled || !*owners) _exit(70);
     (*polled)[0] = (struct pollfd){control, POLLIN, 0};
-    (*polled)[1] = (struct pollfd){wake_read, POLLIN, 0};
+    (*polled)[1] = (struct pollfd){wakeup_read, POLLIN, 0};
     for (Process *process = processes; process; process = process->next) {
         if (process->output.pipe < 0) continue;
         (*owners)[count] = &process->output;
@@ -184,19 +183,19 @@ static int list_polled(struct pollfd **polled, Output ***owners, int wake_read) 
     return count;
 }
 
-static void serve(int wake_read) {
+static void serve(int wakeup_read) {
     Bytes received = {0};
     struct pollfd *polled = NULL;
     Output **owners = NULL;
     for (;;) {
-        int count = list_polled(&polled, &owners, wake_read);
+        int count = list_polled(&polled, &owners, wakeup_read);
         if (poll(polled, count, wait_milliseconds()) < 0 && errno != EINTR) _exit(72);
-        /* Outputs first: what follows may forget their owners. */
+        /* Outputs first, because the steps below may free their owners. */
         for (int index = 2; index < count; index++)
             if (polled[index].revents & (POLLIN | POLLHUP)) drain(owners[index]);
         if (polled[1].revents) {
             char data[256];
-            while (read(wake_read, data, sizeof data) > 0) {}
+            while (read(wakeup_read, data, sizeof data) > 0) {}
         }
         reap();
         if (polled[0].revents) {
@@ -206,7 +205,7 @@ static void serve(int wake_read) {
             if (size > 0) add(&received, data, size);
             while (take_frame(&received)) {}
         }
-        press_late_ones();
+        signal_expired_commands();
     }
 }
 
@@ -222,7 +221,7 @@ int AGENT_MAIN(int count, char **arguments) {
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     signal(SIGPIPE, SIG_IGN);
     if (pipe2(ends, O_CLOEXEC | O_NONBLOCK)) return 71;
-    wake = ends[1];
+    wakeup = ends[1];
     struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_NOCLDSTOP | SA_RESTART};
     sigaction(SIGCHLD, &action, NULL);
     serve(ends[0]);

@@ -1,4 +1,4 @@
-/* Files of agent.c, below /repo, /tmp and /dev/shm whatever links say. */
+/* Files of agent.c. No operation leaves /repo, /tmp and /dev/shm, not even through links. */
 #pragma once
 #include "frames.h"
 
@@ -41,7 +41,7 @@ static int fail_outside(const char *path) {
     return fail("invalid", "%s is outside the repository and /tmp", path);
 }
 
-/* The check is on the opened file, so nobody can swap a link in between. */
+/* The path is checked after the open, so that a link cannot be swapped in between. */
 static int open_below(const char *path, int flags) {
     char full[4096], link[64], real[4096];
     if (resolve(path, full)) return -1;

@@ -1,4 +1,4 @@
-/* Bytes, requests and replies of agent.c: the frames of inside/wire.py, and the current step's error. */
+/* Bytes, requests and replies of agent.c in the frames of inside/wire.py, and the error of the current step. */
 #pragma once
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -27,16 +27,15 @@
 
 extern char **environ;
 
-
 /* ---- bytes ---- */
 
-typedef struct { char *data; size_t size, room; } Bytes;
+typedef struct { char *data; size_t size, capacity; } Bytes;
 typedef struct { const char *data; size_t size; } Blob;
 
 static void add(Bytes *bytes, const void *data, size_t size) {
-    if (bytes->size + size > bytes->room) {
-        bytes->room = (bytes->size + size) * 2 + 256;
-        bytes->data = realloc(bytes->data, bytes->room);
+    if (bytes->size + size > bytes->capacity) {
+        bytes->capacity = (bytes->size + size) * 2 + 256;
+        bytes->data = realloc(bytes->data, bytes->capacity);
         if (!bytes->data) _exit(70);
     }
     if (size) memcpy(bytes->data + bytes->size, data, size);
@@ -123,7 +122,7 @@ static void write_all(int descriptor, const char *data, size_t size) {
     while (size) {
         ssize_t done = write(descriptor, data, size);
         if (done < 0 && errno == EINTR) continue;
-        if (done < 0) _exit(0); /* the host is gone, and the box goes with process 1 */
+        if (done < 0) _exit(0); /* the host is gone, and the box ends with process 1 */
         data += done;
         size -= done;
     }
@@ -152,7 +151,7 @@ static void send_reply(long id, Reply *reply) {
     reply->num_blobs = 0;
 }
 
-/* What went wrong with the current step: kind "" when nothing did. */
+/* The error of the current step. Kind "": none. */
 static char error_kind[32], error_text[400];
 
 static int fail(const char *kind, const char *format, ...) {

@@ -1,12 +1,12 @@
-/* Commands of agent.c: how they start, what they print, how they end. */
+/* Commands of agent.c: start, output and end. */
 #pragma once
 #include "frames.h"
 
-/* ---- what commands print ---- */
+/* ---- output of commands ---- */
 
 typedef struct {
     int pipe;             /* -1: closed */
-    size_t half;          /* bytes kept of the beginning, and as many of the end */
+    size_t half;          /* number of bytes kept of the beginning, and of the end */
     Bytes head, tail;
     long long dropped;
 } Output;
@@ -32,7 +32,7 @@ static void close_output(Output *output) {
     output->pipe = -1;
 }
 
-/* Takes what the pipe holds, but no endless flood at a time; closes it at its end. */
+/* Reads the pipe, at most 32 pieces at a time so that a flood cannot block the loop, and closes it at its end. */
 static void drain(Output *output) {
     static char data[65536];
     for (int round = 0; round < 32 && output->pipe >= 0; round++) {
@@ -74,14 +74,14 @@ static pid_t start(const char *command, int input, int output) {
     signal(SIGPIPE, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGCHLD, SIG_DFL);
-    /* When the box is over its memory, commands go first and this server last. */
+    /* When the box runs out of memory, the kernel must kill commands before this server. */
     int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (file >= 0) { if (write(file, "1000", 4) < 0) {} close(file); }
     int copies[2] = {fcntl(input, F_DUPFD_CLOEXEC, 64), fcntl(output, F_DUPFD_CLOEXEC, 64)};
     dup2(copies[0], 0);
     dup2(copies[1], 1);
     dup2(copies[1], 2);
-    /* An argument holds fewer than 128 KiB: a longer command is read from a file. */
+    /* The kernel limits an argument to under 128 KiB, so a longer command is read from a file. */
     int script = strlen(command) < 128 << 10 ? -1 : memfd_create("command", 0);
     char path[32];
     if (script >= 0) write_all(script, command, strlen(command));
@@ -94,7 +94,7 @@ static pid_t start(const char *command, int input, int output) {
     _exit(127);
 }
 
-/* A child that has not come to its setsid yet leads no group: then the child itself. */
+/* A child that has not called setsid yet leads no group, so the signal goes to the child alone. */
 static void signal_group(pid_t id, int number) {
     if (killpg(id, number)) kill(id, number);
 }
@@ -108,7 +108,7 @@ static int open_input(Blob text) {
     return file;
 }
 
-/* Blobs: a shell command, and what it reads. The request is answered when it has ended. */
+/* Blobs: a shell command and its stdin. The request is answered when the command has ended. */
 static int start_command(const Request *request) {
     int ends[2], input = open_input(blob(request, 1));
     if (pipe2(ends, O_CLOEXEC)) return fail_system("pipe");
@@ -142,7 +142,7 @@ static void forget(Process *process) {
     free(process);
 }
 
-/* Answers the request of a command that has ended, and ends what is left of its group. */
+/* Answers the request of a command that has ended, and kills the rest of its group. */
 static void finish(Process *process, int status) {
     Reply reply = {0};
     int exit_code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
@@ -166,8 +166,8 @@ static void reap(void) {
     }
 }
 
-/* Those over their time get TERM, and after a moment KILL. */
-static void press_late_ones(void) {
+/* Sends TERM to commands past their deadline, and KILL after GRACE_SECONDS. */
+static void signal_expired_commands(void) {
     double time = now();
     for (Process *process = processes; process; process = process->next) {
         if (process->deadline > time) continue;
@@ -177,7 +177,7 @@ static void press_late_ones(void) {
     }
 }
 
-/* Until the nearest deadline; -1: there is none. */
+/* Time until the nearest deadline. -1: there is none. */
 static int wait_milliseconds(void) {
     double nearest = 0, time = now();
     for (Process *process = processes; process; process = process->next)

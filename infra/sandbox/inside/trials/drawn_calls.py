@@ -1,31 +1,37 @@
-"""Calls with drawn arguments: of one function that tests call, and of all that a module shows. Runs in boxes,
+"""Calls with random arguments, of one function that tests call and of all public names of a module. Runs in boxes,
 standard library only.
 
-`draw_calls`: calls that return something, drawn where the original alone is. `make_drawn_calls`: what each gives
-and does, whether names are still there and still take what they took.
+`draw_calls` draws calls that return, in a box that has only the original. `make_drawn_calls` makes them, and writes
+their results and effects and whether names still exist and accept the same arguments.
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
+import itertools
 import json
 import random
 import signal
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call, vary_value
-from ostinato.infra.sandbox.inside.trials.watched_calls import Effects
+from ostinato.infra.sandbox.inside.trials.repeated_calls import (
+    describe_effect,
+    describe_limited,
+    digest_state,
+    has_effect,
+    measure_growth,
+)
+from ostinato.infra.sandbox.inside.trials.watched_calls import Effects, read_call_seconds
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
-    CallTimeout,
-    NoForm,
+    NotEncodable,
     decode,
-    describe,
     encode,
     expire,
     find,
@@ -44,44 +50,45 @@ _BY_NAME = {
     "dict": {"a": 1},
     "bytes": b"a",
 }
-_TRIES, _KEPT = 40, 4  # of each function of a module
-_VARIED = 3  # of each known call
+_TRIES, _MAX_KEPT = 40, 4  # calls tried and kept per function of a module
+_OBJECTS = 4  # per class
+_VARIED = 3  # variations per known call
 _FROM_POOL = 12  # further calls of the known function
 _DRAW_SECONDS = 6.0
-_WORN_SECONDS = 1.0
-_TRACED = 40  # calls in which growing memory is measured
-_CALL_SECONDS = 0.3
+_UNKNOWN = inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)
 Call = dict[str, Any]
 
 
 def draw_calls(request: dict, answer: str) -> None:
-    """Writes calls that return, and names with the shapes of calls they take."""
+    """Writes calls that return, and names with the shapes of the calls that they accept."""
     signal.signal(signal.SIGVTALRM, expire)
     rng = random.Random(request["order"])
     ends = time.monotonic() + _DRAW_SECONDS
     with Path(answer).open("w") as file:
-        for call in _drawn(request, rng):
+        for call in _draw(request, rng):
             if time.monotonic() > ends:
                 return
             if "name" in call or _returns(call):
-                file.write(json.dumps(call) + "\n")
+                is_own = call.get("function") == request["function"] != ""
+                shown = {**call, "has_effect": has_effect(_effect_of(call))} if is_own else call
+                file.write(json.dumps(shown) + "\n")
                 file.flush()
 
 
-def _drawn(request: dict, rng: random.Random) -> Iterator[Call]:
+def _draw(request: dict, rng: random.Random) -> Iterator[Call]:
     if request["known"]:
-        yield from _near(request["known"], rng)
+        yield from _vary_known(request["known"], rng)
         function = find(request["known"][0]["function"])
         for arguments in _guesses(function, 0, rng, _FROM_POOL):
             yield {"function": request["known"][0]["function"], "on": None, "arguments": arguments}
-    elif request["function"]:  # tests call it with objects alone, or on one
+    elif request["function"]:  # tests call it only with objects, or as a method
         with contextlib.suppress(Exception):
             name = request["function"]
             found = _calls_of(name, int(_is_method(name)), rng)
             yield from (call for call in found if "function" in call)
     for module, left_out in request["modules"]:
         with contextlib.suppress(Exception):
-            for name, skipped in _shown_names(importlib.import_module(module), left_out):
+            for name, skipped in _public_names(importlib.import_module(module), left_out):
                 yield from _calls_of(f"{module}:{name}", skipped, rng)
 
 
@@ -91,32 +98,32 @@ def _is_method(name: str) -> bool:
     return ":" in owner and type(inspect.getattr_static(find(owner), last)) is FunctionType
 
 
-def _near(known: list[Call], rng: random.Random) -> Iterator[Call]:
+def _vary_known(known: list[Call], rng: random.Random) -> Iterator[Call]:
     for call in known:
         yield call
         for _ in range(_VARIED):
             plain, named = _read(call["arguments"])
-            with contextlib.suppress(NoForm, RecursionError):
+            with contextlib.suppress(NotEncodable, RecursionError):
                 yield {**call, "arguments": _text(*vary_call(tuple(plain), named, 0, rng))}
 
 
-def _shown_names(module: Any, left_out: list[str]) -> Iterator[tuple[str, int]]:
-    """Public functions, classes, and what classes define, each with the number of leading parameters that are given."""
+def _public_names(module: Any, left_out: list[str]) -> Iterator[tuple[str, int]]:
+    """Public functions, classes and attributes of classes, each with the number of implicit leading parameters."""
     for name, value in list(vars(module).items()):
         is_own = inspect.getmodule(value) is module
         if name.startswith("_") or not is_own or not callable(value):
             continue
         yield from [] if name in left_out else [(name, 0)]
-        for inner, held in list(vars(value).items()) if isinstance(value, type) else ():
-            is_shown = not inner.startswith("_") or inner in (
+        for inner, member in list(vars(value).items()) if isinstance(value, type) else ():
+            is_public = not inner.startswith("_") or inner in (
                 "__str__",
                 "__len__",
                 "__call__",
                 "__repr__",
             )
-            is_code = callable(held) or isinstance(held, (property, staticmethod, classmethod))
-            if is_shown and is_code and f"{name}.{inner}" not in left_out:
-                yield f"{name}.{inner}", int(callable(held))
+            is_code = callable(member) or isinstance(member, (property, staticmethod, classmethod))
+            if is_public and is_code and f"{name}.{inner}" not in left_out:
+                yield f"{name}.{inner}", int(callable(member))
 
 
 def _calls_of(name: str, skipped: int, rng: random.Random) -> Iterator[Call]:
@@ -124,32 +131,41 @@ def _calls_of(name: str, skipped: int, rng: random.Random) -> Iterator[Call]:
     yield {"name": name, "shapes": list(_shapes(value))}
     if isinstance(value, property) or not callable(value):
         return
-    made: Sequence[str | None] = [None]
+    objects: Sequence[str | None] = [None]
     if skipped:
         owner = name.rpartition(".")[0]
-        tried = _guesses(find(owner), 0, rng, _TRIES)
-        made = [
-            text for text in tried if _returns({"function": owner, "on": None, "arguments": text})
-        ][:1]
+        guesses = _guesses(find(owner), 0, rng, _TRIES)
+        built = (it for it in guesses if _returns({"function": owner, "on": None, "arguments": it}))
+        objects = [*itertools.islice(built, _OBJECTS)]
     num_kept = 0
-    for arguments in _guesses(value, skipped, rng, _TRIES) if made else ():
-        call = {"function": name, "on": made[0], "arguments": arguments}
-        if num_kept < _KEPT and _returns(call):
-            num_kept += 1
-            yield call
+    for number, arguments in enumerate(_guesses(value, skipped, rng, _TRIES) if objects else ()):
+        # The first guess is tried on all objects: one object may refuse everything, and a method without
+        # parameters has only one guess.
+        for on in objects if number == 0 else (objects[number % len(objects)],):
+            call = {"function": name, "on": on, "arguments": arguments}
+            if num_kept < _MAX_KEPT and _returns(call):
+                num_kept += 1
+                yield call
+
+
+def _signature_of(value: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(value)
+    except (ValueError, TypeError):
+        return None
 
 
 def _shapes(value: Any) -> Iterator[tuple[int, list[str]]]:
-    """Numbers of plain arguments and names of others with which it can be called."""
-    try:
-        parameters = list(inspect.signature(value).parameters.values())
-    except (ValueError, TypeError):
+    """Calls that a signature accepts, as numbers of positional arguments and names of keyword arguments."""
+    signature = _signature_of(value)
+    if signature is None:
         return
+    parameters = [*signature.parameters.values()]
     named = [it for it in parameters if it.kind is it.KEYWORD_ONLY and it.default is it.empty]
     plain = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
-    given = [it.name for it in named]
-    yield sum(it.default is it.empty for it in plain), given
-    yield len(plain), given
+    required = [it.name for it in named]
+    yield sum(it.default is it.empty for it in plain), required
+    yield len(plain), required
     fixed = [it for it in plain if it.kind is it.POSITIONAL_ONLY]
     others = [
         it.name for it in parameters if it.kind in (it.POSITIONAL_OR_KEYWORD, it.KEYWORD_ONLY)
@@ -158,19 +174,18 @@ def _shapes(value: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 def _guesses(function: Any, skipped: int, rng: random.Random, count: int) -> Iterator[str]:
-    """Arguments by what annotations and defaults say, else any plain data."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[skipped:]
-    except (ValueError, TypeError):
-        return
+    """Random arguments that follow annotations and defaults, else any plain data."""
+    signature = _signature_of(function)
+    # Some classes have no signature, such as subclasses of str.
+    parameters = [*signature.parameters.values()][skipped:] if signature else [_UNKNOWN][skipped:]
     wanted = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
     named = [it for it in parameters if it.kind is it.KEYWORD_ONLY and it.default is it.empty]
-    num_least = sum(it.default is it.empty for it in wanted)
+    num_least = sum(it.default is it.empty for it in wanted) if signature else 0
     seen: set[str] = set()
     for _ in range(count if parameters else 1):
         num_given = num_least if rng.random() < 0.6 else rng.randint(num_least, len(wanted))
         plain = [_guess(it, rng) for it in wanted[:num_given]]
-        with contextlib.suppress(NoForm, RecursionError):
+        with contextlib.suppress(NotEncodable, RecursionError):
             text = _text(tuple(plain), {it.name: _guess(it, rng) for it in named})
             if text not in seen:
                 seen.add(text)
@@ -178,9 +193,9 @@ def _guesses(function: Any, skipped: int, rng: random.Random, count: int) -> Ite
 
 
 def _guess(parameter: inspect.Parameter, rng: random.Random) -> Any:
-    told = str(parameter.annotation).removeprefix("<class '").partition("'")[0].partition("[")[0]
-    if told in _BY_NAME and rng.random() < 0.9:
-        return vary_value(_BY_NAME[told], rng)
+    kind = str(parameter.annotation).removeprefix("<class '").partition("'")[0].partition("[")[0]
+    if kind in _BY_NAME and rng.random() < 0.9:
+        return vary_value(_BY_NAME[kind], rng)
     if parameter.default not in (parameter.empty, None) and rng.random() < 0.7:
         return vary_value(parameter.default, rng)
     return vary_value(rng.choice(_POOL), rng) if rng.random() < 0.5 else rng.choice(_POOL)
@@ -193,7 +208,7 @@ def _text(plain: tuple[Any, ...], named: dict[str, Any]) -> str:
     }
     text = json.dumps(forms)
     if len(text) > MAX_TEXT:
-        raise NoForm
+        raise NotEncodable
     return text
 
 
@@ -203,14 +218,28 @@ def _read(arguments: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _returns(call: Call) -> bool:
+    """Whether a call returns and does not ignore its arguments."""
     try:
-        return not {"raises", "timeout"} & describe_limited(prepare(call)[0]).keys()
-    except BaseException:  # noqa: BLE001 - code under test raises anything, SystemExit too
+        has_returned = not {"raises", "timeout"} & describe_limited(prepare(call)[0]).keys()
+        return has_returned and not (call["on"] is None and _drops_arguments(call))
+    except BaseException:  # noqa: BLE001 - code under test may raise anything, even SystemExit
         return False
 
 
-def prepare(call: Call) -> tuple[Callable[[], Any], list[Any], dict[str, Any]]:
-    """A call with arguments of its own."""
+def _drops_arguments(call: Call) -> bool:
+    """Whether a class without a signature ignores its arguments. A subclass of tzinfo accepts any arguments, until it
+    gets a second base.
+    """
+    made, plain, named = prepare(call)
+    if not isinstance(made.func, type) or not (plain or named) or _signature_of(made.func):
+        return False
+    with contextlib.suppress(Exception):
+        return digest_state([made()]) == digest_state([made.func()])
+    return False
+
+
+def prepare(call: Call) -> tuple[functools.partial[Any], list[Any], dict[str, Any]]:
+    """A call on newly built arguments, with its positional and named arguments."""
     plain, named = _read(call["arguments"])
     if call["on"] is not None:
         owner, _, name = call["function"].rpartition(".")
@@ -218,22 +247,11 @@ def prepare(call: Call) -> tuple[Callable[[], Any], list[Any], dict[str, Any]]:
         function = getattr(find(owner)(*built, **others), name)
     else:
         function = find(call["function"])
-    return lambda: function(*plain, **named), plain, named
-
-
-def describe_limited(call: Callable[[], Any], seconds: float = _CALL_SECONDS) -> dict[str, Any]:
-    """The result as a form, within processor time."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        return describe(call)
-    except CallTimeout:
-        return {"timeout": True}
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return functools.partial(function, *plain, **named), plain, named
 
 
 def make_drawn_calls(request: dict, answer: str) -> None:
-    """Writes what each call gives, does and takes, until the time is over."""
+    """Writes result, effects and time of each call, or whether a name still accepts its calls, until the time is up."""
     signal.signal(signal.SIGVTALRM, expire)
     started = time.monotonic()
     with Path(answer).open("w") as file:
@@ -245,7 +263,7 @@ def make_drawn_calls(request: dict, answer: str) -> None:
             file.write(json.dumps(line) + "\n")
             file.flush()
         if request["worn"] is not None:
-            file.write(json.dumps(_wear(request["worn"], request["repeats"])) + "\n")
+            file.write(json.dumps(_repeat(request["worn"], request["repeats"])) + "\n")
 
 
 def _try(entry: Call) -> dict[str, Any]:
@@ -254,23 +272,25 @@ def _try(entry: Call) -> dict[str, Any]:
     try:
         call, plain, named = prepare(entry)
         effects = Effects(tuple(plain), named)
-        started = time.perf_counter()
+        started = read_call_seconds()
         result = describe_limited(call)
-        seconds = time.perf_counter() - started
-        return {"result": result, "facts": sorted(effects.find()), "seconds": seconds}
-    except BaseException as error:  # noqa: BLE001 - code under test raises anything, SystemExit too
+        seconds = read_call_seconds() - started
+        shown = {"result": result, "facts": sorted(effects.find()), "seconds": seconds}
+        # For a call of the problem's function that returns nothing, the effect is the only sign of work.
+        acts = {"has_effect": has_effect(_effect_of(entry))} if entry.get("has_effect") else {}
+        return shown | acts
+    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, even SystemExit
         return {"result": {"raises": type(error).__name__}, "facts": [], "seconds": 0.0}
 
 
 def _takes(entry: Call) -> str:
-    """What is wrong with a name: gone, or it takes other arguments. Empty: nothing."""
+    """Whether a name is gone or takes other arguments, as text. Empty: neither."""
     try:
         value = find(entry["name"])
     except (AttributeError, ImportError):
         return "is gone"
-    try:
-        signature = inspect.signature(value)
-    except (ValueError, TypeError):
+    signature = _signature_of(value)
+    if signature is None:
         return ""
     for count, names in entry["shapes"]:
         try:
@@ -280,23 +300,19 @@ def _takes(entry: Call) -> str:
     return ""
 
 
-def _wear(entry: Call, repeats: int) -> dict[str, Any]:
-    """What a call gives after many others, and by how many bytes memory grows with each."""
-    _repeat(entry, repeats)
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    num_traced = _repeat(entry, _TRACED)
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    return {"worn": _try(entry)["result"], "leaked": grown / max(1, num_traced)}
+def _repeat(entry: Call, repeats: int) -> dict[str, Any]:
+    """The result of a call after many repetitions, whether its effect is still the same, and the bytes by which memory
+    grows per call.
+    """
+    before = _effect_of(entry)
+    leaked = measure_growth(lambda: prepare(entry)[0], repeats)
+    worn = _try(entry)["result"]
+    return {"worn": worn, "stays": _effect_of(entry) == before, "leaked": leaked}
 
 
-def _repeat(entry: Call, count: int) -> int:
-    """Calls made within _WORN_SECONDS of processor time, whatever else runs on the machine, and ten times that in all."""
-    ends = time.process_time() + _WORN_SECONDS, time.monotonic() + 10 * _WORN_SECONDS
-    num_made = 0
-    with contextlib.suppress(BaseException):
-        while num_made < count and time.process_time() < ends[0] and time.monotonic() < ends[1]:
-            describe_limited(prepare(entry)[0])
-            num_made += 1
-    return num_made
+def _effect_of(entry: Call) -> dict[str, Any]:
+    try:
+        call, plain, named = prepare(entry)
+        return describe_effect(call, [getattr(call.func, "__self__", None), plain, named])
+    except BaseException as error:  # noqa: BLE001 - code under test may raise anything, even SystemExit
+        return {"raises": type(error).__name__}

@@ -1,4 +1,4 @@
-"""Perturbed values: plain data near the given ones. Runs in boxes, standard library only."""
+"""Perturbation of values: plain data near the given data. Runs in boxes, standard library only."""
 
 import random
 import re
@@ -8,19 +8,19 @@ from fractions import Fraction
 from typing import Any
 
 _DAYS = (-183, -30, -1, 1, 45, 183)
-_TRIES = 8  # until a changed text matches a pattern again
+_TRIES = 8  # attempts to find a changed text that still matches a pattern
 
 
 def vary_call(
     plain: tuple[Any, ...], named: dict[str, Any], num_kept: int, rng: random.Random
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments with one of them changed, if any can be. The first `num_kept` stay."""
+    """A call's arguments with one of them changed, if possible. The first `num_kept` are never changed."""
     places: list[Any] = [*range(num_kept, len(plain)), *named]
     rng.shuffle(places)
     for place in places:
-        held = named[place] if isinstance(place, str) else plain[place]
-        other = vary_value(held, rng)
-        if other is held:
+        value = named[place] if isinstance(place, str) else plain[place]
+        other = vary_value(value, rng)
+        if other is value:
             continue
         if isinstance(place, str):
             return plain, {**named, place: other}
@@ -29,7 +29,7 @@ def vary_call(
 
 
 def vary_value(value: Any, rng: random.Random) -> Any:
-    """A value of the same type near the given one. One that is no plain data stays the very same."""
+    """A value of the same type near the given one. Returns the same object if it is not plain data."""
     kind = type(value)
     if kind in (list, tuple, dict, set, frozenset):
         return _vary_container(value, rng)
@@ -69,11 +69,11 @@ def _vary_number(value: Any, rng: random.Random) -> Any:
 
 
 def _vary_container(value: Any, rng: random.Random) -> Any:
-    """A copy with one value changed. The container itself where none can be."""
+    """A copy with one value changed. Returns the container itself if no value can be changed."""
     kind = type(value)
     items = list(value.values() if kind is dict else value)
     if kind in (set, frozenset):
-        items.sort(key=repr)  # alike whatever the hashes
+        items.sort(key=repr)  # an order that does not depend on hashes
     places = list(range(len(items)))
     rng.shuffle(places)
     for place in places:
@@ -85,7 +85,7 @@ def _vary_container(value: Any, rng: random.Random) -> Any:
 
 
 def _vary_match(match: re.Match, rng: random.Random) -> re.Match:
-    """Match of the same pattern at the same place of a changed text. The match itself after _TRIES."""
+    """A match of the same pattern at the same place of a changed text. Returns the match itself after _TRIES."""
     for _ in range(_TRIES):
         other = match.re.match(vary_value(match.string, rng), match.start())
         if other is not None and other.group() != match.group():

@@ -1,4 +1,4 @@
-"""Values that tests without expectations look at, written down as the tests run. Runs in boxes, with pytest."""
+"""Recording of the values that tests without expectations observe. Runs in boxes, with pytest."""
 
 import contextlib
 import json
@@ -8,49 +8,51 @@ from collections.abc import Iterator
 from typing import Any
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 from ostinato.infra.sandbox.inside.value_forms import CallTimeout, describe_text
 
-_MAX_VALUES = 200  # of one test
+_MAX_VALUES = 200  # per test
 
 
 class Observer:
-    """A pytest plugin, and what tests whose expectations were taken out call with their values."""
+    """A pytest plugin, with the functions that tests call with their values in place of expectations."""
 
     def __init__(self, request: dict, file: Any) -> None:
         self._request = request
         self._file = file
         self._test = ""
-        self._room = _MAX_VALUES
+        self._remaining = _MAX_VALUES
         self._varying = random.Random()
         self._varied_share = 0.0
         self._has_failed = False
-        self._given_up: set[str] = set()  # files
+        self._abandoned: set[str] = set()  # files of which a test took too long
         self._watched: WatchedCalls | None = None
         if request["function"] is not None:
             path, symbol = request["function"]
-            self._watched = WatchedCalls(f"{request['root']}/{path}", symbol)
+            kept = KeptCalls(request["repeated"], request["copied"])
+            self._watched = WatchedCalls(f"{request['root']}/{path}", symbol, kept)
             self._places = [(module, name) for module, name in request["places"]]
             self._watched.install_at_import(self._places)
 
     def vary(self, value: Any) -> Any:
-        """The value, or with the probability given for the test's file another one near it, drawn alike in
-        every process. Before the first test always the value itself.
+        """The value, or with the probability that the request gives for the test's file a value near it. Every
+        process draws the same ones. Before the first test, it is always the value itself.
         """
         is_other = self._varied_share > 0 and self._varying.random() < self._varied_share
         return vary_value(value, self._varying) if is_other else value
 
     def observe(self, *values: Any) -> None:
-        """Write values down."""
+        """Writes the forms of values."""
         self._note("values", [describe_text(value) for value in values])
 
     @contextlib.contextmanager
     def catch(self, with_text: bool = False) -> Iterator[Any]:
-        """Note the type of the exception that a block ends in, perhaps its text, and go on."""
+        """Suppresses an exception that ends the block, and notes its type, with `with_text` also its text."""
         caught = ExceptionRecord()
         try:
             yield caught
-        except Exception as error:  # noqa: BLE001 - code under test raises anything
+        except Exception as error:  # noqa: BLE001 - code under test may raise anything
             caught.value = caught.exception = error
             caught.type = type(error)
         shown = [caught.type.__name__] if caught.type else []
@@ -59,9 +61,9 @@ class Observer:
         self._note("caught", shown)
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        """Keeps the wanted tests, a few instances of a parametrized one, in an order seeded by the host.
-        Where the host names the instances of an earlier run (`chosen`), exactly those: pytest's own ids
-        of cases that come from a set differ between runs.
+        """Keeps the requested tests, with a few instances of each parametrized one, in an order seeded by the host.
+        If the host names instances of an earlier run (`chosen`), exactly those are kept. They have names of their
+        own, because pytest's ids of cases from a set differ between runs.
         """
         rng = random.Random(self._request["order"])
         chosen = frozenset(self._request["chosen"])
@@ -70,31 +72,31 @@ class Observer:
             by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
         kept = []
         for name in sorted(by_name.keys() & set(self._request["tests"])):
-            # sorted by parameters: cases from a set come in an order that addresses decide
+            # Sorted by parameters, because the order of cases from a set depends on addresses.
             found = list(enumerate(sorted(by_name[name], key=_show_parameters)))
             for position, item in found:
                 item.observed_name = f"{name}#{position}"
             named = [pair for pair in found if pair[1].nodeid in self._request["instances"]]
             others = [pair for pair in found if pair not in named]
-            most = max(0, self._request["most"] - len(named))
-            drawn = [*named, *rng.sample(others, min(len(others), most))]
+            num_drawn = max(0, self._request["most"] - len(named))
+            drawn = [*named, *rng.sample(others, min(len(others), num_drawn))]
             if chosen:
                 drawn = [pair for pair in found if pair[1].observed_name in chosen]
             kept += [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
         rng.shuffle(kept)
         items[:] = kept
-        if self._watched is not None:  # all modules are imported
+        if self._watched is not None:  # all modules are imported by this time
             places = self._places or self._watched.find_places()
             self._watched.install(places)
-            self._tell({"places": places})
-            self._tell({"test": "", "facts": sorted(self._watched.facts)})  # of imports
+            self._write({"places": places})
+            self._write({"test": "", "facts": sorted(self._watched.facts)})  # facts of the imports
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        """A test begins, unless another of its file took too long."""
-        self._test, self._room = item.observed_name, _MAX_VALUES
+        """Starts a test, unless another test of its file took too long."""
+        self._test, self._remaining = item.observed_name, _MAX_VALUES
         self._has_failed = False
         file = self._test.partition("::")[0]
-        if file in self._given_up:
+        if file in self._abandoned:
             raise TimeoutError
         random.seed(f"{self._request['luck']} {self._test}")
         self._varying = random.Random(f"{self._request['order']} {self._test}")
@@ -105,53 +107,57 @@ class Observer:
             self._watched.begin(f"{self._request['order']} {self._test}", share)
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        """A part of a test ended: setup, a subtest, the test itself, teardown."""
+        """Notes the exception of a phase of a test: setup, a subtest, the test itself or teardown."""
         if call.excinfo is None:
             return
         self._has_failed = True
         self._add("ended", call.excinfo.type.__name__)
         if call.excinfo.type is CallTimeout:
-            item.failfast = True  # else unittest goes on with the next subtest
+            item.failfast = True  # otherwise unittest continues with the next subtest
             self._arm()
             if self._test in self._request["timely"]:
-                self._given_up.add(self._test.partition("::")[0])
+                self._abandoned.add(self._test.partition("::")[0])
 
     def pytest_runtest_teardown(self) -> None:
-        """A test ended, with all its subtests."""
+        """Writes the end and the facts of a test, after all its subtests."""
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if not self._has_failed:
             self._add("ended", "")
         if self._watched is not None:
-            self._tell({"test": self._test, "facts": sorted(self._watched.facts)})
+            self._write({"test": self._test, "facts": sorted(self._watched.facts)})
 
     def pytest_sessionfinish(self) -> None:
-        """All tests ended."""
+        """Writes the calls and timing of all tests, and the measurements of a repeated call."""
         watched = self._watched
         seconds, calls = (watched.median_seconds, watched.calls) if watched else (0.0, [])
-        self._tell({"seconds": seconds, "calls": calls})
+        copied = watched.copied if watched else []
+        self._write({"seconds": seconds, "calls": calls, "copied": copied})
+        # if tests make calls with plain data, drawn calls are repeated instead
+        if watched and (self._request["repeated"] or not calls):
+            self._write({"repeated": watched.repeat(self._request["repeats"])})
 
     def _arm(self) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._request["test_seconds"])
 
     def _add(self, kind: str, content: Any) -> None:
         """Notes an entry that does not count towards _MAX_VALUES."""
-        self._room += 1
+        self._remaining += 1
         self._note(kind, content)
 
     def _note(self, kind: str, content: Any) -> None:
-        if self._room > 0:
-            self._room -= 1
-            self._tell({"test": self._test, kind: content})
+        if self._remaining > 0:
+            self._remaining -= 1
+            self._write({"test": self._test, kind: content})
 
-    def _tell(self, line: dict) -> None:
+    def _write(self, line: dict) -> None:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
 
 def _show_parameters(item: Any) -> str:
-    """The parameters of an instance of a test as text."""
-    held = vars(item).get("callspec")
-    return "" if held is None else json.dumps([describe_text(it) for it in held.params.values()])
+    """The parameters of an instance of a test, as text."""
+    spec = vars(item).get("callspec")
+    return "" if spec is None else json.dumps([describe_text(it) for it in spec.params.values()])
 
 
 class ExceptionRecord:
@@ -162,5 +168,5 @@ class ExceptionRecord:
     type: Any = None
 
     def match(self, *_: Any) -> bool:
-        """Always true: the text is an expectation."""
+        """Always true, because the text of an exception is an expectation."""
         return True

@@ -1,8 +1,8 @@
-"""Calls of one function, watched wherever its callers got it from. Runs in boxes, standard library only.
+"""Watches the calls of one function, however its callers refer to it. Runs in boxes, standard library only.
 
-`WatchedCalls` watches the function object itself, so that tables, registries, partials, default arguments and closures
-that took it while modules were imported hold the watched one. It can change the arguments of a call, and notes as
-facts what a caller sees beside the value: the kind that comes back, changed arguments, output, changed surroundings.
+`WatchedCalls` changes the function object itself, so that tables, registries, partials, default arguments and closures
+that took it during imports hold the watched function. It can change the arguments of a call. As facts it notes what a
+caller can see besides the value: the type returned, changed arguments, output and changes of the process state.
 """
 
 import contextlib
@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, GeneratorType, ModuleType, NoneType
 from typing import Any
 
+from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
+from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
-    NoForm,
+    NotEncodable,
     describe_text,
     encode,
     is_builtin_iterator,
@@ -33,52 +35,75 @@ from ostinato.infra.sandbox.inside.value_forms import (
 )
 
 Places = list[tuple[str, str]]  # module and name in it, dotted for a method
-_MAX_CALLS = 24  # that are noted with their arguments
+_MAX_CALLS = 24  # calls that are noted with their arguments
 _MAX_EFFECTS = 40  # calls of one test whose effects are measured
-_MAX_NESTING = 3  # of tuples that hold a function
+_MAX_NESTING = 3  # of nested tuples that hold a function
 _MUTABLE = (list, dict, set, bytearray)
-_OF_CACHES = ("cache_clear", "cache_info", "cache_parameters", "register", "dispatch")
+_wall = time.perf_counter  # bound before code under test can replace it
+
+
+def read_call_seconds() -> float:
+    """Wall time minus the time for which this process waited for a CPU, so that load on the machine makes no call
+    look slow, and no original so slow that a slow change passes.
+    """
+    return _wall() - read_waited_seconds()
+
+
+_COPIED_ATTRIBUTES = ("cache_clear", "cache_info", "cache_parameters", "register", "dispatch")
 
 
 class WatchedCalls:
-    """The function of one symbol.
+    """The watched function of one symbol.
 
-    A share of its outermost calls has one argument changed: a number, text, date or time, match, or a
-    container of those. Other arguments, above all a method's object, stay. Equal calls in an equal order
-    are changed alike in every process.
+    In a share of its outermost calls, one argument is changed: a number, text, date or time, match, or a
+    container of those. Other arguments, in particular a method's object, are not changed. Equal calls in equal
+    order are changed in the same way in every process.
     """
 
-    def __init__(self, path: str, symbol: str) -> None:
+    def __init__(self, path: str, symbol: str, kept: KeptCalls) -> None:
         self._path, self._symbol = path, symbol
+        self._kept = kept
+        self._test = ""
         self._rng = random.Random()
         self._share = 0.0
         self._depth = self._num_calls = 0
-        # by id: an object that callers hold, kept alive, and the watched object in its place
+        # by id: an object that callers hold, which this keeps alive, and the watched object that replaces it
         self._watched: dict[int, tuple[Any, Any]] = {}
         self.facts: set[str] = set()
         self.seconds: list[float] = []
-        self.calls: list[str] = []  # different arguments of a function, of plain data alone
+        self.calls: list[str] = []  # distinct arguments that are only plain data
 
     def begin(self, seed: str, share: float) -> None:
-        """Begins a test: `share` (0..1) of its calls is changed, drawn with `seed`."""
+        """Starts a test. `share` (0..1) of its calls, drawn with `seed`, are changed."""
+        self._test = seed
         self._rng = random.Random(seed)
         self._share = share
         self._depth = self._num_calls = 0
         self.facts = set()
 
+    def repeat(self, repeats: int) -> dict[str, Any] | None:
+        """Measurements of a kept call that is repeated. None: no call was kept."""
+        self._depth += 1  # so that calls inside it are not watched
+        return self._kept.repeat(repeats)
+
+    @property
+    def copied(self) -> list[str]:
+        """Places of the calls copied so far."""
+        return self._kept.copied
+
     @property
     def median_seconds(self) -> float:
-        """Median time of an outermost call so far. 0 when there was none."""
+        """Median time of the outermost calls so far. 0: there was none."""
         return statistics.median(self.seconds) if self.seconds else 0.0
 
     def install_at_import(self, places: Places) -> None:
-        """Watches the function as soon as its module is imported, before other modules call it or take it."""
+        """Installs the watch as soon as the module is imported, before other modules use the function."""
         sys.meta_path.insert(
             0, _ImportHook(self._path, lambda: self.install(places or self.find_places()))
         )
 
     def find_places(self) -> Places:
-        """Names of the function in imported modules."""
+        """Names by which imported modules refer to the function."""
         modules = _modules()
         homes = [name for name, names in modules.items() if names.get("__file__") == self._path]
         if not homes or "." in self._symbol:
@@ -86,11 +111,11 @@ class WatchedCalls:
         found = modules[homes[0]].get(self._symbol)
         if isinstance(found, (type, NoneType)):
             return []
-        held = ((module, *pair) for module, names in modules.items() for pair in names.items())
-        return [(module, name) for module, name, value in held if value is found]
+        bindings = ((module, *pair) for module, names in modules.items() for pair in names.items())
+        return [(module, name) for module, name, value in bindings if value is found]
 
     def install(self, places: Places) -> None:
-        """Watches what callers find at the given places. What nobody can call stays."""
+        """Replaces the callables at the given places by watched ones. Other objects stay."""
         for module, dotted in places:
             *classes, name = dotted.split(".")
             owner: Any = sys.modules.get(module)
@@ -102,16 +127,20 @@ class WatchedCalls:
             if id(found) not in self._watched:
                 holders = [] if classes else gc.get_referrers(found)
                 made = self._watch(found, owner, name, places)
-                self._watched |= {id(one): (one, made) for one in (found, made)}
+                self._watched |= {id(item): (item, made) for item in (found, made)}
                 _replace(found, made, holders)
             if (made := self._watched[id(found)][1]) is not found:
                 setattr(owner, name, made)
 
     def _watch(self, found: Any, owner: Any, name: str, places: Places) -> Any:
-        """The watched object for an attribute of a module or class. Often the attribute itself."""
+        """The watched replacement for an attribute of a module or class. For a function, the attribute itself."""
         inner, num_kept = _function_of(found, owner)
         if type(inner) is FunctionType and name in vars(owner):
             self._watch_in_place(inner, num_kept, places)
+            return found
+        is_partial = type(found) is functools.partial and not (found.args or found.keywords)
+        if is_partial and type(found.func) is FunctionType:  # the partial keeps the function object
+            self._watch_in_place(found.func, num_kept, places)
             return found
         if isinstance(found, functools.partialmethod):
             inner = found.__get__(None, owner)
@@ -129,7 +158,7 @@ class WatchedCalls:
         return staticmethod(made) if isinstance(owner, type) and not num_kept else made
 
     def _watch_in_place(self, function: FunctionType, num_kept: int, places: Places) -> None:
-        """The function object runs a watched copy of itself. Other names of it, if it has any, get an unwatched one."""
+        """Makes the function object call a watched copy of itself. Names at other places get an unwatched copy."""
         copy = FunctionType(
             function.__code__,
             function.__globals__,
@@ -148,7 +177,7 @@ class WatchedCalls:
         named = function.__code__
         passing = _passing_code(len(named.co_freevars))
         function.__code__ = passing.replace(
-            co_consts=tuple(called if one == "called" else one for one in passing.co_consts),
+            co_consts=tuple(called if it == "called" else it for it in passing.co_consts),
             co_freevars=named.co_freevars,
             co_name=named.co_name,
             co_qualname=named.co_qualname,
@@ -163,26 +192,29 @@ class WatchedCalls:
                 plain, named = vary_call(plain, named, num_kept, self._rng)
             if not num_kept and len(self.calls) < _MAX_CALLS:
                 self._note_call(plain, named)
-            return self._look_at(function, plain, named)
+            self._depth += 1  # copying an object may call the function
+            self._kept.offer(f"{self._test} {self._num_calls}", function, plain, named)
+            self._depth -= 1
+            return self._observe(function, plain, named)
 
         if name:
             called.__name__, called.__qualname__ = name, self._symbol
-            for extra in (extra for extra in _OF_CACHES if hasattr(function, extra)):
+            for extra in (extra for extra in _COPIED_ATTRIBUTES if hasattr(function, extra)):
                 setattr(called, extra, operator.attrgetter(extra)(function))
         return called
 
     def _note_call(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
-        with contextlib.suppress(NoForm, RecursionError):
+        with contextlib.suppress(NotEncodable, RecursionError):
             forms = {key: encode(value) for key, value in named.items()}
             text = json.dumps({"plain": [encode(value) for value in plain], "named": forms})
             if len(text) <= MAX_TEXT and text not in self.calls:
                 self.calls.append(text)
 
-    def _look_at(self, function: Callable, plain: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _observe(self, function: Callable, plain: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._num_calls += 1
         effects = Effects(plain, named) if self._num_calls <= _MAX_EFFECTS else None
         self._depth += 1
-        started = time.perf_counter()
+        started = read_call_seconds()
         try:
             value = function(*plain, **named)
         except Exception as error:
@@ -191,7 +223,7 @@ class WatchedCalls:
             raise
         finally:
             self._depth -= 1
-            self.seconds.append(time.perf_counter() - started)
+            self.seconds.append(read_call_seconds() - started)
             if effects is not None:
                 self.facts |= effects.find()
         if effects is not None:
@@ -199,19 +231,19 @@ class WatchedCalls:
         return self._relay(value, effects) if is_builtin_iterator(value) else value
 
     def _relay(self, steps: Any, effects: "Effects | None") -> Iterator[Any]:
-        """The same items. What computes them counts as inside of the call."""
+        """Yields the items. Time spent computing them counts as time inside the call."""
         place = len(self.seconds) - 1
         ask = functools.partial(next, steps)
         while True:
             self._depth += 1
-            started = time.perf_counter()
+            started = read_call_seconds()
             try:
                 item = ask()
             except StopIteration as end:
                 return end.value
             finally:
                 self._depth -= 1
-                self.seconds[place] += time.perf_counter() - started
+                self.seconds[place] += read_call_seconds() - started
                 if effects is not None:
                     self.facts |= effects.find()
             try:
@@ -226,7 +258,7 @@ class WatchedCalls:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Runs a function when the module of one file has been imported."""
+    """Runs a function after the module of one file was imported."""
 
     def __init__(self, path: str, then: Callable[[], None]) -> None:
         self._path, self._then = path, then
@@ -234,7 +266,7 @@ class _ImportHook(importlib.abc.MetaPathFinder):
         self._name = base.rpartition("/")[2]
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """The module's specification where it is the one, else None: others find it."""
+        """The specification of the wanted module. None for others, which the next finders find."""
         if fullname.rpartition(".")[2] != self._name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -255,7 +287,7 @@ def _modules() -> dict[str, dict[str, Any]]:
 
 
 def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
-    """The callable of an attribute of a module or class, and how many leading arguments are no caller's."""
+    """The callable of an attribute of a module or class, and the number of implicit leading arguments."""
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__, int(isinstance(found, classmethod))
     if type(found) is property or isinstance(found, functools.cached_property):
@@ -267,9 +299,9 @@ def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
 def _passing_code(num_cells: int) -> CodeType:
     """Code that passes its arguments on, for a function whose closure has `num_cells` cells.
 
-    `_watch_in_place` puts the callee in place of its constant "called". The code names the cells and uses none of
-    them: only code with free variables of its own copies the cells into its frame, and Python ends with a
-    segmentation fault where somebody reads `f_locals` of a frame that lacks them.
+    `_watch_in_place` replaces its constant "called" by the callee. The code names the cells without using them: only
+    code with free variables copies the cells into its frame, and reading `f_locals` of a frame without them makes
+    Python end with a segmentation fault.
     """
     cells = "".join(f"cell{number}, " for number in range(num_cells))
     made: dict[str, Any] = {}
@@ -282,7 +314,7 @@ def _passing_code(num_cells: int) -> CodeType:
 
 
 def _replace(found: Any, made: Any, holders: list[Any], nesting: int = 0) -> None:
-    """Another object in the containers that hold one, except in modules, whose names are known."""
+    """Replaces an object in the containers that hold it, except in modules, where `install` replaces it."""
     for holder in holders if made is not found else ():
         if isinstance(holder, list):
             holder[:] = [made if item is found else item for item in holder]
@@ -297,15 +329,16 @@ def _replace(found: Any, made: Any, holders: list[Any], nesting: int = 0) -> Non
         elif isinstance(holder, functools.partial):
             state: Any = holder.__reduce__()
             holder.__setstate__((made, *state[2][1:]))  # pyright: ignore[reportAttributeAccessIssue]
-        elif type(holder) is tuple and nesting < _MAX_NESTING:
-            other = tuple(made if item is found else item for item in holder)
+        elif isinstance(holder, tuple) and nesting < _MAX_NESTING:
+            items = (made if item is found else item for item in holder)
+            other = tuple.__new__(type(holder), items)  # a named tuple as well
             _replace(holder, other, gc.get_referrers(holder), nesting + 1)
         elif hasattr(holder, "__dict__") and not isinstance(holder, (type, ModuleType)):
             _replace_attributes(vars(holder), found, made)
 
 
 def _replace_attributes(names: dict[Any, Any], found: Any, made: Any) -> None:
-    classes = [one for one in gc.get_referrers(names) if isinstance(one, type)]
+    classes = [item for item in gc.get_referrers(names) if isinstance(item, type)]
     for name in [name for name, value in names.items() if value is found]:
         if classes:
             setattr(classes[0], name, made)
@@ -314,16 +347,16 @@ def _replace_attributes(names: dict[Any, Any], found: Any, made: Any) -> None:
 
 
 class Effects:
-    """Changes that a call makes around it: arguments, environment, folder, random numbers, output."""
+    """Side effects of a call: changed arguments, environment, working folder, random state, and output."""
 
     def __init__(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._arguments = [*enumerate(plain), *named.items()]
         self._before = self._forms()
-        self._around = _surroundings()
+        self._state = _process_state()
         self._written = _written()
 
     def find(self) -> set[str]:
-        """The changes until now, as facts."""
+        """The side effects so far, as facts."""
         found = {
             f"changes argument {name}"
             for (name, _), before, after in zip(
@@ -331,10 +364,8 @@ class Effects:
             )
             if before != after
         }
-        around = _surroundings()
-        found |= {
-            f"changes {name}" for name, value in self._around.items() if around[name] != value
-        }
+        state = _process_state()
+        found |= {f"changes {name}" for name, value in self._state.items() if state[name] != value}
         return found | ({"prints"} if _written() != self._written else set())
 
     def _forms(self) -> list[Any]:
@@ -344,7 +375,7 @@ class Effects:
         ]
 
 
-def _surroundings() -> dict[str, Any]:
+def _process_state() -> dict[str, Any]:
     return {
         "environment": dict(os.environ),
         "folder": os.getcwd(),
@@ -355,7 +386,7 @@ def _surroundings() -> dict[str, Any]:
 
 
 def _written() -> list[int]:
-    """How much was written to output and errors, to the streams and below them."""
+    """Sizes of the output and error files, and positions of the Python streams."""
     sizes = [os.fstat(number).st_size for number in (1, 2)]
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,7 +1,7 @@
-/* Process 1 of a virtual machine: boots the guest, gives up what it needs no more and is the agent.
+/* Process 1 of a virtual machine: boots the guest, drops privileges and then runs the agent.
  *
- * It keeps two rights that the agent's requests need, over the clock and over mounts. Its commands
- * have none: what is executed by a user other than root has no rights of its parent.
+ * It keeps two capabilities that requests need, for the clock and for mounts. Commands have none, because a
+ * program executed by a user other than root does not inherit them.
  */
 #include "frames.h"
 
@@ -33,9 +33,9 @@ static void write_text(const char *path, const char *text) {
     close(file);
 }
 
-/* ---- requests of a machine beside those of agent.c ---- */
+/* ---- requests of machines only ---- */
 
-/* Stops sending until the next request, so that a copy of this machine begins between two frames. */
+/* Sends nothing until the next request, so that a copy of this machine begins between two frames. */
 static int do_hold(const Request *request) {
     struct pollfd waits = {control, POLLIN, 0};
     Reply reply = {0};
@@ -60,8 +60,8 @@ static int reseed(Blob bytes) {
     return failed ? fail_system("reseed the random pool") : 0;
 }
 
-/* A copy has its source's clock, random pool and name; here it gets its own. Blobs: random bytes and
- * a host name, or none when only the time is told. */
+/* Gives a copy its own clock, random pool and host name in place of its source's. Blobs: random bytes
+ * and a host name, or none if only the time is set. */
 static int do_refresh(const Request *request) {
     const char *text = find(request, "wall_ns");
     long long wall_ns = text ? strtoll(text, NULL, 10) : 0;
@@ -69,7 +69,7 @@ static int do_refresh(const Request *request) {
     if (clock_settime(CLOCK_REALTIME, &time)) return fail_system("set the clock");
     if (request->num_blobs) {
         Blob name = blob(request, 1);
-        /* Whoever asked for what still runs is elsewhere. */
+        /* The requests of commands that still run belong to the source: their replies get no valid id. */
         for (Process *process = processes; process; process = process->next) process->request = 0;
         if (reseed(blob(request, 0))) return -1;
         if (sethostname(name.data, name.size)) return fail_system("set the host name");
@@ -82,12 +82,12 @@ static int do_refresh(const Request *request) {
 static int mount_scratch(const char *path, long long bytes) {
     char options[64];
     snprintf(options, sizeof options, "size=%lld,mode=1777", bytes);
-    umount2(path, MNT_DETACH); /* of the machine this one is a copy of */
+    umount2(path, MNT_DETACH); /* the mount of this copy's source */
     return mount("tmpfs", path, "tmpfs", MS_NODEV | MS_NOSUID, options) ? fail_system(path) : 0;
 }
 
-/* Ends all commands and sets the box's limits and variables (blobs, NAME=value). What is in the
- * repository stays and does not count. */
+/* Ends all commands and sets the box's limits and variables (blobs, NAME=value). The repository's present
+ * content stays and does not count towards the limit. */
 static int do_open(const Request *request) {
     char options[64];
     struct statfs repository;
@@ -124,7 +124,7 @@ static void load_modules(void) {
         char path[64];
         snprintf(path, sizeof path, "/modules/%s.ko", names[index]);
         int file = open(path, O_RDONLY | O_CLOEXEC);
-        if (file < 0) continue; /* built in, or not wanted in this image */
+        if (file < 0) continue; /* built into the kernel, or not part of this image */
         if (syscall(SYS_finit_module, file, "", 0)) fprintf(stderr, "init: module %s\n", path);
         close(file);
     }
@@ -150,7 +150,7 @@ static void bring_up_loopback(void) {
     if (any >= 0) close(any);
 }
 
-/* When the image has a disk, its file system becomes the root; nobody but root writes to it. */
+/* If the image has a disk, its read-only file system becomes the root. */
 static void enter_disk(void) {
     struct stat status;
     for (int tries = 0; tries < 200 && stat("/dev/vda", &status); tries++) {
@@ -172,7 +172,7 @@ static void enter_disk(void) {
     must(chdir("/"), "enter root");
 }
 
-/* The port's name counts the devices before it: with a disk it is another one. -1: not there yet. */
+/* The number in the port's name depends on the other devices, such as a disk. -1: not there yet. */
 static int find_port(void) {
     char path[300];
     unsigned device;
@@ -198,8 +198,8 @@ static int open_port(void) {
     return -1;
 }
 
-/* The kernel settles on its clock a second or two after its start. A machine that was frozen before
- * would settle in each of its copies, whenever the host lets it. */
+/* The kernel chooses its clock source a second or two after its start. If a machine were frozen before that,
+ * each of its copies would do it again, at an unpredictable time. */
 static void wait_for_clock(void) {
     const char *path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     for (int tries = 0; tries < 200; tries++) {
@@ -213,7 +213,7 @@ static void wait_for_clock(void) {
     }
 }
 
-static void become_the_boxs_user(void) {
+static void drop_privileges(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct rights[2] = {{KEPT_RIGHTS, KEPT_RIGHTS, 0}, {0, 0, 0}};
     for (int right = 0; right <= CAP_LAST_CAP; right++) prctl(PR_CAPBSET_DROP, right, 0, 0, 0);
@@ -239,7 +239,7 @@ int main(void) {
     bring_up_loopback();
     int port = open_port();
     wait_for_clock();
-    become_the_boxs_user();
+    drop_privileges();
     setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 1);
     setenv("HOME", "/tmp", 1);
     snprintf(descriptor, sizeof descriptor, "%d", port);

@@ -1,8 +1,8 @@
-/* Prints how many thousand ticks the processor's counter makes in a second.
+/* Prints the rate of the processor's time stamp counter in kHz.
  *
- * A guest under translation reads this counter, and has no second clock that would tell its rate
- * under load. A moment is both counters read with nothing in between; a preemption there shows as a
- * wide gap, so the narrowest of many is taken. */
+ * A guest under translation reads this counter, and on a loaded host it has no other clock to measure the
+ * rate with. A moment is one reading of both clocks. A preemption between them shows as a wide gap, so the
+ * narrowest of many readings is used. */
 #include <stdio.h>
 #include <time.h>
 #include <x86intrin.h>

@@ -1,7 +1,7 @@
-"""Served agents: a user's request, worked on in a sandbox by the harness that training uses.
+"""Served agents: the harness of training works on a user's request in a sandbox.
 
-A session keeps tokens, files and harness state between turns, but no sandbox. Earlier turns are
-context in a follow-up's record, not trained again.
+A session keeps tokens, files and harness state between turns, but no sandbox. In the record of a
+follow-up, earlier turns are context and are not trained on again.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from ostinato.models.decode.protocol import ModelClient, Priority
 
 logger = logging.getLogger(__name__)
 _WITHOUT_FILES = (EndReason.SANDBOX_FAILED, EndReason.BOX_RUINED, EndReason.FAULT)
-_WAIT_SECONDS = 5.0  # that a client is told to wait for a free box
+_WAIT_SECONDS = 5.0  # after which a client may ask again for a free box
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class AgentSession:
 
 
 class AgentService:
-    """Agents on the arms of one gateway."""
+    """Runs agents on the arms of one gateway."""
 
     def __init__(self, context: GatewayContext, recorder: InteractionRecorder) -> None:
         self._arms, self._renderer = context.arms, context.renderer
@@ -130,7 +130,7 @@ class AgentService:
         tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Works on a further message in the state the agent left."""
+        """Works on a further message, in the state that the agent left."""
         session = self._find(session_id, tenant)
         if session.lock.locked():
             raise ApiError(
@@ -161,13 +161,13 @@ class AgentService:
 
     @contextmanager
     def _counted(self, tenant: Caller) -> Iterator[None]:
-        """An agent at work for the length of the block. ApiError when its tenant has too many."""
+        """Counts one working agent for the length of the block. ApiError when its tenant has too many."""
         most = self._config.agents_at_once
         if self._at_work[tenant.name] >= most:
             self._recorder.counters[tenant.name]["too_many_agents"] += 1
             raise ApiError(
                 429,
-                f"{most} agents of this tenant are at work, wanted at most {most} at once",
+                f"{most} agents of this tenant are working, wanted at most {most} at once",
                 code="too_many_agents",
                 retry_after_seconds=_WAIT_SECONDS,
             )
@@ -194,7 +194,7 @@ class AgentService:
         latency = self._clock() - started
         if files is not None:
             session.files = files
-        session.token_ids = self._closed(transcript)
+        session.token_ids = self._conversation_tokens(transcript)
         session.turn += 1
         interaction = Interaction(
             interaction_id=interaction_id,
@@ -212,7 +212,7 @@ class AgentService:
     async def _run(
         self, session: AgentSession, model: ModelClient, request: AgentRequest
     ) -> tuple[Transcript, dict[str, bytes | None] | None]:
-        """The transcript and the files the agent left. No files when the sandbox was lost."""
+        """The transcript, and the files that the agent left. None when the sandbox was lost."""
         try:
             async with self._workplaces.lease(
                 session.tenant, session.repository, session.files, session.test_ids
@@ -245,12 +245,12 @@ class AgentService:
     def _request(
         self, session: AgentSession, interaction_id: str, message: str, seed: int | None
     ) -> AgentRequest:
-        """Continues the session's tokens while context is left, else begins anew."""
+        """Continues the session's tokens while enough context is left, else starts a new conversation."""
         needed = len(session.token_ids) + len(self._renderer.append_user(message))
-        has_room = (
+        is_continued = (
             self._config.harness.context_tokens - needed >= self._config.follow_up_context_tokens
         )
-        earlier = session.token_ids if has_room else ()
+        earlier = session.token_ids if is_continued else ()
         prompt = message
         if session.turn and not earlier:
             prompt = f"{session.first_message}\n\n{message}"
@@ -262,11 +262,11 @@ class AgentService:
             earlier_token_ids=earlier,
         )
 
-    def _closed(self, transcript: Transcript) -> tuple[int, ...]:
+    def _conversation_tokens(self, transcript: Transcript) -> tuple[int, ...]:
         """The conversation's tokens with the last answer ended, ready for a user message."""
         segment = transcript.segments[-1]
         tokens = tuple(int(token) for token in segment.token_ids_T)
-        if not segment.loss_mask_T[-1]:  # nothing was sampled behind the header
+        if not segment.loss_mask_T[-1]:  # nothing was sampled after the header
             return tokens[: len(tokens) - self._renderer.header_size(tokens)]
         return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
 
@@ -308,12 +308,12 @@ class AgentService:
                 "forgotten); open a new one",
                 code="unknown_session",
             )
-        self.sessions.put(tenant.name, session_id, session)  # used: kept longer
+        self.sessions.put(tenant.name, session_id, session)  # restarts its idle time
         return session
 
 
 def _public_detail(transcript: Transcript) -> str:
-    """Why an attempt ended. Of a box or an engine nothing but that it failed."""
+    """Why an attempt ended, without details of failed boxes, engines and servers."""
     if transcript.end_reason is EndReason.ENGINE_FAILED:
         return "the engine failed"
     if transcript.end_reason is EndReason.FAULT:
@@ -324,7 +324,7 @@ def _public_detail(transcript: Transcript) -> str:
 
 
 def read_uploads(files: Mapping[str, str], pristine: Iterable[str]) -> dict[str, bytes | None]:
-    """A user's files by path, within the limits. `pristine`: paths that are there already."""
+    """A user's files by path. ApiError outside the limits. `pristine`: paths that exist already."""
     contents: dict[str, bytes | None] = {path: text.encode() for path, text in files.items()}
     total = sum(len(content) for content in contents.values() if content is not None)
     if len(files) > MAX_UPLOAD_FILES or total > MAX_UPLOAD_BYTES:

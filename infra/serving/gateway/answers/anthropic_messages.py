@@ -2,7 +2,7 @@
 
 For clients such as Claude Code. A request becomes a `ChatRequest`, so sessions, limits, records and
 refusals are those of `/v1/chat/completions`. Fields and values are those of the `anthropic` package
-2.14 and, where it has none, those that Claude Code 2.1.332 was seen to send.
+2.14 and, where it has none, those that Claude Code 2.1.332 was observed to send.
 """
 
 import json
@@ -45,16 +45,16 @@ from ostinato.infra.serving.gateway.schemas import (
 
 MESSAGES_PATH = "/v1/messages"
 NEUTRAL_VALUES: NeutralValues = {
-    "container": ((None,), "no tool runs at the server"),
-    "mcp_servers": ((None, []), "no tool runs at the server"),
+    "container": ((None,), "no tool runs on the server"),
+    "mcp_servers": ((None, []), "no tool runs on the server"),
     "output_config": (
         (None, {}),
-        "the model answers in free text and thinks as its template has it",
+        "the model answers in free text, and its chat template decides whether it thinks",
     ),
     "output_format": ((None,), "the model answers in free text"),
     "thinking": (
         (None, {"type": "adaptive"}, {"type": "disabled"}),
-        "the model thinks as its template has it",
+        "the model's chat template decides whether it thinks",
     ),
     "tool_choice": (
         (
@@ -63,11 +63,11 @@ NEUTRAL_VALUES: NeutralValues = {
             {"type": "none"},
             {"type": "auto", "disable_parallel_tool_use": False},
         ),
-        "the model decides what it calls",
+        "the model decides which tools it calls",
     ),
-    "top_k": ((None,), "temperature and top_p alone shape what is sampled"),
+    "top_k": ((None,), "only temperature and top_p change the sampling"),
 }
-_PASSED_OVER = {("output_config", "effort"), ("thinking", "display")}  # Claude Code sends both
+_IGNORED_KEYS = {("output_config", "effort"), ("thinking", "display")}  # Claude Code sends both
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -90,7 +90,7 @@ class ToolUse(OpenAIWire):
 
 
 class ToolResult(OpenAIWire):
-    """The answer of a tool."""
+    """The result of a tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -99,10 +99,10 @@ class ToolResult(OpenAIWire):
 
     @property
     def text(self) -> str:
-        """The content, which says where the tool failed."""
+        """The content, marked as an error when the tool failed."""
         content = self.content
-        said = content if isinstance(content, str) else "".join(part.text for part in content)
-        return f"error: {said}" if self.is_error else said
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return f"error: {text}" if self.is_error else text
 
 
 Block = Annotated[
@@ -112,7 +112,7 @@ Block = Annotated[
     Discriminator(
         kind_of,
         custom_error_type="block_type",
-        custom_error_message="wanted a block of type text, tool_use or tool_result: the model reads text alone",
+        custom_error_message="wanted a block of type text, tool_use or tool_result: the model reads only text",
     ),
 ]
 
@@ -184,7 +184,7 @@ class AnthropicErrorAnswer(Wire):
 def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
     """The same request as a chat completion. ApiError for fields that would change the answer in an unsupported way."""
     check_model(request.model, served_model)
-    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER)
+    check_neutral(request, NEUTRAL_VALUES, _IGNORED_KEYS)
     messages = [each for message in request.messages for each in _chat_messages(message)]
     if request.system:
         messages.insert(0, ChatMessage(role="system", content=request.system))
@@ -212,7 +212,7 @@ def chat_request(request: CountRequest, served_model: str) -> ChatRequest:
 
 
 def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
-    """Results of tools come before text, as each is a message of its own."""
+    """Each tool result becomes a message. The results come before the text."""
     texts: list[TextPart] = []
     calls: list[ToolCall] = []
     for block in message.blocks:
@@ -234,7 +234,7 @@ def _chat_messages(message: AnthropicMessage) -> Iterator[ChatMessage]:
 
 
 class MessageWriter:
-    """One message."""
+    """Writes one answer as an Anthropic message."""
 
     ping = typed_event("ping")
 
@@ -255,7 +255,7 @@ class MessageWriter:
         }
 
     async def events(self, pieces: AsyncIterator[str | Finished]) -> AsyncIterator[str]:
-        """Its blocks."""
+        """The message block by block."""
         start: dict[str, Any] = {
             **self._start,
             "content": [],
@@ -301,11 +301,11 @@ class AnthropicErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on but the bodies of errors, which are short."""
+        """Passes everything on, and rewrites the bodies of errors, which are short."""
         if scope["type"] != "http" or not is_anthropic(scope["path"]):
             await self._app(scope, receive, send)
             return
-        held: Message | None = None  # the head of an error, until its body has its new length
+        held: Message | None = None  # the head of an error, until its body is rewritten
 
         async def send_translated(message: Message) -> None:
             nonlocal held
@@ -326,12 +326,12 @@ class AnthropicErrors:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path is of Anthropic's API."""
+    """Whether a path belongs to Anthropic's API."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
 def error_answer(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """An error body in OpenAI's format, in Anthropic's."""
+    """Anthropic's form of an error body in OpenAI's format."""
     kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else _ERROR_TYPES[400])
     return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 

@@ -1,10 +1,10 @@
 """Chat completions: one answer of the model to a client that runs the tools itself."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ostinato.infra.agent.dialects.thoughts import opens_thought
 from ostinato.infra.agent.loop.segments import SegmentBuilder
@@ -20,11 +20,12 @@ from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, A
 from ostinato.infra.serving.gateway.answers.messages import (
     ChatHistory,
     arrange,
-    history_key,
+    history_keys,
     render_messages,
 )
 from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
 from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, form_of
+from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import (
     MAX_CHARACTERS_PER_TOKEN,
     MAX_SESSIONS,
@@ -56,12 +57,13 @@ from ostinato.infra.serving.gateway.schemas import (
 )
 from ostinato.models.decode.protocol import StopReason
 from ostinato.models.decode.requests import MOST_TOP_LOGPROBS
+from ostinato.models.rendering import Renderer
 
 CHAT_KIND = "chat"
 MAX_STOPS = 4  # as OpenAI's API
-_SAMPLING = "temperature and top_p alone shape what is sampled"
+_SAMPLING = "only temperature and top_p change the sampling"
 _FREE_TEXT = "the model answers in free text"
-_TOOLS = "functions are declared in tools, and the model decides what it calls"
+_TOOLS = "functions are declared in tools, and the model decides which ones it calls"
 NEUTRAL_VALUES: NeutralValues = {
     "audio": ((None,), _FREE_TEXT),
     "frequency_penalty": ((None, 0), _SAMPLING),
@@ -73,11 +75,11 @@ NEUTRAL_VALUES: NeutralValues = {
     "n": ((None, 1), "each request has one answer"),
     "parallel_tool_calls": ((None, True), _TOOLS),
     "presence_penalty": ((None, 0), _SAMPLING),
-    "reasoning_effort": ((None,), "the model thinks as its chat template has it"),
+    "reasoning_effort": ((None,), "the model's chat template decides whether it thinks"),
     "response_format": ((None, {"type": "text"}), _FREE_TEXT),
     "tool_choice": ((None, "auto", "none"), _TOOLS),
-    "verbosity": ((None, "medium"), "max_tokens bounds an answer"),
-    "web_search_options": ((None,), "nothing is searched"),
+    "verbosity": ((None, "medium"), "only max_tokens limits an answer"),
+    "web_search_options": ((None,), "the server does not search"),
 }
 
 
@@ -91,32 +93,110 @@ class Finished:
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]  # empty unless asked for
-    stop_string: str | None = None  # of the request's, where one ended the answer
+    stop_string: str | None = None  # the one that ended the answer, if any
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer that has ended, for the records."""
+
+    answering: Answering
+    turn: TurnRecord
+    key: str | None  # of the history up to this answer; None: the answer's text is incomplete
+    latency_seconds: float
+    is_abandoned: bool
+
+    @property
+    def end_reason(self) -> EndReason:
+        """FINISHED also when the client left before the end."""
+        whole = (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
+        is_whole = self.answering.stop_reason in whole
+        return EndReason.FINISHED if is_whole or self.is_abandoned else EndReason.TOKEN_LIMIT
+
+
+class ChatSessions(Protocol):
+    """Chats that can be continued."""
+
+    def find(self, tenant: str, keys: Sequence[str]) -> tuple[ChatHistory | None, int]:
+        """The longest known chat that a request continues, and the number of its messages. `keys`: one history
+        key per message of the request.
+        """
+        ...
+
+    async def keep(self, answered: Answered) -> None: ...
+
+
+class RecordedChats:
+    """Chats of users. Keeps the newest in memory, and records each answer as an interaction."""
+
+    def __init__(self, context: GatewayContext, recorder: InteractionRecorder) -> None:
+        self._recorder = recorder
+        self._known: TenantCache[ChatHistory] = TenantCache(
+            MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
+        )
+
+    def find(self, tenant: str, keys: Sequence[str]) -> tuple[ChatHistory | None, int]:
+        for place in range(len(keys), 0, -1):
+            history = self._known.get(tenant, keys[place - 1])
+            if history is not None:
+                return history, place
+        return None, 0
+
+    async def keep(self, answered: Answered) -> None:
+        answering = answered.answering
+        if answered.key is not None and answering.stop_reason is StopReason.STOP_TOKEN:
+            # other answers end inside the model's turn, so their tokens are not the whole message
+            tokens = tuple(answering.builder.token_ids)
+            history = ChatHistory(answering.session_id, tokens)
+            self._known.put(answering.tenant.name, answered.key, history)
+        transcript = Transcript(
+            segments=(answering.builder.build(),),
+            turns=(answered.turn,),
+            end_reason=answered.end_reason,
+            final_message=answered.turn.text,
+            wall_seconds=answered.latency_seconds,
+        )
+        interaction = Interaction(
+            interaction_id=answering.interaction_id,
+            session_id=answering.session_id,
+            tenant=answering.tenant.name,
+            arm=answering.arm,
+            problem_kind=CHAT_KIND,
+            consent=answering.tenant.consents(answering.request.store),
+            account=answering.tenant.account,
+            latency_seconds=answered.latency_seconds,
+            is_abandoned=answered.is_abandoned,
+        )
+        await self._recorder.keep(interaction, transcript)
 
 
 class ChatService:
     """Answers chats on the arms of one gateway."""
 
-    def __init__(self, context: GatewayContext, recorder: InteractionRecorder) -> None:
-        self._arms, self._renderer, self._recorder = context.arms, context.renderer, recorder
-        self._config, self._clock = context.config, context.clock
-        self._conversations: TenantCache[ChatHistory] = TenantCache(
-            MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
-        )
-        self._generator = AnswerGenerator(context.renderer)
-        self._form = form_of(context.config.harness, context.renderer)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        arms: ArmTable,
+        renderer: Renderer,
+        sessions: ChatSessions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arms, self._renderer, self._sessions = arms, renderer, sessions
+        self._config, self._clock = config, clock
+        self._generator = AnswerGenerator(renderer)
+        self._form = form_of(config.harness, renderer)
 
     async def begin(
         self, request: ChatRequest, tenant: Caller, client_session: str | None
     ) -> Answering:
-        """Checks a request and lays out its tokens. ApiError comes before any generation."""
+        """Checks a request and renders its prompt. ApiError comes before any generation."""
         _check(request, self._config, self._form)
         request = request.model_copy(update={"messages": arrange(request.messages)})
         tools = request.offered_tools
         owner = (tenant.name, client_session or "")
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
-        earlier, new_messages = self._continued(owner, request)
+        earlier, new_messages = self._find_earlier(owner, request)
         session_id = f"chat-{interaction_id}" if earlier is None else earlier.session_id
         known = () if earlier is None else earlier.token_ids
         tokens = await self._render(new_messages, tools, known)
@@ -148,6 +228,7 @@ class ChatService:
             started=self._clock(),
             text=AnswerText(request.stop or ()),
             is_thought_open=opens_thought(self._renderer, tokens),
+            earlier=earlier,
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -157,7 +238,7 @@ class ChatService:
 
     async def answer(self, answering: Answering) -> Finished:
         """The whole answer at once."""
-        # nothing is sampled far beyond a stop string that only the text can show
+        # only the text shows a stop string, so slices limit the tokens sampled after one
         ahead_tokens = self._config.stream_slice_tokens if answering.request.stop else None
         async for _ in self._generator.generate(answering, ahead_tokens):
             pass
@@ -189,28 +270,17 @@ class ChatService:
         message, parsed = ChatMessage(role="assistant", content=text), ParsedAnswer((), text)
         if answering.tools:
             call_prefix = f"call_{answering.interaction_id[-12:]}_"
+            offered = (tool.function for tool in answering.request.offered_tools)
+            schemas = {function.name: function.parameters or {} for function in offered}
             message, parsed = self._form.read(
-                text, answering.tools, call_prefix, is_opened=answering.is_thought_open
+                text, schemas, call_prefix, is_opened=answering.is_thought_open
             )
-        finish_reason = _finish_reason(answering, message)
-        if answering.stop_reason is StopReason.STOP_TOKEN:
-            # other answers end inside the model's turn: their tokens are not the whole message
-            history = [*answering.request.messages, message]
-            key = self._key(answering.owner, answering.request, history)
-            tokens = tuple(answering.builder.token_ids)
-            self._conversations.put(
-                answering.tenant.name, key, ChatHistory(answering.session_id, tokens)
-            )
-        await self._record(answering, parsed=parsed)
-        return self._finished(answering, message, finish_reason)
-
-    def _finished(self, answering: Answering, message: ChatMessage, finish_reason: str) -> Finished:
-        prompt_tokens = answering.prompt_tokens
+        await self._record(answering, message, parsed)
         return Finished(
             message,
-            finish_reason,
+            _finish_reason(answering, message),
             answering.usage,
-            prompt_token_ids=tuple(answering.builder.token_ids[:prompt_tokens]),
+            prompt_token_ids=tuple(answering.builder.token_ids[: answering.prompt_tokens]),
             token_ids=tuple(answering.answer_ids),
             logprobs=self._logprobs(answering) if answering.request.logprobs else (),
             stop_string=answering.text.stop,
@@ -223,30 +293,33 @@ class ChatService:
         sampled = zip(answering.answer_ids, logprobs_T, likeliest_T, strict=True)
         return tuple(
             TokenLogprob(
-                **self._stated(token_id, float(logprob)),
-                top_logprobs=[LikelyToken(**self._stated(*pair)) for pair in likeliest],
+                **self._describe_token(token_id, float(logprob)),
+                top_logprobs=[LikelyToken(**self._describe_token(*pair)) for pair in likeliest],
             )
             for token_id, logprob, likeliest in sampled
         )
 
-    def _stated(self, token_id: int, logprob: float) -> dict[str, Any]:
-        spelled = self._renderer.token_bytes(token_id)
+    def _describe_token(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self._renderer.decode([token_id]),
             "logprob": logprob,
-            "bytes": list(spelled),
+            "bytes": list(self._renderer.token_bytes(token_id)),
         }
 
     async def _record(
         self,
         answering: Answering,
-        *,
+        message: ChatMessage | None = None,
         parsed: ParsedAnswer | None = None,
+        *,
         is_abandoned: bool = False,
     ) -> None:
+        """`message`: the answer as the client got it. None: the client got only a part."""
         answering.is_recorded = True
-        latency = self._clock() - answering.started
-        text = answering.text.text
+        key = None
+        if message is not None and answering.stop_reason is not StopReason.STOP_SEQUENCE:
+            history = [*answering.request.messages, message]
+            key = self._keys(answering.owner, answering.request, history)[-1]
         calls = parsed.calls if parsed is not None else ()
         records = [
             ToolCallRecord(
@@ -255,45 +328,22 @@ class ChatService:
             for call in calls
         ]
         turn = TurnRecord(
-            generated_tokens=len(answering.answer_ids), text=text, calls=tuple(records)
+            generated_tokens=len(answering.answer_ids),
+            text=answering.text.text,
+            calls=tuple(records),
         )
-        is_whole = answering.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE)
-        transcript = Transcript(
-            segments=(answering.builder.build(),),
-            turns=(turn,),
-            end_reason=EndReason.FINISHED if is_whole or is_abandoned else EndReason.TOKEN_LIMIT,
-            final_message=text,
-            wall_seconds=latency,
-        )
-        interaction = Interaction(
-            interaction_id=answering.interaction_id,
-            session_id=answering.session_id,
-            tenant=answering.tenant.name,
-            arm=answering.arm,
-            problem_kind=CHAT_KIND,
-            consent=answering.tenant.consents(answering.request.store),
-            account=answering.tenant.account,
-            latency_seconds=latency,
-            is_abandoned=is_abandoned,
-        )
-        await self._recorder.keep(interaction, transcript)
+        latency = self._clock() - answering.started
+        await self._sessions.keep(Answered(answering, turn, key, latency, is_abandoned))
 
-    def _continued(
+    def _find_earlier(
         self, owner: tuple[str, str], request: ChatRequest
     ) -> tuple[ChatHistory | None, list[ChatMessage]]:
-        """The known conversation up to the last assistant message, and the messages since. None, and all
-        messages, where it is not known.
+        """The longest known conversation that the request continues, and the later messages. None and all
+        messages when no conversation is known.
         """
-        messages = request.messages
-        last = max(
-            (index for index, message in enumerate(messages) if message.role == "assistant"),
-            default=-1,
-        )
-        if last < 0:
-            return None, messages
-        key = self._key(owner, request, messages[: last + 1])
-        earlier = self._conversations.get(owner[0], key)
-        return earlier, messages if earlier is None else messages[last + 1 :]
+        keys = self._keys(owner, request, request.messages)
+        earlier, known = self._sessions.find(owner[0], keys)
+        return earlier, request.messages[known:]
 
     async def _render(
         self,
@@ -308,8 +358,10 @@ class ChatService:
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from error
 
-    def _key(self, owner: tuple[str, str], request: ChatRequest, history: list[ChatMessage]) -> str:
-        return history_key(owner, history, self._form.stated(request.offered_tools))
+    def _keys(
+        self, owner: tuple[str, str], request: ChatRequest, messages: Sequence[ChatMessage]
+    ) -> list[str]:
+        return history_keys(owner, messages, self._form.shown_definitions(request.offered_tools))
 
     def _showable(self, answering: Answering) -> str:
         """Text that later tokens cannot change: no half character, nothing that may become a stop
@@ -322,7 +374,7 @@ class ChatService:
 
 
 def _finish_reason(answering: Answering, message: ChatMessage) -> str:
-    """Reason for the end of the answer, in OpenAI's words."""
+    """OpenAI's name for the reason why the answer ended."""
     if answering.stop_reason not in (StopReason.STOP_TOKEN, StopReason.STOP_SEQUENCE):
         return "length"
     return "tool_calls" if message.tool_calls else "stop"
@@ -356,13 +408,15 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
             param="stop",
         )
     form.check(tools)
-    num_characters = len(form.stated(tools)) + sum(said.num_characters for said in request.messages)
+    num_characters = len(form.shown_definitions(tools)) + sum(
+        each.num_characters for each in request.messages
+    )
     most = MAX_CHARACTERS_PER_TOKEN * config.harness.context_tokens
     if num_characters > most:
         raise ApiError(
             400,
-            f"messages and tools hold {num_characters} characters, wanted at most {most}, which would be "
-            f"{config.harness.context_tokens} of the longest tokens",
+            f"messages and tools hold {num_characters} characters, wanted at most {most}, since the context "
+            f"has {config.harness.context_tokens} tokens",
             code="context_length_exceeded",
             param="messages",
         )

@@ -1,21 +1,22 @@
 """Generation of one answer for a client: token by token, or in slices over one session.
 
-An engine in this process streams token by token; from a model that cannot, a streamed answer is
-asked for in slices over one session, so each slice only adds its tokens. Either way noise depends
-on seed and position: the answer is the same. Stop strings are looked for in the text as tokens
-arrive (`AnswerText`), since one string can come in many tokenisations: the answer ends with the
-token that completes one, and shows nothing of it.
+An engine in this process streams token by token. A model that cannot stream is asked for slices
+over one session, so each slice only adds its tokens. Both ways give the same answer, since the
+sampling noise depends on seed and position only. `AnswerText` looks for stop strings in the text
+as tokens arrive, since one string has many tokenisations. The answer ends with the token that
+completes a stop string, and its text ends before the string.
 """
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.platform.errors import EngineError
+from ostinato.infra.serving.gateway.answers.messages import ChatHistory
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.config import Caller
 from ostinato.infra.serving.gateway.schemas import ChatRequest, Usage
@@ -30,7 +31,7 @@ from ostinato.models.rendering import Renderer
 
 
 class AnswerText:
-    """Text that grows. A character that is not UTF-8 is U+FFFD, as in `Renderer.decode`."""
+    """The growing text of an answer. Invalid UTF-8 becomes U+FFFD, as in `Renderer.decode`."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if not all(stops):
@@ -38,23 +39,23 @@ class AnswerText:
         self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.text = ""
-        self.stop: str | None = None  # the one that ended it
+        self.stop: str | None = None  # the stop string that ended the text
 
     @property
     def is_stopped(self) -> bool:
         return self.stop is not None
 
     def feed(self, token_bytes: bytes) -> bool:
-        """Adds one token. True when a stop is now complete. Text after a stop is not taken."""
+        """Adds one token. True when a stop string is now complete. Later text is dropped."""
         return self._add(self._decoder.decode(token_bytes))
 
     def close(self) -> bool:
-        """No token follows: half a character becomes U+FFFD. True when that completed a stop."""
+        """Ends the text: half a character becomes U+FFFD. True when that completes a stop string."""
         return self._add(self._decoder.decode(b"", final=True))
 
     @property
     def stable_text(self) -> str:
-        """The part of the text that stays whatever follows: no end that may begin a stop."""
+        """The part of the text that later tokens cannot change: no end that may begin a stop string."""
         if self.is_stopped:
             return self.text
         return self.text[: len(self.text) - self._undecided_characters()]
@@ -75,7 +76,7 @@ class AnswerText:
         return self.is_stopped
 
     def _undecided_characters(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop."""
+        """Length of the longest end of the text that may begin a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(self.text)), 0, -1):
             end = self.text[-length:]
@@ -86,7 +87,7 @@ class AnswerText:
 
 @dataclass(slots=True)
 class Answering:
-    """One answer under way."""
+    """One answer in progress."""
 
     request: ChatRequest
     tenant: Caller
@@ -102,10 +103,14 @@ class Answering:
     started: float
     text: AnswerText
     is_thought_open: bool  # by the prompt
+    earlier: ChatHistory | None = None  # the chat that it continues
+    priority: Priority = Priority.USER
     answer_ids: list[int] = field(default_factory=list)
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     stop_reason: StopReason | None = None
     is_recorded: bool = False
+    is_delivered: bool = False  # whether the client of an unstreamed answer stayed to its end
+    is_client_gone: Callable[[], Awaitable[bool]] | None = None
 
     @property
     def usage(self) -> Usage:
@@ -119,7 +124,7 @@ class Answering:
 
 
 class AnswerGenerator:
-    """The model's side of answers. One generation at a time in each session."""
+    """Samples answers, one at a time in each session."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -128,7 +133,7 @@ class AnswerGenerator:
     async def generate(
         self, answering: Answering, ahead_tokens: int | None
     ) -> AsyncGenerator[None, None]:
-        """Yields whenever there is more text, at least every `ahead_tokens`. None: at the end."""
+        """Yields after new tokens, at least every `ahead_tokens`. None: only at the end."""
         model = answering.arm.model
         async with self._locks.setdefault(answering.session_id, asyncio.Lock()):
             if ahead_tokens is not None and isinstance(model, StreamingClient):
@@ -153,7 +158,7 @@ class AnswerGenerator:
             generation = await answering.arm.model.generate(request)
             if generation.stop_reason is StopReason.CANCELLED:
                 raise EngineError(f"generation {generation.request_id} was cancelled")
-            self._take(answering, generation, 0)
+            self._record(answering, generation, 0)
             is_spent = len(answering.answer_ids) >= answering.budget_tokens
             if answering.text.is_stopped:
                 return
@@ -164,7 +169,7 @@ class AnswerGenerator:
     async def _by_token(
         self, answering: Answering, model: StreamingClient
     ) -> AsyncGenerator[None, None]:
-        """Tokens as the engine samples them. All are kept but those after a stop string."""
+        """Tokens as the engine samples them. Those after a stop string are dropped."""
         tokens = model.stream(self._engine_request(answering, answering.budget_tokens))
         try:
             async for sampled in tokens:
@@ -174,11 +179,11 @@ class AnswerGenerator:
                     break
         finally:
             generation = tokens.close()
-            self._take(answering, generation, len(answering.answer_ids))
+            self._record(answering, generation, len(answering.answer_ids))
         answering.stop_reason = generation.stop_reason
 
-    def _take(self, answering: Answering, generation: Generation, num_read: int) -> None:
-        """Records a generation with `num_read` tokens read, up to the end of a stop string."""
+    def _record(self, answering: Answering, generation: Generation, num_read: int) -> None:
+        """Records a generation up to the end of a stop string. `num_read` of its tokens were read before."""
         before = len(answering.answer_ids) - num_read
         self._read(answering, generation.token_ids[num_read:])
         kept_tokens = len(answering.answer_ids) - before
@@ -187,7 +192,7 @@ class AnswerGenerator:
         answering.likeliest.extend(kept.likeliest_T)
 
     def _read(self, answering: Answering, token_ids: Sequence[int]) -> None:
-        """Adds tokens to the answer, up to and with the one that completes a stop string."""
+        """Adds tokens to the answer, up to and including the one that completes a stop string."""
         for token_id in token_ids:
             if answering.text.is_stopped:
                 return
@@ -206,5 +211,5 @@ class AnswerGenerator:
             top_p=answering.request.top_p,
             top_logprobs=answering.request.top_logprobs or 0,
             seed=answering.seed,
-            priority=Priority.USER,
+            priority=answering.priority,
         )

@@ -1,7 +1,7 @@
-"""OpenAI's messages as the harness's tokens: results of calls in order, histories, rendering.
+"""OpenAI's messages as the harness's tokens: order of call results, histories, rendering.
 
-The template is the renderer's: the served model sees exactly what it saw in training. A chat client
-sends the whole history each time; when that history is one the gateway wrote, its exact tokens are
+The renderer's template is used, so the served model sees exactly what it saw in training. A chat
+client sends the whole history each time. When the gateway wrote that history, its exact tokens are
 continued (token in, token out) instead of being encoded again. Histories are found by a hash of
 owner and messages, so a stock OpenAI client needs no session id.
 """
@@ -12,30 +12,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm
-from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.agent.sessions import SampledTurn
+from ostinato.infra.serving.gateway.answers.tool_forms import ToolForm, refusal
 from ostinato.infra.serving.gateway.schemas import ChatMessage, ToolDefinition
 from ostinato.models.rendering import Renderer
+from ostinato.models.rendering.call_results import NamedCall
 
 _SYSTEM_ROLES = ("system", "developer")
 
 
 def arrange(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages as a template can show them. Behind each answer come the results of its calls, in call
-    order, then the other messages. A system message behind other messages is the user's: templates have
-    one place for the system's, the start. ApiError for a call without one result, and a result without
-    a call. An answer with its calls in its text is followed by results without ids, in their order.
+    """The messages in an order that templates can render. After each answer come the results of its calls, in
+    call order, then the other messages. A system message after other messages becomes the user's, since
+    templates place the system message at the start only. ApiError for a call without exactly one result, and
+    for a result without a call. Results of calls in an answer's text have no ids and keep their order.
     """
     arranged: list[ChatMessage] = []
     call_ids: list[str] | None = None  # of the last answer
     for is_answer, group in groupby(messages, key=lambda message: message.role == "assistant"):
-        said = list(group)
+        run = list(group)
         if is_answer:
-            call_ids = [call.id for message in said for call in message.tool_calls or ()]
-            arranged += said
+            call_ids = [call.id for message in run for call in message.tool_calls or ()]
+            arranged += run
             continue
-        arranged += _match(call_ids, [message for message in said if message.role == "tool"])
-        for message in said:
+        arranged += _match(call_ids, [message for message in run if message.role == "tool"])
+        for message in run:
             if message.role in _SYSTEM_ROLES and not _is_start(arranged):
                 arranged.append(message.model_copy(update={"role": "user"}))
             elif message.role != "tool":
@@ -48,7 +49,7 @@ def _is_start(arranged: Sequence[ChatMessage]) -> bool:
 
 
 def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatMessage]:
-    """The results in call order. None: no answer comes before them."""
+    """The results in call order. `call_ids`: of the answer before them (None: there is none)."""
     if call_ids == [] and all(result.tool_call_id is None for result in results):
         return results
     calls = call_ids or []
@@ -57,16 +58,16 @@ def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatM
     for result in results:
         call_id = result.tool_call_id
         if call_id is None or call_id not in calls:
-            raise _wrong(f"a tool result has the call id {call_id!r}, wanted {wanted}")
+            raise refusal(f"a tool result has the call id {call_id!r}, wanted {wanted}")
         if call_id in by_id:
-            raise _wrong(f"two tool results have the call id {call_id!r}, wanted one of each call")
+            raise refusal(f"two tool results have the call id {call_id!r}, wanted one per call")
         by_id[call_id] = result
     for place, call_id in enumerate(calls):
         if call_id in calls[:place]:
-            raise _wrong(f"two calls of one answer have the id {call_id!r}, wanted ids that differ")
+            raise refusal(f"two calls of one answer have the id {call_id!r}, wanted unique ids")
         if call_id not in by_id:
-            raise _wrong(
-                f"call {call_id!r} has no result, wanted a tool result of each call of an answer "
+            raise refusal(
+                f"call {call_id!r} has no result, wanted a tool result for each call of an answer "
                 "before the next answer"
             )
     return [by_id[call_id] for call_id in calls]
@@ -74,16 +75,22 @@ def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatM
 
 @dataclass(frozen=True, slots=True)
 class ChatHistory:
-    """A chat so far. `token_ids` are those of all messages up to and including the last answer."""
+    """A chat so far. `token_ids` cover all messages up to and including the last answer."""
 
     session_id: str
     token_ids: tuple[int, ...]
+    turn: SampledTurn | None = None  # the last answer, where a session is kept as a graph
+    num_messages: int = 0  # up to and including `turn`, where there is one
 
 
-def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: str = "") -> str:
-    """A hash of roles and texts: the same for the same history of an owner under the same tools."""
-    said = [
-        [
+def history_keys(
+    owner: tuple[str, str], messages: Sequence[ChatMessage], tools: str = ""
+) -> list[str]:
+    """One key per message: a hash of the owner, the tools and all messages up to it."""
+    key = hashlib.sha256(json.dumps([owner, tools]).encode()).hexdigest()
+    keys = []
+    for message in messages:
+        content = [
             "system" if message.role == "developer" else message.role,
             message.text,
             [
@@ -92,13 +99,13 @@ def history_key(owner: tuple[str, str], messages: Sequence[ChatMessage], tools: 
             ],
             message.tool_call_id,
         ]
-        for message in messages
-    ]
-    return hashlib.sha256(json.dumps([owner, said, tools]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([key, content]).encode()).hexdigest()
+        keys.append(key)
+    return keys
 
 
 def _canonical(arguments: str) -> str:
-    """The same JSON in one spelling: clients may parse and write again the JSON that they were given."""
+    """The JSON in one spelling, since clients may parse and rewrite the JSON that they received."""
     try:
         return json.dumps(json.loads(arguments))
     except (ValueError, RecursionError):
@@ -112,44 +119,42 @@ def render_messages(
     tools: Sequence[ToolDefinition] = (),
     earlier: Sequence[int] = (),
 ) -> list[int]:
-    """Tokens of a history as `arrange` gives it, answer header included. `earlier`: tokens of the messages
-    before `messages`. Messages of one side in a row are one message; tool results of one turn come together.
+    """Tokens of a history in `arrange`'s order, with the header of the next answer. `earlier`: tokens of the
+    messages before `messages`. Consecutive messages of one role are rendered as one turn.
     """
     system, rest = _split_system(messages)
     if not rest or rest[-1].role == "assistant":
-        raise _wrong("the last message is no user's or tool's, wanted a user or tool message")
+        raise refusal("the last message is not a user's or a tool's, wanted a user or tool message")
     tokens = list(earlier)
     has_header = False  # the tokens end with the opening of the next answer
     for role, group in groupby(rest, key=lambda message: message.role):
-        said = list(group)
+        run = list(group)
         if has_header and role != "assistant":
             del tokens[len(tokens) - renderer.header_size(tokens) :]
         has_header = role != "assistant"
         if role == "assistant":
             if not tokens:
-                raise _wrong("the first message is the assistant's, wanted a user message")
-            text = "".join(_answer_text(message, form) for message in said)
+                raise refusal("the first message is the assistant's, wanted a user message")
+            text = "".join(_answer_text(message, form) for message in run)
             tokens += renderer.encode_answer(text)
         elif role == "tool":
             if not tokens:
-                raise _wrong("the first message is a tool result, wanted a user message")
-            tokens += renderer.append_results([message.text for message in said])
+                raise refusal("the first message is a tool result, wanted a user message")
+            # templates number calls without a name; some refuse results that follow no calls
+            calls = [NamedCall("")] * len(run) if form.is_published else ()
+            tokens += renderer.append_results([message.text for message in run], calls=calls)
         else:
-            text = "\n\n".join(message.text for message in said)
+            text = "\n\n".join(message.text for message in run)
             tokens += renderer.append_user(text) if tokens else form.start(text, system, tools)
     return tokens
 
 
 def _split_system(messages: Sequence[ChatMessage]) -> tuple[str | None, list[ChatMessage]]:
-    systems = [message for message in messages if message.role in ("system", "developer")]
-    rest = [message for message in messages if message.role not in ("system", "developer")]
+    systems = [message for message in messages if message.role in _SYSTEM_ROLES]
+    rest = [message for message in messages if message.role not in _SYSTEM_ROLES]
     return ("\n\n".join(message.text for message in systems) if systems else None), rest
 
 
 def _answer_text(message: ChatMessage, form: ToolForm) -> str:
     calls = "".join(form.write_call(call) for call in message.tool_calls or [])
     return message.text + calls if message.text else calls.lstrip("\n")
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, message, param="messages")

@@ -2,7 +2,7 @@
 
 For clients such as Codex. A request becomes a `ChatRequest`, so sessions, limits, records and refusals are those
 of `/v1/chat/completions`. Fields and values are those of the `openai` package 3.54 and, where it has none, those that
-Codex 0.171.0 was seen to send.
+Codex 0.171.0 was observed to send.
 """
 
 import json
@@ -44,23 +44,26 @@ from ostinato.infra.serving.gateway.schemas import (
 
 RESPONSES_PATH = "/v1/responses"
 _WHOLE_INPUT = "nothing is kept between requests: send the whole conversation as input"
-_FITTING_INPUT = "no input is left out: send what fits the context"
+_FITTING_INPUT = "the input is never shortened: send one that fits the context"
 NEUTRAL_VALUES: NeutralValues = {
-    "background": ((None, False), "a client waits for its answer: leave it out"),
+    "background": ((None, False), "clients wait for their answers"),
     "context_management": ((None, []), _FITTING_INPUT),
     "conversation": ((None,), _WHOLE_INPUT),
     "moderation": NEUTRAL_IN_CHATS["moderation"],
     "parallel_tool_calls": NEUTRAL_IN_CHATS["parallel_tool_calls"],
     "previous_response_id": ((None,), _WHOLE_INPUT),
-    "prompt": ((None,), "no prompts are kept here: send instructions and input"),
+    "prompt": ((None,), "no prompts are stored here: send instructions and input"),
     "prompt_cache_options": ((None, {}, {"prewarm": False}), "every request is answered"),
-    "reasoning": ((None, {}, {"mode": "standard"}), "the model thinks as its template has it"),
+    "reasoning": (
+        (None, {}, {"mode": "standard"}),
+        "the model's chat template decides whether it thinks",
+    ),
     "text": ((None, {}, {"format": {"type": "text"}}), "the model answers in free text"),
     "tool_choice": NEUTRAL_IN_CHATS["tool_choice"],
     "truncation": ((None, "disabled"), _FITTING_INPUT),
 }
 # Codex sends effort, summary and verbosity as its user has set them
-_PASSED_OVER = {
+_IGNORED_KEYS = {
     *(("prompt_cache_options", key) for key in ("comparison_response_id", "mode", "ttl")),
     *(("reasoning", key) for key in ("context", "effort", "generate_summary", "summary")),
     ("text", "verbosity"),
@@ -98,7 +101,7 @@ class CallItem(OpenAIWire):
 
 
 class OutputItem(OpenAIWire):
-    """The answer of a function."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str | None = None
@@ -106,7 +109,7 @@ class OutputItem(OpenAIWire):
 
 
 class ReasoningItem(OpenAIWire):
-    """Thoughts, which are passed over: the served model wrote none outside of its text."""
+    """Thoughts, which are ignored: the served model wrote none outside of its text."""
 
     type: Literal["reasoning"]
 
@@ -128,8 +131,8 @@ Item = Annotated[
 ]
 
 
-def _finite(parameters: dict[str, Any]) -> dict[str, Any]:
-    json.dumps(parameters, allow_nan=False)  # ValueError: the response could not tell of them
+def _check_finite(parameters: dict[str, Any]) -> dict[str, Any]:
+    json.dumps(parameters, allow_nan=False)  # ValueError: the response could not repeat them
     return parameters
 
 
@@ -139,11 +142,11 @@ class FunctionTool(OpenAIWire):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_finite)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_finite)] | None = None
 
 
 class UnofferedTool(OpenAIWire):
-    """A tool that Codex lists unasked and that the model is not told of: the server's, or called with free text."""
+    """A tool that Codex always lists and that the model is not offered: it runs on the server or takes free text."""
 
     type: Unoffered
 
@@ -158,11 +161,11 @@ _IS_PLAIN = Discriminator(_kind_of_tool, "tool_type", "wanted a tool of type fun
 
 
 class Namespace(OpenAIWire):
-    """Functions under one name, such as those of an MCP server of the client's."""
+    """Functions under one name, for example those of one MCP server of the client."""
 
     type: Literal["namespace"]
     name: str
-    description: str = Field(default="", description="text that the model is not shown")
+    description: str = Field(default="", description="text that is not shown to the model")
     tools: list[Annotated[PlainTool, _IS_PLAIN]] = Field(max_length=128, fail_fast=True)
 
 
@@ -189,7 +192,7 @@ class ResponsesRequest(SampledRequest):
     tool_choice: Any = None
     """choice of tools: auto or none"""
     include: list[str] | None = Field(default=None, fail_fast=True)
-    """extras of the answer: `message.output_text.logprobs`; others are accepted and absent"""
+    """extras of the answer: `message.output_text.logprobs`; others are accepted without effect"""
     top_logprobs: int | None = None
     """number of likeliest tokens per position, 0 to 20"""
 
@@ -201,7 +204,7 @@ def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatReques
         function_tool(_full_name(namespace, tool.name), tool.description, tool.parameters)
         for namespace, tool in _functions(request)
     ]
-    asked = translated(
+    chat = translated(
         model=request.model,
         messages=_chat_messages(request),
         tools=definitions or None,
@@ -214,16 +217,16 @@ def chat_of_response(request: ResponsesRequest, served_model: str) -> ChatReques
         top_logprobs=request.top_logprobs,
         store=request.store,
     )
-    check_neutral(request, NEUTRAL_VALUES, _PASSED_OVER, has_tools=bool(asked.offered_tools))
+    check_neutral(request, NEUTRAL_VALUES, _IGNORED_KEYS, has_tools=bool(chat.offered_tools))
     names = [tool.function.name for tool in definitions]
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:  # a call would not tell which one it means
-        raise ApiError(400, f"two tools are {twice!r}, wanted names that differ", param="tools")
-    return asked
+    if twice is not None:  # a call would not show which tool it means
+        raise ApiError(400, f"two tools are named {twice!r}, wanted one", param="tools")
+    return chat
 
 
 def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
-    """A message and the calls behind it are one of the assistant's."""
+    """An assistant's message and the calls after it become one message."""
     items = request.input
     if isinstance(items, str):
         items = [MessageItem(role="user", content=items)]
@@ -234,8 +237,8 @@ def _chat_messages(request: ResponsesRequest) -> list[ChatMessage]:
         if isinstance(item, MessageItem):
             messages.append(ChatMessage(role=item.role, content=_text_of(item.content)))
         elif isinstance(item, OutputItem):
-            said = _text_of(item.output)
-            messages.append(ChatMessage(role="tool", content=said, tool_call_id=item.call_id))
+            result = _text_of(item.output)
+            messages.append(ChatMessage(role="tool", content=result, tool_call_id=item.call_id))
         elif isinstance(item, CallItem):
             if not messages or messages[-1].role != "assistant":
                 messages.append(ChatMessage(role="assistant"))
@@ -251,7 +254,7 @@ def _text_of(content: str | list[ContentPart]) -> str:
 
 
 def _functions(request: ResponsesRequest) -> Iterator[tuple[str | None, FunctionTool]]:
-    """Functions and the namespaces that hold them."""
+    """Functions with the namespaces that contain them."""
     for tool in request.tools or ():
         if isinstance(tool, FunctionTool):
             yield None, tool
@@ -264,7 +267,7 @@ def _full_name(namespace: str | None, name: str) -> str:
 
 
 class ResponseWriter:
-    """One response."""
+    """Writes one answer as a response."""
 
     ping = COMMENT
 
@@ -284,7 +287,7 @@ class ResponseWriter:
         return self._ended(finished, self._output(finished))
 
     async def events(self, pieces: AsyncIterator[str | Finished]) -> AsyncIterator[str]:
-        """Its items, a message before calls."""
+        """Events of the response's items, the message before the calls."""
         yield self._event("response.created", response=self._body("in_progress"))
         yield self._event("response.in_progress", response=self._body("in_progress"))
         is_open = False
@@ -294,28 +297,28 @@ class ResponseWriter:
                     is_open = True
                     for event in self._opening():
                         yield event
-                said = {"delta": piece, "logprobs": []}
-                yield self._event("response.output_text.delta", **self._text_place, **said)
+                text = {"delta": piece, "logprobs": []}
+                yield self._event("response.output_text.delta", **self._text_place, **text)
                 continue
             for event in self._closing(piece, is_open=is_open):
                 yield event
 
     def fault(self, error: OstinatoError) -> str:
         """A `response.failed` event."""
-        told = fault_body(error)["error"]["message"]
+        message = fault_body(error)["error"]["message"]
         code = "server_error" if fault_status(error) >= 500 else "invalid_prompt"
-        failed = self._body("failed", error={"code": code, "message": told})
+        failed = self._body("failed", error={"code": code, "message": message})
         return self._event("response.failed", response=failed)
 
     def _opening(self) -> Iterator[str]:
-        """The message's start."""
+        """Events that begin the message."""
         item = self._message("in_progress", [])
         yield self._event("response.output_item.added", output_index=0, item=item)
         part = _text_part("")
         yield self._event("response.content_part.added", **self._text_place, part=part)
 
     def _closing(self, finished: Finished, *, is_open: bool) -> Iterator[str]:
-        """All that follows the last piece of text."""
+        """Events after the last piece of text."""
         output = self._output(finished)
         for index, item in enumerate(output):
             if item["type"] == "message":
@@ -326,17 +329,17 @@ class ResponseWriter:
                 yield self._event("response.output_text.done", **self._text_place, **text)
                 yield self._event("response.content_part.done", **self._text_place, part=part)
             else:
-                said, place = item["arguments"], {"output_index": index, "item_id": item["id"]}
+                args, place = item["arguments"], {"output_index": index, "item_id": item["id"]}
                 opened = {**item, "arguments": "", "status": "in_progress"}
                 yield self._event("response.output_item.added", output_index=index, item=opened)
-                yield self._event("response.function_call_arguments.delta", **place, delta=said)
-                yield self._event("response.function_call_arguments.done", **place, arguments=said)
+                yield self._event("response.function_call_arguments.delta", **place, delta=args)
+                yield self._event("response.function_call_arguments.done", **place, arguments=args)
             yield self._event("response.output_item.done", output_index=index, item=item)
         body = self._ended(finished, output)
         yield self._event(f"response.{body['status']}", response=body)
 
     def _output(self, finished: Finished) -> list[dict[str, Any]]:
-        """Items of the answer. One that says nothing is an empty message, so that a history has it."""
+        """Items of the answer. An empty answer is an empty message, so that the history contains it."""
         text, calls = finished.message.text, finished.message.tool_calls or ()
         items: list[dict[str, Any]] = []
         if text or not calls:
@@ -360,7 +363,7 @@ class ResponseWriter:
         return self._body(status, output=output, incomplete_details=reason, usage=usage)
 
     def _body(self, status: str, **fields: Any) -> dict[str, Any]:
-        """The response in a state, with the request as it was understood."""
+        """The response with a status, and with the request as it was understood."""
         request = self._request
         return {
             "id": self._id,
@@ -395,13 +398,13 @@ def _describe_tools(
     tools: Iterable[FunctionTool | UnofferedTool | Namespace],
 ) -> list[dict[str, Any]]:
     """Tools as they were understood."""
-    told: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for tool in tools:
         if isinstance(tool, FunctionTool):
-            told.append({**tool.model_dump(), "strict": False})
+            described.append({**tool.model_dump(), "strict": False})
         elif isinstance(tool, Namespace):
-            told.append({**tool.model_dump(), "tools": _describe_tools(tool.tools)})
-    return told
+            described.append({**tool.model_dump(), "tools": _describe_tools(tool.tools)})
+    return described
 
 
 def _status(finished: Finished) -> str:

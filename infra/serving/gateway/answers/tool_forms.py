@@ -1,13 +1,15 @@
 """Tools of chats: how a prompt declares them, and the conversion of calls from and to OpenAI's form.
 
-`OwnTools`: nano's tags over the tools it was trained on. `ClientTools`: whatever functions a client
-declares, for models that other people trained; a call is JSON between `<tool_call>` tags. The model's
-chat template declares them or, where it has no tools, the system message does.
+`OwnTools`: tools that the model was trained on, in the compact dialect's tags. `ClientTools`: any functions that a
+client declares, for imported models. The model's chat template declares them, and a call has the published form
+that the import chose. If the template has no tools, the system message declares them, and a call is JSON between
+`<tool_call>` tags.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,9 +19,10 @@ from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.calls import WHOLE_CALL, parse_answer
 from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
-from ostinato.infra.agent.dialects.published.forms import TAGGED_JSON
+from ostinato.infra.agent.dialects.published import forms
+from ostinato.infra.agent.dialects.published.choice import find_dialect
 from ostinato.infra.agent.dialects.published.json_calls import WrittenCall
-from ostinato.infra.agent.dialects.published.reading import read_calls
+from ostinato.infra.agent.dialects.published.reading import CallForm, read_calls
 from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.transcript import CallStatus
@@ -50,46 +53,67 @@ For each function call, return a json object with function name and arguments wi
 
 
 _JSON_CALL = rf'{CALL_START}\s*[\[{{](?:"(?:[^"\\]|\\.)*+"|[^"<])*+{CALL_END}'
-_TAG_SO_FAR = "".join(f"(?:{re.escape(each)}" for each in CALL_START) + ")?" * len(CALL_START)
-_CALL_SO_FAR = rf"{_JSON_CALL}|{CALL_START}.*|(?=<){_TAG_SO_FAR}\Z"  # an end may begin a tag
+CLIENT_FORMS: Mapping[str, CallForm] = {
+    "qwen3_coder": forms.QWEN3_CODER_FORM, "llama3": forms.LLAMA3_FORM, "mistral": forms.MISTRAL_FORM,
+    "deepseek_v3": forms.DEEPSEEK_V3_FORM, "deepseek_v31": forms.DEEPSEEK_V31_FORM,
+    "kimi_k2": forms.KIMI_K2_FORM, "glm4": forms.GLM4_FORM,
+}  # fmt: skip
+"""Forms of calls by dialect. Every other dialect has JSON between tags."""
 _STRINGS = TypeAdapter(dict[str, str])
 _OBJECT = TypeAdapter(dict[str, Any])
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # as templates write them
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "object": (dict,), "array": (list,),
+}  # fmt: skip
+
+
+Schema = Mapping[str, Any]  # a JSON schema
 
 
 class ToolForm(Protocol):
     """Tools and calls as one kind of model reads and writes them."""
 
+    is_published: bool  # whether calls have the form of the model's template
+
     def check(self, tools: Sequence[ToolDefinition]) -> None:
-        """ApiError for tools that the model cannot be given."""
+        """ApiError for tools that cannot be offered to the model."""
         ...
 
     def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
         """Tokens that open a conversation with these tools."""
         ...
 
-    def stated(self, tools: Sequence[ToolDefinition]) -> str:
-        """The part of the definitions that is in the conversation's tokens."""
+    def shown_definitions(self, tools: Sequence[ToolDefinition]) -> str:
+        """The part of the definitions that the conversation's tokens contain."""
         ...
 
     def write_call(self, call: ToolCall) -> str:
-        """A client's call in the model's words."""
+        """A client's call as the model writes it."""
         ...
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
+        self,
+        text: str,
+        tools: Mapping[str, Schema],
+        call_prefix: str,
+        *,
+        is_opened: bool = False,
     ) -> tuple[ChatMessage, ParsedAnswer]:
         """Assistant message of a model's text. Calls that cannot run, or are in thoughts, stay in the
-        text. `is_opened`: the prompt opened a thought.
+        text. `tools`: schemas of their arguments by name. `is_opened`: the prompt opened a thought.
         """
         ...
 
     def showable(self, text: str, *, is_opened: bool = False) -> str:
-        """The part of a growing text that is no call whatever follows."""
+        """The part of a growing text that cannot become a call, whatever follows."""
         ...
 
 
 class OwnTools:
-    """Tools that the model was trained on, in nano's tags."""
+    """Tools that the model was trained on, in the compact dialect's tags."""
+
+    is_published = False
 
     def __init__(self, renderer: Renderer, names: Sequence[str]) -> None:
         self._renderer, self._names = renderer, names
@@ -108,16 +132,16 @@ class OwnTools:
     def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
         return self._renderer.start(user, system)
 
-    def stated(self, tools: Sequence[ToolDefinition]) -> str:
+    def shown_definitions(self, tools: Sequence[ToolDefinition]) -> str:
         return ""
 
     def write_call(self, call: ToolCall) -> str:
-        """The primary argument has no tag where it holds no `<`."""
+        """The primary argument has no tag unless it holds a `<`."""
         name = call.function.name
         tool = COMPACT_TOOLS.get(name)
         if tool is None:
             wanted = ", ".join(COMPACT_TOOLS)
-            raise _wrong(f"tool call {call.id} names tool {name!r}, wanted one of {wanted}")
+            raise refusal(f"tool call {call.id} names tool {name!r}, wanted one of {wanted}")
         arguments = _arguments_of(call, _STRINGS, "an object of strings")
         bare = arguments.pop(tool.primary, "")
         body = "".join(f"<{key}>{value}</{key}>" for key, value in arguments.items())
@@ -126,12 +150,17 @@ class OwnTools:
         return f"<{name}>{body}{bare}</{name}>"
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
+        self,
+        text: str,
+        tools: Mapping[str, Schema],
+        call_prefix: str,
+        *,
+        is_opened: bool = False,
     ) -> tuple[ChatMessage, ParsedAnswer]:
         parsed = parse_outside(
             text, WHOLE_CALL, lambda rest: parse_answer(rest, tools), is_opened=is_opened
         )
-        indent = text[: -len(text.lstrip())]  # a stream has shown it before the call
+        indent = text[: -len(text.lstrip())]  # a stream has already sent it
         parsed = replace(parsed, prose=(indent + parsed.prose).rstrip())
         written = [json.dumps(call.arguments) for call in parsed.calls]
         return _message(text, parsed, written, call_prefix), parsed
@@ -143,48 +172,104 @@ class OwnTools:
 class ClientTools:
     """Functions that a client declares and runs."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Renderer, dialect: str = "") -> None:
+        """`dialect`: the dialect of the model, if it is a published one. Otherwise the template determines it."""
+        template = renderer if isinstance(renderer, TemplateRenderer) else None
+        name = dialect
+        if template is not None and dialect not in CLIENT_FORMS:
+            name = find_dialect(template.template) or ""
+        shows = template is not None and template.shows_functions
+        form = CLIENT_FORMS.get(name) if shows else None
+        self.is_published = form is not None
+        self._states_tools = form is not None or (template is not None and template.states_tools)
+        self._renderer, self._form = renderer, form or forms.TAGGED_JSON
+        # the tags alone delimit JSON of any depth
+        self._call = _JSON_CALL if form is None else form.whole_call
+        unfinished = "|".join(_unfinished_call(opener) for opener in self._form.openers)
+        self._call_so_far = f"{self._call}|{unfinished}"
 
     def check(self, tools: Sequence[ToolDefinition]) -> None:
         return None
 
     def start(self, user: str, system: str | None, tools: Sequence[ToolDefinition]) -> list[int]:
         renderer = self._renderer
-        if isinstance(renderer, TemplateRenderer) and renderer.states_tools:
+        if isinstance(renderer, TemplateRenderer) and self._states_tools:
             return renderer.start(user, system, _definitions(tools))
         if tools:
-            explained = EXPLANATION.format(tools=self.stated(tools))
+            explained = EXPLANATION.format(tools=self.shown_definitions(tools))
             system = explained if system is None else f"{system}\n\n{explained}"
         return renderer.start(user, system)
 
-    def stated(self, tools: Sequence[ToolDefinition]) -> str:
+    def shown_definitions(self, tools: Sequence[ToolDefinition]) -> str:
         return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in _definitions(tools))
 
     def write_call(self, call: ToolCall) -> str:
         arguments = _arguments_of(call, _OBJECT, "an object")
-        written = json.dumps(
-            {"name": call.function.name, "arguments": arguments}, ensure_ascii=False
-        )
-        return f"\n{CALL_START}\n{written}\n{CALL_END}"
+        written = self._form.write(call.function.name, arguments)
+        return f"\n{written}" if written.startswith(CALL_START) else written
 
     def read(
-        self, text: str, tools: Collection[str], call_prefix: str, *, is_opened: bool = False
+        self,
+        text: str,
+        tools: Mapping[str, Schema],
+        call_prefix: str,
+        *,
+        is_opened: bool = False,
     ) -> tuple[ChatMessage, ParsedAnswer]:
         written: list[str] = []
         parsed = parse_outside(
-            text, _JSON_CALL, lambda rest: _parse(rest, tools, written), is_opened=is_opened
+            text, self._call, lambda rest: self._parse(rest, tools, written), is_opened=is_opened
         )
         return _message(text, parsed, written, call_prefix), parsed
 
     def showable(self, text: str, *, is_opened: bool = False) -> str:
-        return _before_calls(text, _CALL_SO_FAR, is_opened=is_opened).rstrip()
+        return _before_calls(text, self._call_so_far, is_opened=is_opened).rstrip()
+
+    def _parse(self, text: str, tools: Mapping[str, Schema], written: list[str]) -> ParsedAnswer:
+        """Calls, and the text outside of them. Adds the arguments of each call as JSON to `written`."""
+        found, prose = read_calls(text, self._form)
+        found = [
+            call if call.is_typed else _typed(call, tools.get(call.name, {})) for call in found
+        ]
+        written += [json.dumps(call.arguments, ensure_ascii=False) for call in found]
+        return ParsedAnswer(tuple(_call_of(call, tools) for call in found), prose.rstrip())
+
+
+def _unfinished_call(opener: str) -> str:
+    """Pattern of `opener` and everything after it, or of a text's end that may begin `opener`."""
+    begin, *rest = (re.escape(letter) for letter in opener)
+    so_far = "".join(f"(?:{letter}" for letter in (begin, *rest)) + ")?" * len(opener)
+    return rf"{re.escape(opener)}.*|(?={begin}){so_far}\Z"
+
+
+def _typed(call: WrittenCall, schema: Schema) -> WrittenCall:
+    """The call with each argument's text read as the type in its function's schema. An argument stays text when the
+    schema gives no type or the text does not fit it.
+    """
+    properties = schema.get("properties") or {}
+    arguments = {
+        key: _as_declared(text, properties.get(key)) for key, text in call.arguments.items()
+    }
+    return replace(call, arguments=arguments)
+
+
+def _as_declared(text: str, declared: Any) -> Any:
+    kinds = declared.get("type") if isinstance(declared, Mapping) else None
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if None in kinds or "string" in kinds:
+        return text
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(_PYTHON_CONSTANTS.get(text, text))
+        wanted = [_KINDS[kind] for kind in kinds if isinstance(kind, str) and kind in _KINDS]
+        if type(value) in [kind for each in wanted for kind in each]:
+            return value
+    return text
 
 
 def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
     """OwnTools for the compact dialect, ClientTools for dialects that a prompt explains."""
     if dialect_of(harness).is_explained:
-        return ClientTools(renderer)
+        return ClientTools(renderer, harness.dialect)
     return OwnTools(renderer, harness.tools)
 
 
@@ -196,35 +281,28 @@ def _definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
-def _parse(text: str, tools: Collection[str], written: list[str]) -> ParsedAnswer:
-    """Calls and the text outside of them. Adds the arguments of each as JSON to `written`."""
-    found, prose = read_calls(text, TAGGED_JSON)
-    written += [json.dumps(call.arguments, ensure_ascii=False) for call in found]
-    return ParsedAnswer(tuple(_call_of(call, tools) for call in found), prose.rstrip())
-
-
 def _call_of(call: WrittenCall, tools: Collection[str]) -> ParsedCall:
     if call.error:
         return ParsedCall("", {}, CallStatus.MALFORMED, call.error)
-    said = {
+    arguments = {
         key: item if isinstance(item, str) else json.dumps(item)
         for key, item in call.arguments.items()
     }
     if call.name not in tools:
         error = f"no tool {call.name[:60]}, wanted one of {', '.join(tools)}"
-        return ParsedCall(call.name, said, CallStatus.UNKNOWN_TOOL, error)
-    return ParsedCall(call.name, said)
+        return ParsedCall(call.name, arguments, CallStatus.UNKNOWN_TOOL, error)
+    return ParsedCall(call.name, arguments)
 
 
 def _message(
     text: str, parsed: ParsedAnswer, arguments: Sequence[str], call_prefix: str
 ) -> ChatMessage:
-    """The calls if all can run, else the text as it is. `arguments`: JSON of each call."""
+    """The calls if all can run, else the unchanged text. `arguments`: JSON of each call."""
     if not parsed.calls or any(call.status is not CallStatus.OK for call in parsed.calls):
         return ChatMessage(role="assistant", content=text)
     calls = [
-        ToolCall(id=f"{call_prefix}{index}", function=FunctionCall(name=call.tool, arguments=said))
-        for index, (call, said) in enumerate(zip(parsed.calls, arguments, strict=True))
+        ToolCall(id=f"{call_prefix}{index}", function=FunctionCall(name=call.tool, arguments=each))
+        for index, (call, each) in enumerate(zip(parsed.calls, arguments, strict=True))
     ]
     return ChatMessage(role="assistant", content=parsed.prose or None, tool_calls=calls)
 
@@ -233,11 +311,12 @@ def _arguments_of(call: ToolCall, kind: TypeAdapter[dict[str, Any]], wanted: str
     try:
         return kind.validate_json(call.function.arguments or "{}")
     except ValidationError as error:
-        raise _wrong(
+        raise refusal(
             f"arguments of tool call {call.id} are {call.function.arguments!r}, wanted JSON, "
             f"{wanted}: {error.errors()[0]['msg']}"
         ) from error
 
 
-def _wrong(message: str) -> ApiError:
+def refusal(message: str) -> ApiError:
+    """ApiError for a fault in a request's messages."""
     return ApiError(400, message, param="messages")

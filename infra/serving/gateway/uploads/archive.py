@@ -1,4 +1,4 @@
-"""A client's archive as the files of a repository: plain files inside one folder, for their owner alone."""
+"""Unpacking of a client's archive: plain files inside one folder, which only their owner can access."""
 
 import os
 import stat
@@ -12,10 +12,10 @@ from ostinato.infra.sandbox.repository import CACHE_DIRECTORIES
 from ostinato.infra.serving.gateway.failures import ApiError
 
 MOST_NAME_BYTES = 255
-MOST_PATH_BYTES = 2_000  # Linux takes 4,095 with all above
+MOST_PATH_BYTES = 2_000  # Linux takes 4,095 for an absolute path
 WANTED = (
-    f"inside the repository that is no folder, below no file, and of at most {MOST_NAME_BYTES} bytes a "
-    f"name and {MOST_PATH_BYTES} in all"
+    f"inside the repository that is no folder, is not below a file, and has at most {MOST_NAME_BYTES} "
+    f"bytes per name and {MOST_PATH_BYTES} in all"
 )
 
 
@@ -25,10 +25,10 @@ def is_path(text: str) -> bool:
     is_inside = bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
     try:
         names = [len(part.encode()) for part in pure.parts]
-    except UnicodeEncodeError:  # bytes that are no UTF-8
+    except UnicodeEncodeError:  # bytes that are not UTF-8
         return False
-    has_room = max(names, default=0) <= MOST_NAME_BYTES and sum(names) < MOST_PATH_BYTES
-    return is_inside and "\0" not in text and str(pure) == text and has_room
+    is_short = max(names, default=0) <= MOST_NAME_BYTES and sum(names) < MOST_PATH_BYTES
+    return is_inside and "\0" not in text and str(pure) == text and is_short
 
 
 MAX_ARCHIVE_BYTES = 16 << 20
@@ -50,19 +50,19 @@ class Unpacked:
 
     @property
     def disk_bytes(self) -> int:
-        """Most bytes they take on disk, in whole blocks."""
+        """Most bytes that files and folders take on disk, in whole blocks."""
         blocks = self.num_bytes // _BLOCK_BYTES + len(self.files) + len(self.folders)
         return blocks * _BLOCK_BYTES
 
 
 def unpack_repository(archive: Path, folder: Path) -> Unpacked:
-    """Writes the files of a tar.gz or zip archive below `folder`, which does not exist yet. ApiError for any
-    archive that is not wholly within the limits. Folders of version control and caches are left out.
+    """Writes the files of a tar.gz or zip archive below `folder`, which does not exist yet. ApiError when any
+    part of the archive breaks a limit. Folders of version control and caches are left out.
     """
     with archive.open("rb") as file:
         if not file.read(4).startswith(_MAGICS):
             raise ApiError(
-                415, "body is no gzip or zip file, wanted a .tar.gz or a .zip",
+                415, "body is not a gzip or zip file, wanted a .tar.gz or a .zip",
                 code="unsupported_archive",
             )  # fmt: skip
     folder.mkdir(mode=0o700)
@@ -70,35 +70,35 @@ def unpack_repository(archive: Path, folder: Path) -> Unpacked:
     try:
         members = stream_members(archive, MAX_UNPACKED_BYTES, max_entries=MAX_ENTRIES, title=_TITLE)
         for member in members:
-            _take(member, folder, found)
+            _unpack_member(member, folder, found)
     except ArchiveTooLarge as error:
         raise _too_large(str(error)) from error
     except ConfigError as error:
-        raise _bad(str(error)) from error
+        raise _invalid(str(error)) from error
     if not found.files:
-        raise _bad(f"archive {_TITLE} holds no files, wanted a repository")
+        raise _invalid(f"archive {_TITLE} holds no files, wanted a repository")
     return found
 
 
-def _take(member: Member, folder: Path, found: Unpacked) -> None:
+def _unpack_member(member: Member, folder: Path, found: Unpacked) -> None:
     path = PurePosixPath(member.info.name)
     if not path.parts or not CACHE_DIRECTORIES.isdisjoint(path.parts):
         return
     name = str(path)
     if not is_path(name):
-        raise _bad(f"entry is {_shown(member.info.name)}, wanted a path {WANTED}")
+        raise _invalid(f"entry is {_shown(member.info.name)}, wanted a path {WANTED}")
     if member.info.isdir():
         _add_folders(name, (path, *path.parents), found)
         return
     if not member.info.isreg():
         kind = "link" if member.is_link else "device, pipe or the like"
-        raise _bad(
+        raise _invalid(
             f"entry {_shown(name)} is a {kind}, wanted files and folders (tar's option -h "
-            "puts in what links lead to)"
+            "stores the targets of links)"
         )
     _add_folders(name, path.parents, found)
     if name in found.files or name in found.folders:
-        raise _bad(f"entry {_shown(name)} comes twice, wanted each path once")
+        raise _invalid(f"entry {_shown(name)} comes twice, wanted each path once")
     found.files.add(name)
     found.num_bytes += _write(member, folder, path)
 
@@ -106,14 +106,14 @@ def _take(member: Member, folder: Path, found: Unpacked) -> None:
 def _add_folders(name: str, folders: Iterable[PurePosixPath], found: Unpacked) -> None:
     names = {str(folder) for folder in folders} - {"."}
     if not found.files.isdisjoint(names):
-        raise _bad(f"entry {_shown(name)} lies below a file, wanted a path {WANTED}")
+        raise _invalid(f"entry {_shown(name)} lies below a file, wanted a path {WANTED}")
     found.folders |= names
     if len(found.folders) > MAX_ENTRIES:
         raise _too_large(f"archive {_TITLE} has more than {MAX_ENTRIES} folders, wanted fewer")
 
 
 def _write(member: Member, folder: Path, path: PurePosixPath) -> int:
-    """Number of bytes written."""
+    """Writes the member's content, and returns its number of bytes."""
     for above in reversed(path.parents[:-1]):
         (folder / above).mkdir(mode=0o700, exist_ok=True)
     mode = 0o700 if member.info.mode & stat.S_IXUSR else 0o600
@@ -134,7 +134,7 @@ def _shown(name: str) -> str:
     return ascii(name[:80])
 
 
-def _bad(message: str) -> ApiError:
+def _invalid(message: str) -> ApiError:
     return ApiError(400, message, code="invalid_archive")
 
 

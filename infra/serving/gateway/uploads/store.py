@@ -1,7 +1,7 @@
-"""Uploads of tenants: on disk, one folder per tenant and upload, and as sandboxes, opened when first needed, few at
-a time. Only the gateway's user can read them.
+"""Uploads of tenants: on disk, with one folder per tenant and upload, and as sandboxes, which are opened when first
+needed, few at a time. Only the gateway's user can read them.
 
-An upload is written beside its place and renamed into it, so readers never see a part of one. The
+An upload is written to a temporary folder, then renamed, so readers never see part of it. The
 modification time of its manifest is the time of its last use.
 """
 
@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -26,10 +26,10 @@ from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.uploads.archive import unpack_repository
 from ostinato.infra.serving.gateway.uploads.expiry import HOUR_SECONDS, MANIFEST, expired, last_used
 
-MAX_UPLOADS = 100  # of one tenant
+MAX_UPLOADS = 100  # per tenant
 MAX_OPEN = 8  # each holds its files in memory, and a warm box for its tests
 MAX_OPEN_PER_TENANT = 4
-MAX_SENDING = 2  # archives of one tenant on their way in
+MAX_SENDING = 2  # archives that one tenant sends at once
 _WAIT_SECONDS = 5.0
 _Key = tuple[str, str]  # tenant and upload
 _ID = re.compile(r"repo-[0-9a-f]{32}")
@@ -47,7 +47,7 @@ class Upload(Record):
 
 
 class UploadStore:
-    """The uploads of a home. Several gateways may have it open."""
+    """The uploads of a home. Several gateways may use it at once."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class UploadStore:
 
     @contextmanager
     def temporary_archive(self, tenant: str) -> Iterator[Path]:
-        """A new empty file for an archive on its way in, gone after the block."""
+        """A new empty file for an incoming archive, deleted after the block."""
         with _on_disk():
             path = self._folder(tenant) / f".archive-{secrets.token_hex(8)}"
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -73,20 +73,20 @@ class UploadStore:
             path.unlink(missing_ok=True)
 
     def keep(self, tenant: str, archive: Path) -> Upload:
-        """Unpacks an archive of a tenant. ApiError when it is no good, or takes more than is left."""
+        """Unpacks an archive of a tenant. ApiError when it is invalid or exceeds the tenant's quota."""
         with _on_disk():
             self._remove_expired()
             held = self.list(tenant)
             used = sum(upload.disk_bytes for upload in held)
             if len(held) >= MAX_UPLOADS or used >= self._bytes_per_tenant:
-                raise self._quota(used, len(held))
+                raise self._quota_exceeded(used, len(held))
             upload_id = f"repo-{secrets.token_hex(16)}"
             partial = self._folder(tenant) / f".partial-{upload_id}"
             partial.mkdir(mode=0o700)
             try:
                 upload = self._fill(partial, upload_id, archive)
                 if used + upload.disk_bytes > self._bytes_per_tenant:
-                    raise self._quota(used + upload.disk_bytes, len(held) + 1)
+                    raise self._quota_exceeded(used + upload.disk_bytes, len(held) + 1)
                 partial.rename(partial.with_name(upload_id))
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -115,17 +115,17 @@ class UploadStore:
         return last_used(self._folder(tenant) / upload_id) + self._hours * HOUR_SECONDS
 
     def use(self, tenant: str, upload_id: str) -> None:
-        """Keeps an upload for its whole time from now on. One that is gone already is no error."""
+        """Restarts an upload's time until expiry. An upload that is already gone is no error."""
         now = self._wall_clock()
         with suppress(FileNotFoundError):
             os.utime(self._folder(tenant) / upload_id / MANIFEST, (now, now))
 
     def repository(self, tenant: str, upload_id: str) -> PreparedRepository:
-        """An upload as boxes take it."""
+        """An upload as the repository of a box."""
         return PreparedRepository.load(self._folder(tenant) / upload_id)
 
     def remove(self, tenant: str, upload_id: str) -> None:
-        """Removes an upload. One that is gone already is no error."""
+        """Removes an upload. An upload that is already gone is no error."""
         _remove(self._folder(tenant) / upload_id)
 
     def _fill(self, partial: Path, upload_id: str, archive: Path) -> Upload:
@@ -151,7 +151,7 @@ class UploadStore:
         return upload
 
     def _folder(self, tenant: str) -> Path:
-        """The folder of a tenant, made when needed. Hashed: a tenant's name may hold any character."""
+        """The folder of a tenant, created when needed. Its name is a hash: tenants' names may hold any character."""
         folder = self._directory / hashlib.sha256(tenant.encode()).hexdigest()[:32]
         for path in (self._directory, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class UploadStore:
         for path in list(expired(self._directory, self._hours, self._wall_clock())):
             _remove(path)
 
-    def _quota(self, used: int, number: int) -> ApiError:
+    def _quota_exceeded(self, used: int, number: int) -> ApiError:
         return ApiError(
             403,
             f"{number} repositories of this tenant take {used} bytes, wanted at most "
@@ -179,7 +179,7 @@ def _on_disk() -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """Renames an upload first, so that readers never see a part of one, then deletes it."""
+    """Renames an upload first, so that readers never see part of it, then deletes it."""
     if path.is_dir() and not path.name.startswith("."):
         gone = path.with_name(f".removed-{path.name}-{secrets.token_hex(4)}")
         try:
@@ -204,7 +204,7 @@ class Uploads:
     ) -> None:
         self.store = store
         self._boxes, self._sandbox = boxes_per_repository, sandbox
-        self._keeping = asyncio.Lock()  # so that quotas hold, and memory is taken once
+        self._keeping = asyncio.Lock()  # one archive at a time: quotas hold, memory is bounded
         self._opening = asyncio.Lock()
         self._open: OrderedDict[_Key, RepositoryEnvironment] = OrderedDict()
         self._users: Counter[_Key] = Counter()
@@ -212,11 +212,11 @@ class Uploads:
 
     @contextmanager
     def temporary_archive(self, tenant: str) -> Iterator[Path]:
-        """A file for an archive that a tenant sends, gone after the block."""
+        """A file for an archive that a tenant sends, deleted after the block."""
         if self._sending[tenant] >= MAX_SENDING:
             raise ApiError(
                 429,
-                f"{MAX_SENDING} archives of this tenant are on their way, wanted at most "
+                f"this tenant is sending {MAX_SENDING} archives already, wanted at most "
                 f"{MAX_SENDING} at once",
                 code="too_many_uploads",
                 retry_after_seconds=_WAIT_SECONDS,
@@ -229,12 +229,12 @@ class Uploads:
             self._sending[tenant] -= 1
 
     async def keep(self, tenant: str, archive: Path) -> Upload:
-        """Unpacks an archive that has arrived. ApiError when it is no good."""
+        """Unpacks an archive that has arrived. ApiError when it is invalid or exceeds the quota."""
         async with self._keeping:
             return await asyncio.to_thread(self.store.keep, tenant, archive)
 
     async def remove(self, tenant: str, upload_id: str) -> None:
-        """Forgets an upload. ApiError while an agent works on it."""
+        """Removes an upload and its boxes. ApiError while an agent works on it."""
         async with self._opening:
             self._require(tenant, upload_id)
             if self._users[tenant, upload_id]:
@@ -246,22 +246,17 @@ class Uploads:
             await self._close((tenant, upload_id))
             await asyncio.to_thread(self.store.remove, tenant, upload_id)
 
-    async def pristine(self, tenant: str, upload_id: str) -> Mapping[str, bytes]:
-        """Every file as it was sent."""
-        async with self.place(tenant, upload_id) as place:
-            return place.repository.files
-
     @asynccontextmanager
     async def place(self, tenant: str, upload_id: str) -> AsyncIterator[RepositoryEnvironment]:
-        """Boxes of an upload, which is not removed within the block. ApiError for one that this tenant does
-        not have; CapacityExhausted when too many others are in use.
+        """Boxes of an upload, which cannot be removed within the block. ApiError when the tenant has no such
+        upload; CapacityExhausted when too many others are in use.
         """
         key = (tenant, upload_id)
         async with self._opening:
             self._require(tenant, upload_id)
             self.store.use(tenant, upload_id)
             if key not in self._open:
-                await self._make_room(tenant)
+                await self._close_unused(tenant)
                 self._open[key] = await self._start(tenant, upload_id)
             self._open.move_to_end(key)
             self._users[key] += 1
@@ -272,7 +267,7 @@ class Uploads:
             self.store.use(tenant, upload_id)
 
     async def close(self) -> None:
-        """Ends all boxes."""
+        """Closes all boxes."""
         for key in list(self._open):
             await self._close(key)
 
@@ -291,15 +286,15 @@ class Uploads:
         await asyncio.to_thread(lambda: repository.files)  # read once, kept
         return RepositoryEnvironment.create(repository, self._boxes, self._sandbox)
 
-    async def _make_room(self, tenant: str) -> None:
-        """Closes the least recently used ones that no agent works on, of the tenant's own first."""
+    async def _close_unused(self, tenant: str) -> None:
+        """Closes the least recently used idle uploads above the limits: the tenant's, then those of all."""
         for owner, most in ((tenant, MAX_OPEN_PER_TENANT), (None, MAX_OPEN)):
             keys = [key for key in self._open if owner in (key[0], None)]
             if len(keys) < most:
                 continue
             unused = next((key for key in keys if not self._users[key]), None)
             if unused is None:
-                raise CapacityExhausted(f"{len(keys)} uploaded repositories are at work")
+                raise CapacityExhausted(f"{len(keys)} uploaded repositories are in use")
             await self._close(unused)
 
     async def _close(self, key: _Key) -> None:

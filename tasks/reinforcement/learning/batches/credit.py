@@ -1,10 +1,10 @@
-"""Credit per edit: the tokens that lead to an edit are credited with what came of it.
+"""Credit per edit: the tokens that lead to an edit get an advantage of their own.
 
-The tokens up to the first edit, from there to the second, and so on are parts of their own. The
-return of part k is the reward, less by a factor for each later edit when it is positive; its
-baseline is the mean return of part k over the group's trajectories that reached it. After
-turn-level credit (Zeng et al. 2025, arXiv:2505.11821) and step-level groups (GiGPO, Feng et al.
-2025, arXiv:2505.10978); the parts by edits are ours.
+The tokens up to the first edit are one part, those from there to the second edit the next, and so
+on. The return of part k is the reward; a positive reward is multiplied by the discount once for each
+later edit. The baseline is the mean return of part k over the group's trajectories that reached it.
+This follows turn-level credit (Zeng et al. 2025, arXiv:2505.11821) and step-level groups (GiGPO,
+Feng et al. 2025, arXiv:2505.10978); the division into parts by edits is ours.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
-from ostinato.infra.agent.transcript import CallStatus, Segment, Transcript
+from ostinato.infra.agent.transcript import CallStatus, Segment, Transcript, TurnRecord
 from ostinato.tasks.records import Group, Sample
 from ostinato.tasks.reinforcement.learning.batches.advantages import (
     center_rewards,
@@ -26,7 +26,7 @@ from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
 
 
 def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list[Sample]:
-    """Samples of a step's groups, in the order of the groups' names: a sum of floats depends on it."""
+    """Samples of a step's groups, ordered by group id because float sums depend on the order."""
     samples: list[Sample] = []
     for group in sorted(groups, key=lambda group: group.group_id):
         if objective.credit == "edit":
@@ -37,7 +37,7 @@ def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list
 
 
 def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
-    """One sample per part and segment. A part's tokens alone carry its loss."""
+    """One sample per part and segment. Only the tokens of the part carry loss."""
     members = trained_members(group)
     parts = [list(split_by_edits(member.transcript)) for member in members]
     returns: dict[int, dict[int, float]] = defaultdict(dict)  # part -> trajectory -> return
@@ -57,9 +57,10 @@ def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
         make_sample(
             group,
             member,
-            f"{number}.{part}",
+            number,
             cut_loss(member, number, segment),
-            advantages[part, index],
+            advantages[part, index] + member.reward.of_segment(number),
+            f".{part}",
         )
         for index, member in enumerate(members)
         for number, part, segment in parts[index]
@@ -67,19 +68,27 @@ def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
 
 
 def split_by_edits(transcript: Transcript) -> Iterator[tuple[int, int, Segment]]:
-    """(number of the segment, edits before the part, segment with the loss on the part alone)."""
-    turns = iter([turn for turn in transcript.turns if turn.generated_tokens])
+    """Yields (number of the segment, edits before the part, segment with loss on this part only)."""
     edits = 0
+    masks: dict[tuple[int, int], np.ndarray] = {}
+    for number, start, end, turn in sampled_ranges(transcript):
+        mask_T = np.zeros_like(transcript.segments[number].loss_mask_T)
+        masks.setdefault((number, edits), mask_T)[start:end] = True
+        edits += turn is not None and is_edit(turn)
+    for (number, part), part_T in masks.items():
+        yield number, part, transcript.segments[number].model_copy(update={"loss_mask_T": part_T})
+
+
+def sampled_ranges(transcript: Transcript) -> Iterator[tuple[int, int, int, TurnRecord | None]]:
+    """Yields (number of the segment, first token, end, turn) of each range of sampled tokens."""
+    turns = iter([turn for turn in transcript.turns if turn.generated_tokens])
     for number, segment in enumerate(transcript.segments):
-        mask_T = np.asarray(segment.loss_mask_T)
-        edges = np.flatnonzero(np.diff(mask_T.astype(np.int8), prepend=0, append=0))
-        masks: dict[int, np.ndarray] = {}
+        mask_T = np.asarray(segment.loss_mask_T).astype(np.int8)
+        edges = np.flatnonzero(np.diff(mask_T, prepend=0, append=0))
         for start, end in edges.reshape(-1, 2).tolist():
-            masks.setdefault(edits, np.zeros_like(mask_T))[start:end] = True
-            turn = next(turns, None)
-            if turn is not None:
-                edits += any(
-                    call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in turn.calls
-                )
-        for part, part_T in masks.items():
-            yield number, part, segment.model_copy(update={"loss_mask_T": part_T})
+            yield number, start, end, next(turns, None)
+
+
+def is_edit(turn: TurnRecord) -> bool:
+    """Whether a call of the turn edited a file."""
+    return any(call.tool in EDIT_TOOLS and call.status is CallStatus.OK for call in turn.calls)

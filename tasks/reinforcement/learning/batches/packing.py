@@ -1,7 +1,7 @@
-"""From samples of any length to microbatches of few fixed shapes.
+"""Packing of samples of any length into microbatches of few fixed shapes.
 
-Samples that begin alike, tokens and routes, lie in one microbatch, and the trainer computes what they share once
-(models/network/attention/prefixes.py).
+Samples with a common prefix of equal tokens and routes are packed into one microbatch, and the trainer computes the
+prefix once (models/network/attention/prefixes.py).
 
 Shapes: B rows, T tokens of the bucket, L MoE layers, K experts per token.
 """
@@ -25,27 +25,27 @@ from ostinato.tasks.reinforcement.learning.config import PackingConfig
 
 # Tokens of context at which a token's attention costs as much as the rest of its work (nano: head_dim * heads = 128).
 ATTENTION_PARITY_TOKENS = 2048
-# Nodes of a tree are filled up to a multiple: few shapes, which ranks of tensor parallelism can cut.
+# The nodes of a tree are padded to a multiple of this: few shapes, which tensor parallelism can divide.
 NODE_QUANTUM = 64
-# Places of all rows over the tokens that a microbatch computes, at most: hidden states of each place are kept.
+# Most places in all rows per token that a microbatch computes: the hidden states of every place stay in memory.
 MOST_PLACES_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Rows of equal length. Padding is at the end of a row, unmasked, and routes live."""
+    """Rows of equal length. Padding is at the end of a row. It carries no loss and no replayed routes."""
 
-    sample_indices_B: np.ndarray  # int64, which sample each row is
+    sample_indices_B: np.ndarray  # int64, index of each row's sample
     tokens_BT: np.ndarray  # int64
     loss_mask_BT: np.ndarray  # bool, true on tokens the model sampled
     padding_BT: np.ndarray  # bool, true after the end of the sample
     rollout_logprobs_BT: np.ndarray  # float32, 0 where not sampled
     weight_versions_BT: np.ndarray  # int64, -1 where not sampled
-    is_kept_cache_BT: np.ndarray  # bool, sampled from keys that older weights made
+    is_kept_cache_BT: np.ndarray  # bool, true where older weights computed keys in the cache
     advantages_B: np.ndarray  # float32
-    temperatures_B: np.ndarray  # float32, that the row's tokens were drawn at
-    routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer routes live
-    # int64, equal where rows begin alike; None: nothing is shared
+    temperatures_B: np.ndarray  # float32, at which the row's tokens were sampled
+    routes_BTLK: np.ndarray  # int16, MISSING_ROUTE where the trainer's router chooses
+    # int64, equal in the common prefixes of rows; None: nothing is shared
     nodes_BT: np.ndarray | None = None
     num_nodes: int = 0
 
@@ -56,7 +56,7 @@ class Microbatch:
 
     @property
     def distinct_tokens(self) -> int:
-        """Tokens that are computed, padding apart."""
+        """Tokens that are computed, without padding."""
         if self.nodes_BT is None:
             return self.real_tokens
         return int(self.nodes_BT[~self.padding_BT].max(initial=-1)) + 1
@@ -68,11 +68,11 @@ class Microbatch:
 
     @property
     def cost(self) -> float:
-        """Relative work: linear in tokens plus attention's square."""
+        """Relative work: a term linear in tokens, and a quadratic one for attention."""
         return self.places * (1 + self.tokens_BT.shape[1] / ATTENTION_PARITY_TOKENS)
 
     def tree(self) -> PrefixTree | None:
-        """The rows' common beginnings."""
+        """Tree of the rows' common prefixes. None: nothing is shared."""
         if self.nodes_BT is None:
             return None
         return build_tree(self.nodes_BT, self.padding_BT, self.num_nodes)
@@ -81,7 +81,7 @@ class Microbatch:
 def pack(
     samples: Sequence[Sample], advantages: Sequence[float], config: PackingConfig
 ) -> list[Microbatch]:
-    """Microbatches of as many rows as their budget of tokens takes, the costliest first."""
+    """Microbatches with as many rows as the token budget allows, the most expensive first."""
     lengths = [trainable_length(sample.segment) for sample in samples]
     for sample, length in zip(samples, lengths, strict=True):
         if length and sample.segment.loss_mask_T[0]:
@@ -107,7 +107,7 @@ def pack(
 
 
 def _cut_rows(lengths: Sequence[int], config: PackingConfig) -> list[list[int]]:
-    """Longest samples first, so that rows of a microbatch are alike. It has the bucket of its longest row."""
+    """Sample indices of each microbatch. Longest samples first, so that its rows have similar lengths."""
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     cuts: list[list[int]] = []
     start = 0
@@ -121,8 +121,8 @@ def _cut_rows(lengths: Sequence[int], config: PackingConfig) -> list[list[int]]:
 def _cut_tree(
     samples: Sequence[Sample], lengths: Sequence[int], config: PackingConfig
 ) -> list[dict[int, int]]:
-    """Samples in the order of their tokens and routes, cut where what they do not share fills a microbatch. With
-    each how many tokens it shares with the one before.
+    """Sample index and number of tokens shared with the sample before, for the samples of each microbatch. Samples are
+    ordered by their tokens and routes. A microbatch ends when its unshared tokens reach the budget.
     """
     items = [
         _items(sample.segment, length) for sample, length in zip(samples, lengths, strict=True)
@@ -142,14 +142,14 @@ def _cut_tree(
 
 
 def _items(segment: Segment, length: int) -> np.ndarray:
-    """Token and routes of each place, which with those before it decide its hidden state."""
+    """Token and routes of each place. Together with those before it they determine its hidden state."""
     routes_TLK = segment.routed_experts_TLK[:length]
     routes = routes_TLK.reshape(length, math.prod(routes_TLK.shape[1:]))
     return np.column_stack((segment.token_ids_T[:length], routes)).astype(np.int32)
 
 
 def row_tokens(length: int, buckets: Sequence[int]) -> int:
-    """The shortest bucket that holds a sample. Above them all, a multiple of the longest."""
+    """The shortest bucket that holds a sample, or a multiple of the longest bucket if none does."""
     longest = buckets[-1]
     if length > longest:
         return -(-length // longest) * longest
@@ -157,7 +157,7 @@ def row_tokens(length: int, buckets: Sequence[int]) -> int:
 
 
 def assign_to_ranks(microbatches: Sequence[Microbatch], num_ranks: int) -> list[list[int]]:
-    """Indices of each rank's microbatches: in their order, each to the rank with the least work so far."""
+    """Indices of each rank's microbatches. Each goes, in order, to the rank with the least work so far."""
     assigned: list[list[int]] = [[] for _ in range(num_ranks)]
     work = [0.0] * num_ranks
     for index, batch in enumerate(microbatches):
@@ -168,16 +168,16 @@ def assign_to_ranks(microbatches: Sequence[Microbatch], num_ranks: int) -> list[
 
 
 def pad_to_equal_shapes(microbatches: Sequence[Microbatch], num_ranks: int) -> list[Microbatch]:
-    """The microbatches, padded so that each `num_ranks` in a row have one shape, with empty ones at the end to fill
-    the last row: ranks that share experts meet in each layer of each microbatch.
+    """The microbatches, padded so that each `num_ranks` consecutive ones have one shape. Empty ones fill the last
+    round. Ranks that share experts exchange tokens in each layer, so they need microbatches of equal number and shape.
     """
     padded: list[Microbatch] = []
     for start in range(0, len(microbatches), num_ranks):
-        turn = list(microbatches[start : start + num_ranks])
-        turn += [_empty(turn[0])] * (num_ranks - len(turn))
-        rows, tokens = (max(batch.tokens_BT.shape[axis] for batch in turn) for axis in (0, 1))
-        num_nodes = max(batch.num_nodes for batch in turn)
-        padded += [replace(_widen(batch, rows, tokens), num_nodes=num_nodes) for batch in turn]
+        batches = list(microbatches[start : start + num_ranks])
+        batches += [_empty(batches[0])] * (num_ranks - len(batches))
+        rows, tokens = (max(batch.tokens_BT.shape[axis] for batch in batches) for axis in (0, 1))
+        num_nodes = max(batch.num_nodes for batch in batches)
+        padded += [replace(_widen(batch, rows, tokens), num_nodes=num_nodes) for batch in batches]
     return padded
 
 
@@ -192,7 +192,7 @@ def _empty(like: Microbatch) -> Microbatch:
 
 
 def _widen(batch: Microbatch, rows: int, tokens: int) -> Microbatch:
-    """The batch with rows and places of padding behind its own."""
+    """The batch, padded to this number of rows and of tokens per row."""
     missing = (rows - batch.tokens_BT.shape[0], tokens - batch.tokens_BT.shape[1])
     if missing == (0, 0):
         return batch
@@ -219,7 +219,7 @@ def _widen(batch: Microbatch, rows: int, tokens: int) -> Microbatch:
 
 
 def trainable_length(segment: Segment) -> int:
-    """Tokens up to the last sampled one. Tool results behind it (an attempt cut short) take part in no loss."""
+    """Tokens up to the last sampled one. Tool results after it, as in an attempt cut short, affect no loss."""
     sampled = np.flatnonzero(segment.loss_mask_T)
     return int(sampled[-1]) + 1 if len(sampled) else len(segment.token_ids_T)
 

@@ -7,9 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ostinato.flows.chat.command import read_rules
 from ostinato.flows.chat.workplace import (
@@ -55,6 +58,61 @@ def test_ignored_files_stay_behind_with_and_without_git(root: Path) -> None:
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     (root / "link.py").symlink_to("/etc/passwd")
     assert list_files(root) == wanted
+
+
+def test_a_folder_of_a_repository_leaves_behind_what_the_repository_ignores(root: Path) -> None:
+    (root / "pkg" / "secret.log").write_text("key")
+    (root / "private").mkdir()
+    (root / "private" / "notes.md").write_text("")
+    (root / ".gitignore").write_text("*.log\nprivate/\n")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    assert list_files(root / "pkg") == ["core.py"]
+    assert list_files(root / "private") == ["notes.md"]
+
+
+NAMES = st.sampled_from(("a", "b", "key.txt", "x.log"))
+PATTERNS = st.sampled_from(
+    (
+        "a",
+        "b/",
+        "/a",
+        "!a",
+        "*.log",
+        "!*.log",
+        "key.txt",
+        "/key.txt",
+        "a/b",
+        "**/b",
+        "!b/",
+        "a/**",
+        "/*",
+        "!/a/",
+        "*",
+    )
+)
+
+
+@given(
+    places=st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=8),
+    rules=st.dictionaries(
+        st.sampled_from((".", "a", "a/b", "b")), st.lists(PATTERNS, max_size=3), max_size=3
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_ignores_of_every_folder_hold_without_git_as_with_it(
+    places: set[str], rules: dict[str, list[str]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "mine")
+        root.mkdir()
+        texts = {f"{place}/.gitignore": "\n".join(lines) for place, lines in rules.items()}
+        for name, text in {**dict.fromkeys(sorted(places), ""), **texts}.items():
+            with contextlib.suppress(OSError):  # a file lies where a folder is wanted
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+        alone = list_files(root)
+        subprocess.run(["git", "init", "-q", str(root)], check=True)
+        assert alone == list_files(root)
 
 
 def make_odd_entries(root: Path, outside: Path) -> None:

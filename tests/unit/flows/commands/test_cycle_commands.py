@@ -65,6 +65,6 @@ def test_champion_is_taken_back_by_hand(home: Path) -> None:
     with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
         for checkpoint in ("a", "b"):
             ledger.promotions.promote("mine", checkpoint, "card", "passed", 1.0)
-    assert run("cycle", "roll-back", "--reason", "slow") == "mine: b taken back, a serves\n"
+    assert run("cycle", "roll-back", "--reason", "slow") == "mine: b withdrawn, a serves\n"
     with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
         assert ledger.promotions.history("mine")[-1].reason == "slow"

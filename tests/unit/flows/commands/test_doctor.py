@@ -196,7 +196,7 @@ def test_scheduler_that_does_not_schedule_is_named(tmp_path: Path, schedules: bo
     assert now.ok, "a deployment of a moment ago may wait"
     assert later.ok == schedules
     if not schedules:
-        assert "no run to come of every minute, whose schedule is 10 min old" in later.detail
+        assert "no scheduled run of every minute 10 min after the schedule was set" in later.detail
         assert "SCHEDULER_ENABLED" in later.fix
 
 

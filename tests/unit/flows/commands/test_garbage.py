@@ -44,7 +44,7 @@ def test_published_and_superseded_work_goes_and_its_story_stays(home: Path) -> N
     fill(runs / "pretrained-b", LOG, "model.safetensors")
     fill(runs / "pretrained-b.superseded-c", "model.safetensors")
     before = left(home)
-    assert "2 things, 20 bytes" in gc("--dry-run")
+    assert "2 items, 20 bytes" in gc("--dry-run")
     assert left(home) == before
     gc()
     assert left(home) == {

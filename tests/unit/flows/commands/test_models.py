@@ -52,7 +52,7 @@ def test_recipe_continues_from_an_imported_model(
     assert f"- {card.suite}: 25.0% [10.0%, 40.0%] solved on average" in told
     with pytest.raises(ConfigError, match="wanted kind/name@version"):
         load_recipe("nano", overrides=["base_checkpoint=checkpoint/nobody@1"])
-    with pytest.raises(ConfigError, match="wanted small letters"):
+    with pytest.raises(ConfigError, match="wanted lower-case letters"):
         import_model(settings, str(tmp_path / "Some Model"), "Some Model")
     (tmp_path / "Some Model" / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):

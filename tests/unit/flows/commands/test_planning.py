@@ -115,7 +115,9 @@ def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> 
 def test_kimi_k2_on_few_gpus_is_refused_with_what_a_rank_would_need(
     gpus: int, needed: float
 ) -> None:
-    refusal = rf"no layout of {gpus} GPUs fits: .* needs {needed} GiB a rank, wanted at most 139\.8"
+    refusal = (
+        rf"no layout of {gpus} GPUs fits: .* needs {needed} GiB per rank, wanted at most 139\.8"
+    )
     with pytest.raises(ConfigError, match=refusal):
         _plan(gpus, {}, "kimi_k2")
 
@@ -143,7 +145,7 @@ def test_a_recipe_fits_from_a_number_of_gpus_on_and_below_it_the_memory_is_named
         for gpus in COUNTS:
             if gpus < first:
                 wanted = (
-                    rf"no layout of {gpus} GPUs fits: .* GiB a rank, wanted at most {CHIPS[chip]}"
+                    rf"no layout of {gpus} GPUs fits: .* GiB per rank, wanted at most {CHIPS[chip]}"
                 )
                 with pytest.raises(ConfigError, match=wanted):
                     search_layout(recipe.model, gpus, work, inputs)
@@ -197,5 +199,5 @@ def test_built_parameters_that_were_not_planned_are_named() -> None:
 
 
 def test_too_few_gpus_are_refused_with_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match=r"needs .* GiB a rank, wanted at most 139\.8"):
+    with pytest.raises(ConfigError, match=r"needs .* GiB per rank, wanted at most 139\.8"):
         _plan(2, {})

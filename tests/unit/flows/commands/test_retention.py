@@ -84,7 +84,7 @@ def test_a_setting_of_one_run_keeps_more(context: StageContext) -> None:
 def test_settings_want_a_recipe(context: StageContext) -> None:
     answer = CliRunner().invoke(app, ["gc", "--set", "retention.days=1.0"])
     assert answer.exit_code == 2
-    assert "--set goes with --recipe" in answer.output
+    assert "--set needs --recipe" in answer.output
 
 
 # recipe and the number of the delete at which the process is killed
@@ -126,13 +126,13 @@ def test_old_checkpoints_go_and_what_serves_users_loads(context: StageContext) -
     assert told == EXPIRED
     # problems, though old, serve the champion
     assert context.artifacts.find_damage(context.artifacts.get("problems/mine@1")) == []
-    assert "0 things" in gc(context)
+    assert "0 items" in gc(context)
 
 
 def test_without_a_table_nothing_goes(context: StageContext) -> None:
     recipe = context.settings.home.parent / "mine.toml"
     recipe.write_text(recipe.read_text().partition("[retention]")[0])
-    assert "0 things" in gc(context)
+    assert "0 items" in gc(context)
 
 
 def test_removed_checkpoint_is_named_and_its_stage_makes_it_again(context: StageContext) -> None:
@@ -166,7 +166,7 @@ def test_kill_at_any_delete_leaves_no_half_checkpoint_and_the_next_gc_ends_it(
     assert stored(context) >= KEPT  # whole, all of them
     gc(context)
     assert stored(context) == KEPT
-    assert "0 things" in gc(context)
+    assert "0 items" in gc(context)
     left = [key for key in context.objects.list("artifacts/candidate/") if key.endswith("weights")]
     assert len(left) == 3
 

@@ -143,7 +143,7 @@ def test_attempt_without_a_payload_says_what_the_journal_knows(context: StageCon
     journal.reserve([request], weight_version=0)
     text = show(request.trajectory_id)
     assert "journal: reserved" in text
-    assert "nothing more was stored" in text
+    assert "no more of it was stored" in text
 
 
 def test_attempt_of_an_evaluation_is_found_in_the_newest_that_has_it(context: StageContext) -> None:

@@ -19,7 +19,7 @@ def test_picture_shows_means_with_intervals_and_says_what_was_decided(
     rates = {"candidate": RATE, "champion": RATE}
     show_gate(rates, "Gate passed: no worse")
     assert shown[0][0].startswith(b"\x89PNG")
-    assert shown[0][1].startswith("Gate passed: no worse. The candidate's interval lies beside")
+    assert shown[0][1].startswith("Gate passed: no worse. The candidate's interval is level")
     wider = {**rates, "candidate": RATE.model_copy(update={"high": 0.9})}
     assert gate_png(wider) != gate_png(rates)
     show_gate({"candidate": RATE.model_copy(update={"low": object()})}, "Gate failed")

@@ -128,7 +128,7 @@ def test_attempt_without_a_record_has_a_page(tmp_path: Path) -> None:
         "weight_version": 0,
     }
     text = save(tmp_path / "page.html", "a run", [Attempt(journal)]).read_text()
-    assert "Nothing more was stored" in text
+    assert "No more of it was stored" in text
     with pytest.raises(ConfigError, match="none of the 1 attempts"):
         save(tmp_path / "atif", "a run", [Attempt(journal)])
 

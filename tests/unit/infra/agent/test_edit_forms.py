@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig, ToolPolicy
 from ostinato.infra.agent.dialects.dialect import offered_tools
-from ostinato.infra.agent.dialects.edits.blocks import GUIDES, REMINDERS, read_edits
+from ostinato.infra.agent.dialects.edits.blocks import GUIDES, REMINDERS, read_edits, write_edit
 from ostinato.infra.agent.dialects.full.tools import FULL_TOOLS
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
@@ -186,6 +186,15 @@ def test_a_diff_is_read_back_as_the_stretches_that_it_replaces(
     if old != new and old:
         assert [call.arguments["old"] for call in calls] == ["".join(old)]
         assert [call.arguments["new"] for call in calls] == ["".join(new)]
+
+
+@pytest.mark.parametrize("edits", ["search_replace", "udiff"])
+@pytest.mark.parametrize("mark", ["\x0c", "\r", "\x0b", "\x1c", "\x85", "\u2028"])
+def test_only_a_newline_ends_a_line_of_an_edit(edits: str, mark: str) -> None:
+    """Form feeds between functions and separators in strings are part of a line, as in git and the tools."""
+    old, new = f"x = 1\n{mark}\ns = 'a{mark}b'", f"x = 2\n{mark}\ns = 'a{mark}b'"
+    (call,) = read_edits(write_edit(edits, "x.py", old, new), edits, FULL_TOOLS).calls
+    assert call.arguments == {"path": "x.py", "old": f"{old}\n", "new": f"{new}\n"}, call.error
 
 
 @settings(deadline=None)

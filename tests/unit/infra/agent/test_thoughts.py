@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.dialects.thoughts import part_answer
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.models.rendering.chat_template import TemplateRenderer
@@ -49,3 +50,34 @@ async def test_calls_in_thoughts_do_not_run(
     transcript = await run_agent(model, ours, AgentEnvironment(sandbox), request, config)
     assert transcript.turns[0].text == text
     assert sorted(path for path in await sandbox.diff()) == written
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "think",
+        "Thinking",
+        "THOUGHTS",
+        "reason",
+        "REASONING",
+        "seed:think",
+        "mm:think",
+        "longcat_think",
+        "antThinking",
+        "SCRATCHPAD",
+        "scratch_pad",
+        "INNER_MONOLOGUE",
+        "reflection",
+    ],
+)
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_marks_of_thoughts_are_known_in_each_spelling(name: str, is_opened: bool) -> None:
+    """Hermes 3 has them in capitals, Seed OSS, MiniMax and LongCat with a name before."""
+    thought = f"CALL</{name}>" if is_opened else f"<{name}>CALL</{name}>"
+    parts = part_answer(f"{thought}CALL", "CALL", is_opened=is_opened)
+    assert parts.thoughts == ((0, len(thought)),)
+
+
+@pytest.mark.parametrize("tag", ["<rethink>", "<thinker>", "<b>", "<reasons>"])
+def test_other_tags_are_no_thoughts(tag: str) -> None:
+    assert part_answer(f"{tag}CALL", "<CALL", is_opened=False).thoughts == ()

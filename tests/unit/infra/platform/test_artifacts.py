@@ -206,7 +206,7 @@ def test_manifest_of_another_artifact_is_refused(
     objects.put_bytes(
         f"{prefix}/artifact.json", objects.get_bytes(f"{ref.object_prefix}/artifact.json")
     )
-    with pytest.raises(StorageError, match="is that of artifacts/corpus/nano/"):
+    with pytest.raises(StorageError, match="belongs to artifacts/corpus/nano/"):
         artifacts.find(other.kind, other.name, other.fingerprint)
 
 

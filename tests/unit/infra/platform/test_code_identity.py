@@ -148,3 +148,27 @@ def test_sets_that_ship_for_other_recipes_are_no_part_of_it() -> None:
     code = installed_tree().code_of(("ostinato.tasks.problems.run:main",))
     assert "tasks/problems/shipped.py" in code
     assert not [name for name in code if "problems_16" in name]
+
+
+def test_code_of_a_plug_in_of_any_kind_is_part_of_it_with_its_place(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "agents"
+    (package / "inner").mkdir(parents=True)
+    for name in ("__init__.py", "inner/__init__.py", "loop.py"):
+        (package / name).write_text(f"NAME = {name!r}\n")
+    information = tmp_path / "site" / "agents-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: agents\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        "[ostinato.harnesses]\nmine = agents:NAME\n[ostinato.trackers]\nseen = agents:NAME\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    tree = SourceTree(root, "pkg", None)
+    before = tree.code_of(ENTRY, {"mine", "seen"})
+    assert "plug-in mine" in before
+    assert "plug-in seen" not in before
+    (package / "loop.py").rename(package / "inner" / "loop.py")
+    after = tree.code_of(ENTRY, {"mine"})  # other names, as answers are cached by name
+    assert {name for name in before if before[name] != after[name]} == {"plug-in mine"}

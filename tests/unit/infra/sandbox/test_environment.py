@@ -49,7 +49,7 @@ def test_lease_waits_for_a_release(runner, wordkit):
             await asyncio.sleep(0)
             await environment.release(first)
             await environment.release(await waiting)
-            with pytest.raises(SandboxNotFound, match="given back"):
+            with pytest.raises(SandboxNotFound, match="was released before"):
                 await environment.release(first)
         finally:
             await environment.close()

@@ -155,10 +155,10 @@ def test_layers_live_as_long_as_they_are_held(tmp_path):
     state = store.apply_files(State(None), {"a/b": b"content"})
     store.hold(state)
     store.hold(state)
-    store.let_go(state)
+    store.release(state)
     (_, folder) = store.folders(state)
     assert (folder / "a" / "b").read_bytes() == b"content"
-    store.let_go(state)
+    store.release(state)
     assert not folder.exists()
     store.close()
     assert list(tmp_path.iterdir()) == []

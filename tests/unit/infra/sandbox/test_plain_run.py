@@ -6,7 +6,9 @@ from pathlib import Path
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.test_server import TestServer
-from tests.fakes.one_line_problem import PATH, TESTS, make_one_line_problem
+from ostinato.tasks.grading.config import Pattern
+from ostinato.tasks.grading.judging.verdicts import _agree
+from tests.fakes.one_line_problem import PATH, TESTS, make_one_line_problem, write_package
 
 PARTS = """import unittest
 from pkg.code import double
@@ -55,3 +57,33 @@ def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
     assert list(warm.values()) == failed
     assert list(plain.values()) == failed
     assert set(original.values()) == {TestOutcome.PASSED}
+
+
+def test_a_canary_that_errs_confirms_nothing_and_accuses_nobody(tmp_path: Path) -> None:
+    source = "def double(number):\n    return 2 * number\n"
+    tests = (
+        "import pytest\nfrom pkg.code import double\n\n"
+        "def test_one():\n    assert double(1) == 2\n\ndef test_two():\n    assert double(2) == 5\n"
+    )
+    repository = write_package(tmp_path, source, tests)
+    # the same process runs the canaries, whose set-up now fails
+    broken = {
+        PATH: source.encode()
+        + b"import _pytest.runner as runner\nwhole = runner.pytest_runtest_setup\n"
+        b"def setup(item):\n    if 'second' in str(item.path):\n        raise OSError('no space')\n    whole(item)\n"
+        b"import gc\n"
+        b"for one in gc.get_objects():\n"
+        b"    if type(one).__name__ == 'HookImpl' and one.function is whole:\n        one.function = setup\n"
+    }
+    wanted = [f"{TESTS}::test_one", f"{TESTS}::test_two"]
+    report = asyncio.run(run_plainly(repository, broken, wanted, 20.0))
+    assert not report.tampering
+    assert list(report.outcomes.values()) == [TestOutcome.TIMEOUT, TestOutcome.FAILED]
+    honest = report.model_copy(update={"outcomes": dict.fromkeys(wanted[:1], TestOutcome.PASSED)})
+    agreed = _agree(honest, report)
+    assert not agreed.passed
+    assert not agreed.tampering
+    different = report.model_copy(
+        update={"outcomes": dict.fromkeys(wanted[:1], TestOutcome.FAILED)}
+    )
+    assert _agree(honest, different).tampering.startswith(Pattern.RUNNERS_DISAGREE)

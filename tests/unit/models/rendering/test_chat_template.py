@@ -133,7 +133,7 @@ def test_template_without_tool_messages_shows_results_as_the_users() -> None:
     ("template", "why"),
     [
         (TEMPLATE.replace("messages %}", "messages[-2:] %}"), "rewrites history"),
-        ("{{ messages[0].content }}", "elsewhere than behind its header"),
+        ("{{ messages[0].content }}", "does not write an answer directly after its header"),
         ("{{ raise_exception('no users') }}", "refuses a plain conversation: no users"),
     ],
 )

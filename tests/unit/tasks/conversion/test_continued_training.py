@@ -90,7 +90,7 @@ def test_imported_model_is_trained_on_and_exported(base: Path, corpus: str, tmp_
     export_model(trained, tmp_path / "out", name="x", lineage=[], dtype=None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.chat_template == TEMPLATE
-    with pytest.raises(ConfigError, match="was trained whole"):
+    with pytest.raises(ConfigError, match="was trained without adapters"):
         export_adapter(trained, tmp_path / "adapter", name="x", lineage=[])
 
 

@@ -80,6 +80,26 @@ def test_export_names_no_code_that_is_not_in_it(tmp_path: Path) -> None:
         assert torch.equal(model(ids).logits, expected(ids).logits)
 
 
+@pytest.mark.parametrize("model_type", ["mistral", "phi3"])
+def test_export_of_another_family_has_fields_of_that_family_alone(
+    model_type: str, tmp_path: Path
+) -> None:
+    fields = {"sliding_window": 48, "tie_word_embeddings": False, "pad_token_id": 0}
+    write_published_model(tmp_path / "in", model_type=model_type, **fields)
+    facts = import_model(str(tmp_path / "in"), tmp_path / "first", tmp_path / "cache")
+    assert facts["family"] == model_type
+    assert "at most 48 tokens, its sliding window, of " in str(facts["note"])
+    export_model(tmp_path / "first", tmp_path / "out", name="x", lineage=[], dtype=None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 48
+    assert not config.keys() & {"sliding_window", "resid_pdrop", "embd_pdrop"}
+    again = import_model(str(tmp_path / "out"), tmp_path / "second", tmp_path / "cache")
+    assert again["family"] == "llama"
+    first, second = (load_checkpoint(tmp_path / name) for name in ("first", "second"))
+    assert first.spec == second.spec
+    assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
+
+
 def test_archive_is_imported_like_its_directory(published: Path, tmp_path: Path) -> None:
     archive = tmp_path / "model.zip"
     with zipfile.ZipFile(archive, "w") as opened:

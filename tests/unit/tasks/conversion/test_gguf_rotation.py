@@ -189,6 +189,8 @@ def test_another_scaling_is_refused_by_field(
         GGUFWriter, "add_rope_scaling_type", lambda self, _: add(self, RopeScalingType.YARN)
     )
     out = write_files(tmp_path, LINEAR)
-    says = r"model\.gguf: llama\.rope\.scaling\.type = 'yarn' by 4\.0, wanted none or linear"
+    says = (
+        r"model\.gguf: llama\.rope\.scaling\.type = 'yarn' with factor 4\.0, wanted none or linear"
+    )
     with pytest.raises(ConfigError, match=says):
         import_model(str(out / GGUF_FILE), tmp_path / "again", tmp_path / "cache")

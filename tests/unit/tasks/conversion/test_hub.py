@@ -196,7 +196,7 @@ def test_a_gated_model_wants_a_token(
 @pytest.mark.parametrize(
     ("place", "wanted"),
     [
-        ("org/missing", "org/missing@main is no directory here and no model of http"),
+        ("org/missing", "org/missing@main is no directory here and no public model of http"),
         ("org/small@v9", "org/small@v9 is no branch, tag or commit of the model"),
         ("org/small.gguf", "does not exist, wanted a model directory, a GGUF file"),
     ],
@@ -214,7 +214,7 @@ def test_an_unknown_name_is_refused(hub: FakeHub, tmp_path: Path, place: str, wa
             {"model.safetensors": None, "small-q4.gguf": b""},
             "hf download org/small small-q4.gguf --local-dir . && ostinato import small-q4.gguf",
         ),
-        ({"config.json": None}, "holds no config.json, wanted a whole model"),
+        ({"config.json": None}, "holds no config.json, wanted a complete model"),
         ({"tokenizer.json": None}, "holds no tokenizer.json or .model"),
         ({"config.json": b'{"model_type": "opt"}'}, "model family is 'opt', wanted one of llama"),
         ({"config.json": b'{"model_type": "qwen3"}'}, "org/small@1{40}: config.json"),

@@ -13,6 +13,7 @@ from ostinato.models.rendering import load_renderer
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
+from ostinato.tasks.conversion.templates import choose_template
 from tests.fakes.published_model import TEMPLATE, small_tokenizer, write_published_model
 from tests.fakes.thinking_template import THINKING_TEMPLATE, thinking_tokenizer
 
@@ -109,7 +110,7 @@ def test_a_template_that_thinks_is_taken_and_said(tmp_path: Path) -> None:
     write_published_model(tmp_path / "in", THINKING_TEMPLATE, vocab_size=320)
     thinking_tokenizer().save(str(tmp_path / "in" / "tokenizer.json"))
     base, told = take_in(tmp_path / "in", tmp_path)
-    assert "takes <think> blocks out of answers before the last question" in told
+    assert "removes <think> blocks from answers before the last question" in told
     assert load_renderer(base).append_results(["ok"])
 
 
@@ -194,6 +195,26 @@ def test_an_end_outside_of_the_vocabulary_is_refused(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": value}))
     with pytest.raises(ConfigError, match=rf"{name} has eos_token_id = .*wanted ids of 0 to "):
         take_in(tmp_path / "in", tmp_path)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "name", ["bos_token", "eos_token", "pad_token", "chat_template", "bos_token_id"]
+)
+@pytest.mark.parametrize(
+    "value", [5, ["x"], {"x": 1}, {"content": 5}, [{"name": "default"}], [[]], -1, 2**70]
+)
+def test_odd_values_in_small_files_are_said_or_refused_in_one_sentence(
+    file: str, name: str, value: object
+) -> None:
+    files = {file: json.dumps({"eos_token": "<|im_end|>", name: value}).encode()}
+    for config, wanted in (({}, None), ({"bos_token_id": -1}, "chatml"), ({name: value}, None)):
+        try:
+            _, said = choose_template(files, config, small_tokenizer(), wanted)
+        except ConfigError as error:
+            said = str(error)
+        assert said
+        assert "\n" not in said
 
 
 @pytest.mark.parametrize("named", [{}, {"bos_token": None}, {"added_tokens_decoder": {}}])

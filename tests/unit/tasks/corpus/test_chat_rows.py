@@ -171,9 +171,9 @@ def test_thoughts_are_learned_where_the_template_keeps_them(tmp_path: Path) -> N
         ({"messages": [*TOLD[:2], result("x"), result("x"), TOLD[4]]}, "'x', wanted one of 'y'"),
         (
             {"messages": [USER, calling("x", "x"), result("x"), result("x"), TOLD[4]]},
-            "message 1 has two calls with id 'x', wanted ids that differ",
+            "message 1 has two calls with id 'x', wanted unique ids",
         ),
-        ({"messages": [USER | {"tool_call_id": "x"}, TOLD[4]]}, "stands in a user message"),
+        ({"messages": [USER | {"tool_call_id": "x"}, TOLD[4]]}, "is in a user message"),
         ({"messages": [USER, TOLD[4] | {"audio": {}}]}, "messages.1.audio: Extra inputs"),
         (
             {"messages": [USER, TOLD[4] | {"content": 5}]},

@@ -291,7 +291,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, settings: Settings) 
         pin_sources([CodeSource(kind="parquet", path=lines)], settings)
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match=r"no file is, wanted .*\.parquet"):
+        with pytest.raises(ConfigError, match=r"no file was found, wanted .*\.parquet"):
             pin_sources([CodeSource(kind="parquet", path=str(path))], settings)
     rows = pyarrow.Table.from_pylist([{"text": 5, "path": "a.py"}])
     pyarrow.parquet.write_table(rows, tmp_path / "numbers.parquet")
@@ -307,7 +307,7 @@ def test_a_bucket_that_cannot_be_read_is_named(
     with pytest.raises(ConfigError, match=r"'rows'.*s3://no-such-bucket/rows.*no such .*bucket"):
         pin_sources([source], s3_settings)
     nothing = source.model_copy(update={"path": f"s3://{BUCKET}/nothing/here"})
-    with pytest.raises(ConfigError, match=r"no file is, wanted"):
+    with pytest.raises(ConfigError, match=r"no file was found, wanted"):
         pin_sources([nothing], s3_settings)
     nowhere = source.model_copy(update={"path": "s3:///rows"})
     with pytest.raises(ConfigError, match=r"wanted .*s3://bucket/prefix"):

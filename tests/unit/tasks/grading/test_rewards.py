@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.flows.reporting.attempts import reward_lines
+from ostinato.infra.agent.loop.segments import SegmentBuilder
 from ostinato.infra.agent.transcript import (
     CallStatus,
     EndReason,
+    SamplingDistribution,
     ToolCallRecord,
     Transcript,
     TurnRecord,
@@ -73,6 +76,11 @@ def transcript_of(*calls, message="", end=EndReason.FINISHED) -> Transcript:
     return Transcript(
         segments=(), turns=turns, end_reason=end, final_message=message, wall_seconds=1.0
     )
+
+
+def in_two_segments(transcript: Transcript) -> Transcript:
+    builder = SegmentBuilder([1, 2], SamplingDistribution())
+    return transcript.model_copy(update={"segments": (builder.build(), builder.build())})
 
 
 def test_total_is_the_sum_of_the_terms_and_each_is_value_times_weight(
@@ -251,15 +259,20 @@ import numpy as np
 VALUES = {
     "nan": math.nan, "infinite": -math.inf, "nan_text": "nan", "text": "0.5", "none": None, "bytes": b"1",
     "decimal_nan": d.Decimal("nan"), "numpy_nan": np.float32("nan"), "huge": 10**400,
-    "huge_float": 1e300, "complex": 1j, "list": [1.0], "numpy_array": np.ones(3),
+    "huge_float": 1e300, "complex": 1j, "numpy_array": np.ones(3),
+    "three": [1.0, 1.0, 1.0], "texts": ["1.0", "1.0"], "one_nan": [1.0, math.nan],
     "true": True, "whole": 3, "numpy": np.float32(0.5), "decimal": d.Decimal("0.5"),
+    "segments": [2.0, 1], "same_segments": (0.25, 0.25),
 }
 def __getattr__(name):
     if name not in VALUES:
         raise AttributeError(name)
     return lambda attempt: VALUES[name]
 """
-RIGHT = {"true": 1.0, "whole": 3.0, "numpy": 0.5, "decimal": 0.5}
+RIGHT = {
+    "true": 1.0, "whole": 3.0, "numpy": 0.5, "decimal": 0.5, "segments": 1.5, "same_segments": 0.25,
+}  # fmt: skip
+SEGMENTS = {"segments": (0.5, -0.5)}
 
 
 @pytest.fixture
@@ -281,12 +294,15 @@ def odd_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 def test_what_a_package_measures_is_a_finite_number_or_refused_by_name_and_value(
     problem, repository, make_transcript, odd_rewards
 ):
-    transcript = make_transcript(("read_file", OK))
+    transcript = in_two_segments(make_transcript(("read_file", OK)))
     for name in odd_rewards:
         config = GradingConfig(rewards={name: 1.0})
         if name in RIGHT:
             report = reward(problem, repository, transcript, config=config)
             assert report.values[name] == RIGHT[name]
+            assert report.segments == SEGMENTS.get(name, ())
+            shown = "\n".join(reward_lines(report.model_dump()))
+            assert ("segment 1 -0.500" in shown) == (name in SEGMENTS)
             assert type(report.values[name]) is float
             assert RewardReport.model_validate_json(report.model_dump_json()) == report
             continue

@@ -157,7 +157,7 @@ def test_loss_that_is_no_number_ends_the_run_and_the_last_checkpoint_goes_on(
         patch.setattr(run_module, "next_token_loss", poisoned)
         with pytest.raises(
             TrainingError,
-            match="gradient norm is nan at step 6 of phase 'bulk', wanted a finite one; the weights were not touched",
+            match="gradient norm is nan at step 6 of phase 'bulk', wanted a finite one; the weights were not changed",
         ):
             main(request, workspace)
     result = main(request, workspace)
@@ -250,5 +250,5 @@ def test_adapters_without_a_base_or_cut_over_ranks_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="wanted base_checkpoint"):
         make_request(corpus, lora={"rank": 4})
-    with pytest.raises(ValueError, match="adapters are not cut over ranks"):
+    with pytest.raises(ValueError, match="adapters are not split over ranks"):
         adapting(corpus, plain, layout={"tensor": 2}, world_size=2)

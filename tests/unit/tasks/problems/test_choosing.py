@@ -6,8 +6,8 @@ import pytest
 
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.problems.config import Kind, ProblemSelection, ProblemsResult
-from ostinato.tasks.problems.published import load_problems
-from ostinato.tasks.problems.run import choose_problems, write_problems
+from ostinato.tasks.problems.published import load_problems, write_problems
+from ostinato.tasks.problems.run import choose_problems
 from ostinato.tasks.records import Split
 from tests.fakes.rollouts import make_problem
 

@@ -78,7 +78,7 @@ def test_a_pinned_archive_is_read_as_the_installed_package_is(tmp_path: Path) ->
     pinned = CodePackage(name="tenacity", version="1.0", folder="src/tenacity")
     assert read_package(pinned, tmp_path) == read_package("tenacity", tmp_path)
     astray = pinned.model_copy(update={"folder": "tenacity"})
-    with pytest.raises(ConfigError, match=r"tenacity==1.0 holds nothing at 'tenacity'"):
+    with pytest.raises(ConfigError, match=r"tenacity==1.0 holds no files in 'tenacity'"):
         read_package(astray, tmp_path)
 
 

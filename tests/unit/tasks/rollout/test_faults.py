@@ -141,3 +141,40 @@ def test_any_exception_at_any_wait_is_an_outcome(
             assert one.verdict is not None
             assert not one.verdict.passed
             assert one.reward.flags
+
+
+def test_start_that_somebody_else_ended_is_an_outcome_and_is_tried_again(
+    renderer: Renderer, repository: PreparedRepository, problem: Problem
+) -> None:
+    async def run() -> tuple[Trajectory, Trajectory]:
+        rollouts = Rollouts(renderer, repository, problem, 0.0)
+        starts = rollouts.sandboxes.of(problem)._starts
+        begun = asyncio.create_task(rollouts.attempt())
+        while not starts:
+            await asyncio.sleep(0)
+        next(iter(starts.values())).cancel()
+        ended = await begun, await rollouts.attempt()
+        await rollouts.worker.close()
+        return ended
+
+    first, second = asyncio.run(run())
+    assert first.verdict is None
+    assert "CancelledError" in first.reason
+    assert second.verdict is not None
+    assert second.verdict.passed, second.reason
+
+
+def test_attempt_that_is_cancelled_itself_has_no_outcome(
+    renderer: Renderer, repository: PreparedRepository, problem: Problem
+) -> None:
+    async def run() -> None:
+        rollouts = Rollouts(renderer, repository, problem, 0.0)
+        begun = asyncio.create_task(rollouts.attempt())
+        while not rollouts.sandboxes.of(problem)._starts:
+            await asyncio.sleep(0)
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+        await rollouts.worker.close()
+
+    asyncio.run(run())

@@ -283,16 +283,20 @@ def test_status_names_what_the_trainer_waits_for() -> None:
     assert set(script.orchestrator.progress.waits) == {"trainer", "rollouts"}
 
 
-def test_failure_of_another_part_ends_a_run_that_waits_for_it() -> None:
+@pytest.mark.parametrize("error", [EngineError("engines do not follow"), OSError("disk full")])
+def test_any_failure_of_background_work_ends_a_run(error: Exception) -> None:
     script = Script(lambda request: 1.0, cap=0, steps=50)
 
+    async def work() -> None:
+        await asyncio.sleep(5.0)
+        raise error
+
     async def train(request: StepRequest) -> int:
-        loop = asyncio.get_running_loop()
-        loop.call_later(5.0, script.orchestrator.fail, EngineError("engines do not follow"))
+        script.orchestrator.start_background(work())
         return request.trainer_version + 1
 
     script.orchestrator.steps._train = train
-    with pytest.raises(EngineError, match="do not follow"):
+    with pytest.raises(type(error), match=str(error)):
         script.run()
 
 

@@ -20,7 +20,7 @@ from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.ranks import mark_rank
 from ostinato.infra.platform.cluster.services import find_free_port
-from ostinato.infra.platform.cluster.stage_status import PartWait, StageStatus
+from ostinato.infra.platform.cluster.stage_status import BlockedOn, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     PROCESS,
@@ -75,7 +75,7 @@ def sleeping_run(home: Path, status: StageStatus | None = None) -> Iterator[Path
 
 def waiting_run(what: str, at: float) -> StageStatus:
     """An RL run whose trainer waits, or takes a step."""
-    wait = PartWait(what=what, detail="-", since=at - 1.0)
+    wait = BlockedOn(what=what, detail="-", since=at - 1.0)
     return StageStatus(phase="running", at=at, waits={"trainer": wait})
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ostinato.infra.agent.search.chunk_cache import describe_text
+from ostinato.infra.agent.search.chunk_cache import features_of
 from ostinato.infra.agent.search.chunks import Chunk
 from ostinato.infra.agent.search.field_scores import (
     BODY_ONLY,
@@ -23,9 +23,7 @@ def segment_of(names: tuple[str, ...]) -> ChunkPostings:
     for number, name in enumerate(names):
         path, text = f"kit/m{number}.py", f"def {name}(value):\n    return value"
         chunks.append(Chunk(path, 1, 2, name, text))
-        features.append(
-            describe_text(describe_code(path, name, text), np.zeros(0, dtype=np.float32))
-        )
+        features.append(features_of(describe_code(path, name, text), np.zeros(0, dtype=np.float32)))
     return ChunkPostings(chunks, features)
 
 

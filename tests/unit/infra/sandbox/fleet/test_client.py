@@ -24,7 +24,7 @@ class FakeNode:
 
     async def _answer(self, name: str) -> Any:
         if name == "load":
-            return NodeLoad(lent=0, waiting=0, most_boxes=1, pressure=0.0)
+            return NodeLoad(leased=0, waiting=0, max_boxes=1, pressure=0.0)
         if name == "renew":
             self.num_renewals += 1
             if self.num_renewals == 1:
@@ -58,7 +58,7 @@ async def test_a_node_that_ended_after_the_listing_is_passed_over(open_fleet):
     assert (await fleet.acquire("wordkit")).node_name == "fleet-machine1"
     await fleet.close()
     fleet = open_fleet({}, listed)
-    with pytest.raises(SandboxLost, match="none of 2 nodes told its load: Failed to look up"):
+    with pytest.raises(SandboxLost, match="none of 2 nodes reported its load: Failed to look up"):
         await fleet.acquire("wordkit")
     await fleet.close()
 

@@ -27,10 +27,8 @@ LONG = 300.0
 
 
 @asynccontextmanager
-async def open_node(repository: PreparedRepository, most_boxes: int) -> AsyncIterator[BoxNode]:
-    node = BoxNode(
-        {"wordkit": repository}, SandboxLimits(start_seconds=120.0), most_boxes=most_boxes
-    )
+async def open_node(repository: PreparedRepository, max_boxes: int) -> AsyncIterator[BoxNode]:
+    node = BoxNode({"wordkit": repository}, SandboxLimits(start_seconds=120.0), max_boxes=max_boxes)
     try:
         yield node
     finally:
@@ -44,7 +42,7 @@ async def run(node: BoxNode, name: str, command: bytes) -> None:
 
 async def held(node: BoxNode) -> tuple[int, int]:
     load = await node.load()
-    return load.lent, load.waiting
+    return load.leased, load.waiting
 
 
 async def until(node: BoxNode, wanted: tuple[int, int]) -> None:
@@ -55,7 +53,7 @@ async def until(node: BoxNode, wanted: tuple[int, int]) -> None:
 
 @contextmanager
 def is_lost() -> Iterator[None]:
-    with pytest.raises(SandboxHostLost, match="is not lent here"):
+    with pytest.raises(SandboxHostLost, match="is not leased here"):
         yield
 
 
@@ -113,7 +111,7 @@ async def test_a_full_node_refuses_after_the_wait_and_serves_in_order_after_a_re
 
     async with open_node(wordkit, 1) as node:
         await ask(node, "first")
-        with pytest.raises(CapacityExhausted, match="all 1 are lent and 1 requests wait"):
+        with pytest.raises(CapacityExhausted, match="all 1 are leased and 1 requests wait"):
             await node.acquire("impatient", "wordkit", LONG, 0.1)
         waiting = [asyncio.create_task(ask(node, name)) for name in ("second", "third", "fourth")]
         await until(node, (1, 3))
@@ -130,7 +128,7 @@ async def test_a_full_node_refuses_after_the_wait_and_serves_in_order_after_a_re
 async def test_a_box_that_ruined_itself_between_two_requests_is_not_taken_for_a_lost_one(wordkit):
     fill = b"(sleep 0.3; while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n; done) > /dev/null 2>&1 &"
     limits = SandboxLimits(start_seconds=120.0, writable_bytes=16 << 20)
-    node = BoxNode({"wordkit": wordkit}, limits, most_boxes=1)
+    node = BoxNode({"wordkit": wordkit}, limits, max_boxes=1)
     try:
         await node.acquire("filler", "wordkit", LONG, LONG)
         await run(node, "filler", b"setsid sh -c '" + fill + b"'")
@@ -177,7 +175,7 @@ async def test_any_mix_of_holders_stays_within_the_room_and_leaves_nothing(wordk
             await asking
         except SandboxLost:
             return "withdrawn"
-        lent.append((await node.load()).lent)
+        lent.append((await node.load()).leased)
         await asyncio.sleep(seconds)
         if kind != "silent":
             await node.release(name)
@@ -199,7 +197,7 @@ async def test_any_mix_of_holders_stays_within_the_room_and_leaves_nothing(wordk
 
 
 def test_a_node_with_more_room_less_pressure_or_fewer_requests_is_better():
-    some = NodeLoad(lent=4, waiting=1, most_boxes=10, pressure=0.5)
-    larger, calmer = replace(some, most_boxes=20), replace(some, pressure=0.1)
+    some = NodeLoad(leased=4, waiting=1, max_boxes=10, pressure=0.5)
+    larger, calmer = replace(some, max_boxes=20), replace(some, pressure=0.1)
     assert max(larger.score(0), calmer.score(0)) < some.score(0)
     assert some.score(0) < min(replace(some, waiting=3).score(0), some.score(1))

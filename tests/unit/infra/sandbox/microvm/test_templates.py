@@ -31,15 +31,15 @@ def test_a_kept_machine_is_found_and_no_part_of_one_stays(stores, tmp_path):
     (booted / "python-1.partial.killed").mkdir(parents=True)
     devices.rename(tmp_path / "away")  # a copy fails half way
     with pytest.raises(FileNotFoundError):
-        first._keep(template)
+        first._save_to_cache(template)
     (tmp_path / "away").rename(devices)
-    assert first._find_kept(shape) is None
+    assert first._load_cached(shape) is None
     for store in (first, second):
-        store._keep(template)
+        store._save_to_cache(template)
     assert [path.name for path in booted.iterdir() if path.is_dir()] == [
         "python-1-tcg-128-1000-qemu"
     ]
-    found = second._find_kept(shape)
+    found = second._load_cached(shape)
     assert found is not None
     assert found.state.memory_file.read_bytes() == b"memory"
     assert found.state.devices_file.read_bytes() == b"devices"

@@ -236,21 +236,6 @@ def test_compiled_drafts_change_no_bit() -> None:
     assert sum(one.draft_tokens_accepted for one in generations.values()) > 50
 
 
-def test_speculation_can_be_switched_off_and_on() -> None:
-    config = EngineConfig(slots=1, lookup_tokens=4)
-    engine = DecodeEngine(TINY, WEIGHTS, config, clock=lambda: 0.0)
-    requests = [GenerateRequest(f"r{i}", f"s{i}", (3, 9, 4), 40, (), 0.0) for i in range(4)]
-    engine.switch_speculation(on=False)
-    for one in requests[:2]:
-        assert run(engine, [one])[one.request_id].draft_tokens_proposed == 0
-    engine.switch_speculation(on=True)
-    drafted = [run(engine, [one])[one.request_id] for one in requests[2:]]
-    assert (
-        drafted[1].draft_tokens_accepted > drafted[0].draft_tokens_accepted
-    )  # it learned the first
-    assert drafted[0].token_ids == drafted[1].token_ids
-
-
 def test_copies_stand_behind_the_context_or_behind_drafts() -> None:
     config = EngineConfig(slots=1, lookup_tokens=4, draft_layers=2)
     engine = DecodeEngine(TINY, WEIGHTS, config)

@@ -84,6 +84,7 @@ MANY = "import time\nimport pytest\nfrom pkg.code import f\n\n\n" + "\n\n".join(
 )
 
 
+@pytest.mark.nightly
 def test_a_trial_on_a_busy_machine_has_all_its_tests(
     runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
 from ostinato.tasks.records import Problem
 from tests.benchmarks.equivalent_rewrites import judge_rewrites
 from tests.fakes.equivalent_rewrites import REWRITES, rewrite_function
-from tests.fakes.one_line_problem import PATH, break_line, write_package
+from tests.fakes.one_line_problem import (
+    PATH,
+    break_line,
+    make_one_line_problem,
+    write_package,
+)
 from tests.fakes.repositories import running_server
 
 SOURCE = '''def sizes(words, least=1):
@@ -152,3 +158,87 @@ def test_a_right_fix_is_paid_however_it_is_written(
     problem = make_problem(repository, first_symbol(repository, way))
     rows = runner.run(judge_rewrites(problem, repository, server, trials, frozenset({way})))
     assert rows == {way: ""}
+
+
+HELD = """from datetime import timedelta, tzinfo
+from functools import partial
+from os.path import getmtime
+from typing import NamedTuple
+
+
+def drop(count, items):
+    return list(items)[count:]
+
+
+rest = partial(drop, 1)
+
+
+class Row(NamedTuple):
+    name: str
+    line: object
+
+
+def ruled(width, sign="-"):
+    return sign * width
+
+
+PLAIN = {"plain": Row("plain", ruled)}
+
+
+class Zone(tzinfo):
+    def utcoffset(self, moment):
+        return timedelta(0)
+
+    def dst(self, moment):
+        return timedelta(0)
+
+
+def written():
+    return getmtime(__file__)
+"""
+OF_HELD = """from datetime import timedelta
+from pkg.code import PLAIN, Zone, drop, rest
+
+
+def test_drop():
+    assert drop(1, "abcd") == ["b", "c", "d"]
+    assert rest("wxyz") == ["x", "y", "z"]
+
+
+def test_ruled():
+    assert PLAIN["plain"].line(7) == "-------"
+
+
+def test_dst():
+    assert Zone().dst(None) == timedelta(0)
+"""
+DST = "    def dst(self, moment):\n        return timedelta(0)\n"
+HELD_FIXES = {
+    "partial of a partial": ("drop", "    return list(items)[count:]", [
+        ("def drop(", "def _drop("), ("\n\n\nrest", "\n\n\ndrop = partial(_drop)\nrest")]),
+    "object in a named tuple": ("ruled", "    return sign * width", [
+        ('def ruled(width, sign="-"):\n    return sign * width\n',
+         'class _Ruled:\n    def __call__(self, width, sign="-"):\n        return sign * width\n\n\nruled = _Ruled()\n')]),
+    "base beside one in C": ("Zone.dst", "    def dst(self, moment):", [
+        (DST, ""), ("class Zone(tzinfo)", f"class Parts:\n    __slots__ = ()\n{DST}\n\nclass Zone(Parts, tzinfo)")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD_FIXES)
+def test_right_fix_of_what_others_hold_is_accepted(runner, tmp_path: Path, name: str) -> None:
+    """Times of files differ between boxes (`written`), and nobody wants those of the original's."""
+    symbol, line, changes = HELD_FIXES[name]
+    broken = line.replace("[count:]", "[:count]").replace("* width", "* 2").replace("dst(", "dts(")
+    failing = f"test_{symbol.rpartition('.')[2]}"
+    repository, problem = make_one_line_problem(
+        tmp_path, HELD, OF_HELD, (line, broken), symbol=symbol, failing=failing
+    )
+    text = HELD
+    for change in changes:
+        assert change[0] in text
+        text = text.replace(*change)
+    trials = BlindTrials()
+    assert runner.run(trials.judge(problem, {PATH: text.encode()}, repository)) == Found()
+    assert runner.run(
+        trials.judge(problem, problem.break_files(repository.files), repository)
+    ).difference

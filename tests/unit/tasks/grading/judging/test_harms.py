@@ -1,6 +1,7 @@
 """A change that makes the tests pass and harms is told from the original, each harm by its name."""
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,11 @@ class Box:
 
     def grown(self, by: int) -> int:
         return self.size + by
+
+
+class Mark(str):
+    def shown(self):
+        return f"<{self}>"
 '''
 OTHER = '''def tested_elsewhere(number: int) -> int:
     """Half of it."""
@@ -130,6 +136,7 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "others replaced at run time": (SOURCE + "\nuntested = lambda *a, **k: None\n", Harm.OTHER_CODE),
     "a method broken": (SOURCE.replace("self.size + by", "self.size - by"), Harm.OTHER_CODE),
     "another gone": (SOURCE.replace("def untested", "def _untested"), Harm.VANISHED),
+    "a method of a text broken": (SOURCE.replace('f"<{self}>"', 'f"[{self}]"'), Harm.OTHER_CODE),
     "a method gone": (SOURCE.replace("def grown", "def grows"), Harm.VANISHED),
     "a class gone": (SOURCE.replace("class Box", "class Bin"), Harm.VANISHED),
     "another's parameter gone": (PARAMETER, Harm.VANISHED),
@@ -389,3 +396,28 @@ def test_harm_is_found_in_a_function_that_tests_call_with_objects_alone(
     text = OBJECTS.replace(line, change + line).encode()
     found = runner.run(BlindTrials().judge(problem, {PATH: text}, repository))
     assert harm in found.harms or (not harm and found.difference), found
+
+
+WEIGHTS = "def weight(grams: int) -> int:\n    return grams // 10\n"
+OF_WEIGHTS = """from pkg.code import weight
+
+NAMES = {4: "light", 90: "heavy"}
+
+
+def test_weight():
+    assert NAMES[weight(40)] == "light"
+    assert NAMES[weight(905)] == "heavy"
+"""
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])  # the first test of these ends so
+def test_change_that_stays_is_seen_where_tests_raise(runner, tmp_path: Path, seed: int) -> None:
+    edit = ("    return grams // 10", "    return grams * 10")
+    repository, problem = make_one_line_problem(
+        tmp_path, WEIGHTS, OF_WEIGHTS, edit, symbol="weight", failing="test_weight"
+    )
+    once = "    import os\n    os.environ.setdefault('WEIGHED', 'yes')\n    return grams"
+    changed = {PATH: WEIGHTS.replace("    return grams", once).encode()}
+    trials = BlindTrials(random.Random(seed), draws_calls=False)
+    found = runner.run(trials.judge(problem, changed, repository))
+    assert Harm.SURROUNDINGS in found.harms, found

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
+from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from tests.fakes.one_line_problem import make_one_line_problem
@@ -198,7 +199,7 @@ def down(number):
 
 
 def watch(path: str, symbol: str) -> WatchedCalls:
-    watched = WatchedCalls(path, symbol)
+    watched = WatchedCalls(path, symbol, KeptCalls("", ()))
     watched.install(watched.find_places())
     return watched
 
@@ -302,7 +303,7 @@ def test_a_function_is_watched_wherever_it_was_handed_at_import(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    watched = WatchedCalls(f"{tmp_path}/handing_home.py", "twice")
+    watched = WatchedCalls(f"{tmp_path}/handing_home.py", "twice", KeptCalls("", ()))
     watched.install_at_import([])
     importlib.import_module("handing_user")
     watched.install(watched.find_places())
@@ -315,9 +316,10 @@ def test_a_function_is_watched_wherever_it_was_handed_at_import(
 
 READS_CALLERS = """
 import importlib, sys
+from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
 sys.path.insert(0, {folder!r})
-watched = WatchedCalls({path!r}, "made")
+watched = WatchedCalls({path!r}, "made", KeptCalls("", ()))
 home = importlib.import_module("closed_home")
 watched.install(watched.find_places())
 assert home.made(3) == sum(range({cells})) + 3, home.made(3)

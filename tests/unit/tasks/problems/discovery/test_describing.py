@@ -141,6 +141,30 @@ def change(project: Path, text: str) -> None:
     (project / "src/shop/__init__.py").write_text(text)
 
 
+@pytest.mark.parametrize("place", [".git", "{}/.git"], ids=["relative", "absolute"])
+def test_a_hook_of_another_repository_changes_nothing(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git names the repository of a hook in the environment of what the hook starts."""
+    project, mine = write_project(tmp_path / "shop"), tmp_path / "mine"
+    mine.mkdir()
+    begin(project)
+    begin(mine)
+    before = {path: path.stat().st_mtime_ns for path in mine.rglob("*")}
+    monkeypatch.chdir(mine)
+    monkeypatch.setenv("GIT_DIR", place.format(mine))
+    monkeypatch.setenv("GIT_INDEX_FILE", f"{place.format(mine)}/index")
+
+    assert source_of(str(project), tmp_path / "cache").startswith(b"def add")
+    assert {path: path.stat().st_mtime_ns for path in mine.rglob("*")} == before
+
+
+def test_what_git_says_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="git fetch") as refused:
+        describe_source(f"file://{tmp_path}/gone", None, tmp_path / "cache", 0)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_later_commit_is_seen(tmp_path: Path, scheme: str) -> None:
     project, cache = write_project(tmp_path / "shop"), tmp_path / "cache"

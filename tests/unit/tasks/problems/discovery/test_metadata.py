@@ -35,6 +35,21 @@ version_file = "src/shop/_version.py"
     assert found.version_files == ("src/shop/_version.py",)
 
 
+def test_groups_of_tests_hold_the_groups_that_they_include() -> None:
+    text = b"""
+[dependency-groups]
+Base_Tools = ["mock"]
+more = [{include-group = "base-tools"}, "pretend"]
+test = ["six", {include-group = "more"}]
+docs = ["sphinx"]
+dev = ["attrs", {include-group = "gone"}]
+ci = [{include-group = "ci"}, "coverage"]
+"""
+    found = read_metadata({"pyproject.toml": text}, "folder")
+    # a group that includes nothing there is, or itself, keeps its own lines
+    assert set(found.test_requires) == {"six", "mock", "pretend", "attrs", "coverage"}
+
+
 def test_metadata_of_a_source_distribution_wins() -> None:
     found = read_metadata(
         {
@@ -98,6 +113,10 @@ def test_nothing_stated_takes_the_name_of_the_folder() -> None:
 def test_a_file_that_does_not_parse_is_named() -> None:
     with pytest.raises(ProblemError, match=r"pyproject\.toml is not TOML"):
         read_metadata({"pyproject.toml": b"[project"}, "folder")
+    for name, text in (("setup.cfg", b"[metadata\n"), ("pytest.ini", b"testpaths = tests\n")):
+        with pytest.raises(ProblemError, match=f"{name} does not parse") as refused:
+            read_metadata({name: text}, "folder")
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_row_that_is_none_is_named(row: dict, told: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"FAIL_TO_PASS": ["test_odd (tests.Kit)"]}, "no id of pytest"),
+        ({"FAIL_TO_PASS": ["test_odd (tests.Kit)"]}, "no test id of pytest"),
         ({"repo": "people/other"}, "no clone of people/other"),
         ({"base_commit": "0" * 40}, "git ls-tree"),
         ({"patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "git apply"),

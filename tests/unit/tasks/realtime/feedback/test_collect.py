@@ -169,4 +169,4 @@ async def test_people_and_simulated_users_are_never_in_one_batch(
         [skip] = found.skipped
         other = ("simulated", "people")[index]
         assert (skip.interaction_id, skip.reason.value) == (new[1 - index], "other_source")
-        assert skip.detail == f"of {other}, the cycle trains on {source.value} alone"
+        assert skip.detail == f"of {other}, the cycle trains on {source.value} only"

@@ -339,7 +339,7 @@ def test_candidate_compared_with_an_earlier_champion_is_refused(line: ServingLin
     line.decide(decision("c"))
     report = line.decide(against("b", "a"))
     assert (report.outcome, report.champion) == (PromotionOutcome.REFUSED, "c")
-    assert report.reason.startswith("compared with a, and the champion is c by now")
+    assert report.reason.startswith("compared with a, but the champion is now c")
 
 
 def test_answers_of_an_earlier_candidate_do_not_count(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.models.rendering import Renderer, train_tokenizer
-from ostinato.tasks.records import Group, RewardReport
+from ostinato.tasks.records import Group, RewardReport, Trajectory
 from ostinato.tasks.reinforcement.learning.batches.advantages import (
     make_samples,
     penalize_divergence,
@@ -22,6 +22,7 @@ from ostinato.tasks.reinforcement.learning.batches.advantages import (
 from ostinato.tasks.reinforcement.learning.batches.packing import pack
 from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig, PackingConfig
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.slots import reward_spread
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.scripted_model import ScriptedModel
@@ -73,6 +74,60 @@ def test_every_segment_is_a_sample_under_the_reward_of_the_whole_chain(group: Gr
     assert {sample.advantage for sample in by_trajectory["t0"]} == {0.75}
     assert {sample.advantage for sample in by_trajectory["t2"]} == {-0.25}
     assert len({sample.sample_id for sample in samples}) == len(samples) == 7
+
+
+def rewarded(group: Group, *segments: tuple[float, ...]) -> Group:
+    """The group with rewards of the segments of its members, minus those of the members."""
+    members = [
+        member.model_copy(update={"reward": member.reward.model_copy(update={"segments": own})})
+        for member, own in zip(group.trajectories, segments, strict=True)
+    ]
+    return group.model_copy(update={"trajectories": tuple(members)})
+
+
+@pytest.mark.parametrize(
+    "division", [{}, {"divide_by_deviation": True}, {"divide_by_length": True}]
+)
+def test_a_reward_of_one_segment_moves_its_advantage_alone(
+    group: Group, division: dict[str, bool]
+) -> None:
+    objective = ObjectiveConfig.model_validate({"kl_coefficient": 0.1} | division)
+    shared = make_samples(group, objective)
+    parted = rewarded(group, (0.5, -0.25, -0.25), (), (0.0, 0.0), ())
+    samples = make_samples(parted, objective)
+    moved = [one.advantage - other.advantage for one, other in zip(samples, shared, strict=True)]
+    scale = moved[0] / 0.5
+    assert scale > 0
+    assert moved == pytest.approx([0.5 * scale, -0.25 * scale, -0.25 * scale, 0, 0, 0, 0])
+    # the penalty for divergence is the attempt's: the segment's part is divided as the penalised rewards are
+    k1_nats = [0.3, 0.0, 0.1, 0.2, 0.0, 0.4, 0.0]
+    after = penalize_divergence(samples, k1_nats, objective).advantages
+    before = penalize_divergence(shared, k1_nats, objective).advantages
+    moved = [one - other for one, other in zip(after, before, strict=True)]
+    penalised = [1.0 - 0.1 * 0.4, -0.1 * 0.2, -0.1 * 0.4, 0.0]
+    if "divide_by_deviation" in division:
+        scale = 1 / pstdev(penalised)
+    assert moved == pytest.approx([0.5 * scale, -0.25 * scale, -0.25 * scale, 0, 0, 0, 0])
+
+
+def test_segments_of_equal_attempts_spread_a_group(group: Group) -> None:
+    same = [
+        member.model_copy(update={"reward": RewardReport(total=0.5, terms={"solved": 0.5})})
+        for member in group.trajectories
+    ]
+    alike = group.model_copy(update={"trajectories": tuple(same)})
+    assert reward_spread(alike) == 0
+    parted = rewarded(alike, (0.5, -0.25, -0.25), (), (), ())
+    assert reward_spread(parted) == pytest.approx(0.75)
+    objective = ObjectiveConfig(divide_by_deviation=True)
+    advantages = [sample.advantage for sample in make_samples(parted, objective)]
+    assert advantages == pytest.approx([0.5, -0.25, -0.25, 0, 0, 0, 0])
+
+
+def test_an_attempt_with_too_few_rewards_of_segments_is_refused(group: Group) -> None:
+    member = rewarded(group, (0.5,), (), (), ()).trajectories[0]
+    with pytest.raises(ValueError, match="1 rewards of segments, wanted none or 3"):
+        Trajectory.model_validate(dict(member))
 
 
 def test_summaries_are_trained_like_any_other_token(group: Group, renderer: Renderer) -> None:

@@ -142,7 +142,7 @@ def test_trainer_of_adapters_leaves_them_beside_the_merged_weights(tmp_path, sta
 
 def test_trainer_refuses_a_step_that_was_saved_with_adapters(tmp_path, start) -> None:
     open_trainer(make_request(tmp_path, start, lora=LORA)).save()
-    with pytest.raises(StorageError, match=r"saved with adapters, wanted learning\.lora"):
+    with pytest.raises(StorageError, match=r"saved with adapters, wanted the same learning\.lora"):
         open_trainer(make_request(tmp_path, start))
 
 

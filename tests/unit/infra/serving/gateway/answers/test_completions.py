@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
-from ostinato.infra.serving.gateway.answers.messages import history_key
+from ostinato.infra.serving.gateway.answers.messages import history_keys
 from ostinato.infra.serving.gateway.schemas import ChatMessage
 from ostinato.models.rendering import Renderer
 from tests.fakes.toy_gateway import Toy, make_toy_gateway
@@ -266,4 +266,4 @@ async def test_bad_request_names_field_and_what_is_wanted(
 
 async def test_tenants_whose_names_hold_a_slash_share_no_conversation() -> None:
     history = [ChatMessage(role="user", content="Fix first")]
-    assert history_key(("a", "x/y"), history) != history_key(("a/x", "y"), history)
+    assert history_keys(("a", "x/y"), history) != history_keys(("a/x", "y"), history)

@@ -14,12 +14,19 @@ from hypothesis import strategies as st
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.transcript import CallStatus
-from ostinato.infra.serving.gateway.answers.tool_forms import CALL_START, ClientTools, OwnTools
+from ostinato.infra.serving.gateway.answers.tool_forms import (
+    CALL_START,
+    CLIENT_FORMS,
+    ClientTools,
+    OwnTools,
+    form_of,
+)
 from ostinato.infra.serving.gateway.arms import Arm
 from ostinato.infra.serving.gateway.schemas import FunctionCall, ToolCall
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
+from tests.fakes.published_templates import TEMPLATES
 from tests.fakes.toy_gateway import make_toy_gateway
 
 FULL = HarnessConfig(dialect="full", context_tokens=4000, max_generated_tokens=500)
@@ -78,6 +85,15 @@ async def served(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, SayingModel]]:
     """A gateway over an imported model that says these texts."""
     renderer = TemplateRenderer(small_tokenizer(), template, {"eos_token": "<|im_end|>"})
+    async with serve(directory, renderer, *texts) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serve(
+    directory: Path, renderer: TemplateRenderer, *texts: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, SayingModel]]:
+    """The same, with the model's renderer."""
     toy = make_toy_gateway(directory, renderer, harness=FULL, stream_slice_tokens=3)
     model = SayingModel(renderer, *texts)
     toy.context.arms.set(Arm("control", "imported@1", 0, model), None, 0.0)
@@ -95,17 +111,137 @@ async def ask(client: httpx.AsyncClient, *messages: dict, **changes: Any) -> dic
 @given(arguments=st.dictionaries(st.text(max_size=6), VALUES, max_size=4))
 def test_a_call_reads_back_as_it_was_written(arguments: dict) -> None:
     call = ToolCall(id="x", function=FunctionCall(name="f", arguments=json.dumps(arguments)))
-    message, parsed = FORM.read(FORM.write_call(call), ["f"], "id_")
+    message, parsed = FORM.read(FORM.write_call(call), {"f": {}}, "id_")
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments) == arguments
     assert parsed.calls[0].status is CallStatus.OK
     assert message.content is None
 
 
+TYPED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"}, "count": {"type": "integer"}, "share": {"type": ["number", "null"]},
+        "is_dry": {"type": "boolean"}, "days": {"type": "array"}, "place": {"type": "object"},
+    },
+}  # fmt: skip
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": st.text(alphabet="ab 1{}[]\"'.,é", max_size=8)},
+    optional={
+        "count": st.integers(), "share": st.none() | st.floats(-1e6, 1e6), "is_dry": st.booleans(),
+        "days": st.lists(st.integers(), max_size=3), "place": st.dictionaries(st.sampled_from("xy"), st.integers()),
+    },
+)  # fmt: skip
+
+
+STATING = TemplateRenderer(small_tokenizer(), TOOL_TEMPLATE, {"eos_token": "<|im_end|>"})
+
+
+def published(dialect: str) -> ClientTools:
+    """Tools of a model whose template states them, told to be of a dialect."""
+    return ClientTools(STATING, dialect)
+
+
+@pytest.mark.parametrize("dialect", CLIENT_FORMS)
+@given(arguments=ARGUMENTS)
+def test_each_published_form_gives_functions_their_typed_arguments(
+    dialect: str, arguments: dict
+) -> None:
+    form = published(dialect)
+    call = ToolCall(id="x", function=FunctionCall(name="f", arguments=json.dumps(arguments)))
+    written = form.write_call(call)
+    message, parsed = form.read(f"I look.\n{written}", {"f": TYPED}, "id_")
+    assert message.tool_calls is not None, parsed
+    assert json.loads(message.tool_calls[0].function.arguments) == arguments
+    assert message.content == "I look."
+    shown = [form.showable(f"I look.\n{written}"[:length]) for length in range(len(written) + 9)]
+    assert all("I look.".startswith(text) for text in shown)
+
+
+@pytest.mark.parametrize("dialect", CLIENT_FORMS)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            (
+                "<",
+                "tool_call",
+                ">",
+                "[TOOL",
+                "_CALLS]",
+                "{",
+                '"name"',
+                "x\n",
+                "<\uff5ctool",
+                "▁call",
+                "<|",
+            )
+        )
+    )
+)
+def test_what_was_shown_of_a_published_form_begins_the_message(
+    dialect: str, pieces: list[str]
+) -> None:
+    form = published(dialect)
+    text = "".join(pieces)
+    shown = [form.showable(text[:length]) for length in range(len(text) + 1)]
+    message, _ = form.read(text, {"f": {}}, "id_")
+    for earlier, later in zip(shown, [*shown[1:], message.text], strict=True):
+        assert later.startswith(earlier)
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), [
+    ("3", "integer", 3), ("3.5", "integer", "3.5"), ("True", "boolean", True), ("yes", "boolean", "yes"),
+    ("3", "string", "3"), ("[1", "array", "[1"), ("None", ["integer", "null"], None), ("3", None, "3"),
+])  # fmt: skip
+def test_a_text_becomes_what_the_schema_says_or_stays(
+    text: str, kind: object, value: object
+) -> None:
+    schema = {"properties": {"it": {"type": kind}}} if kind else {}
+    written = f"<function=f>\n<parameter=it>\n{text}\n</parameter>\n</function>"
+    form = published("qwen3_coder")
+    message, _ = form.read(written, {"f": schema}, "id_")
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == {"it": value}
+
+
+def test_a_form_is_the_models_own_where_its_template_states_tools() -> None:
+    call = ToolCall(id="x", function=FunctionCall(name="f", arguments="{}"))
+    harness = FULL.model_copy(update={"dialect": "qwen3_coder"})
+    assert "<function=f>" in form_of(harness, STATING).write_call(call)
+    assert '{"name": "f"' in form_of(harness, FORM_RENDERER).write_call(call)
+    assert '{"name": "f"' in form_of(FULL, STATING).write_call(call)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_functions_are_called_in_the_form_of_the_models_template(
+    tmp_path: Path, name: str
+) -> None:
+    """The template states them, the model calls one, and its result goes back as the template writes it."""
+    renderer = TEMPLATES[name].renderer()
+    form = form_of(FULL, renderer)  # nobody named a dialect: the template tells
+    function = FunctionCall(name="getWeather", arguments='{"days": [1, 2]}')
+    said = "I look.\n" + form.write_call(ToolCall(id="x", function=function))
+    async with serve(tmp_path, renderer, said, "Warm.") as (client, model):
+        first = await ask(client, USER)
+        assert (first["finish_reason"], first["message"]["content"]) == ("tool_calls", "I look.")
+        (call,) = first["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"days": [1, 2]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+        second = await ask(client, USER, first["message"], result)
+        assert second["message"]["content"] == "Warm."
+    opening, following = model.requests[0].token_ids, model.requests[-1].token_ids
+    assert renderer.decode(opening).count("getWeather") == 1
+    kept = [*opening, *renderer.encode_answer(said)]
+    assert list(following[: len(kept)]) == kept
+    assert renderer.decode(following[len(kept) :]).count("21 degrees") == 1
+    assert "getWeather" not in renderer.decode(following[len(kept) :])  # the call stands there once
+
+
 @given(text=st.text(alphabet="<tool_call>{} \n", max_size=30))
 def test_what_was_shown_begins_every_later_text(text: str) -> None:
     shown = [FORM.showable(text[:length]) for length in range(len(text) + 1)]
-    message, _ = FORM.read(text, ["f"], "id_")
+    message, _ = FORM.read(text, {"f": {}}, "id_")
     for earlier, later in zip(shown, [*shown[1:], message.text], strict=True):
         assert later.startswith(earlier)
         assert CALL_START not in earlier
@@ -115,7 +251,7 @@ def test_what_was_shown_begins_every_later_text(text: str) -> None:
 def test_what_was_shown_of_own_tools_begins_the_message(pieces: list[str]) -> None:
     text = "".join(pieces)
     form = OwnTools(FORM_RENDERER, ["read_file"])
-    assert form.read(text, ["read_file"], "id_")[0].text.startswith(form.showable(text))
+    assert form.read(text, {"read_file": {}}, "id_")[0].text.startswith(form.showable(text))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +278,7 @@ def test_what_was_shown_of_own_tools_begins_the_message(pieces: list[str]) -> No
     ],
 )
 def test_calls_that_cannot_run_stay_in_the_text(text: str, status: CallStatus) -> None:
-    message, parsed = FORM.read(text, ["getWeather"], "id_")
+    message, parsed = FORM.read(text, {"getWeather": {}}, "id_")
     assert (message.content, message.tool_calls) == (text, None)
     assert parsed.calls[0].status is status
 

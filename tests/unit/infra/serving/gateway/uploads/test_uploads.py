@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.server import running_server
+from ostinato.infra.serving.gateway.uploads.store import Uploads
 from tests.fakes.toy_gateway import BROKEN, Toy
 from tests.unit.infra.serving.gateway.uploads.test_bad_archives import PATH, files_tar, zip_of
 
@@ -185,13 +186,18 @@ async def test_an_answer_outlives_the_upload_that_gc_removed_meanwhile(toy: Toy)
     await uploads.close()
 
 
+async def files_of(uploads: Uploads, tenant: str, name: str) -> Mapping[str, bytes]:
+    async with uploads.place(tenant, name) as place:
+        return place.repository.files
+
+
 async def test_a_tenants_new_one_takes_the_place_of_its_own_alone(toy: Toy) -> None:
     uploads = toy.context.uploads
     for key, tenant, count in (("key-of-private", "private", 4), ("key-of-team", "team", 5)):
         async with toy.client(key) as client:
             names = [await send(client, files_tar({"a.py": b""})) for _ in range(count)]
         for name in names:
-            await uploads.pristine(tenant, name)
+            await files_of(uploads, tenant, name)
     assert [tenant for tenant, _ in uploads._open] == ["private"] * 4 + ["team"] * 4
     await uploads.close()
 
@@ -213,9 +219,9 @@ async def test_few_are_open_and_one_tenant_has_half_of_them(toy: Toy) -> None:
             group.create_task(work(name, entered))
         for entered in inside:
             await entered.wait()
-        with pytest.raises(CapacityExhausted, match="4 uploaded repositories are at work"):
-            await uploads.pristine("team", names[4])
-        assert await uploads.pristine("private", theirs) == {"a.py": b""}
+        with pytest.raises(CapacityExhausted, match="4 uploaded repositories are in use"):
+            await files_of(uploads, "team", names[4])
+        assert await files_of(uploads, "private", theirs) == {"a.py": b""}
         leave.set()
-    assert await uploads.pristine("team", names[4]) == {"a.py": b""}
+    assert await files_of(uploads, "team", names[4]) == {"a.py": b""}
     await uploads.close()

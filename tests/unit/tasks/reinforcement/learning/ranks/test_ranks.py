@@ -139,7 +139,7 @@ def make_history(given: tuple[TrainerRequest, list[list[Sample]]], _: int) -> Hi
     with contextlib.closing(open_trainer(request)) as trainer:
         for index, samples in enumerate(batches):
             if index == 1:
-                with pytest.raises(TrainingError, match="not touched") as refused:
+                with pytest.raises(TrainingError, match="not changed") as refused:
                     trainer.step(infinite)
                 refusal, after = str(refused.value), trainer.export_weights()
             reports.append(trainer.step(samples))

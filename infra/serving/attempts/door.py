@@ -1,0 +1,159 @@
+"""The server that programs in boxes reach: one socket, and one session with its own key per attempt.
+
+The socket is a file mounted in every box (SandboxSpec.mounts); nothing listens on a network. A key is created
+for one attempt and opens only that attempt's session, until the attempt ends.
+"""
+
+import asyncio
+import json
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from fastapi import FastAPI
+from pydantic import SecretStr
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.harnesses import SERVED_MODEL
+from ostinato.infra.serving.attempts.session import AttemptSession
+from ostinato.infra.serving.gateway.answers.anthropic_messages import AnthropicErrors
+from ostinato.infra.serving.gateway.config import Caller, GatewayConfig, TenantConfig
+from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.limits import RequestLimits
+from ostinato.infra.serving.gateway.routes import (
+    add_anthropic_routes,
+    add_openai_routes,
+    answer_errors,
+)
+from ostinato.infra.serving.gateway.server import running_on
+from ostinato.models.decode.protocol import ModelClient
+from ostinato.models.rendering import Renderer
+
+_MAX_REFUSAL_CHARACTERS = 300
+
+
+class AttemptDoor:
+    """The server of one process's attempts. Belongs to one event loop, on which it starts when first needed."""
+
+    def __init__(self, model: ModelClient, renderer: Renderer, harness: HarnessConfig) -> None:
+        self._model, self._renderer = model, renderer
+        # the settings need a tenant, but only sessions call
+        unused_tenant = TenantConfig(name="attempts", api_keys=(SecretStr("none"),))
+        self.config = GatewayConfig(
+            line="attempts", tenants=(unused_tenant,), model_name=SERVED_MODEL, harness=harness
+        )
+        self._folder = Path(tempfile.mkdtemp(prefix="ostinato-door-"))
+        self.socket_path = self._folder / "door.sock"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.socket_path))
+        self._listener.listen()
+        self._running = AsyncExitStack()
+        self._start: asyncio.Task[None] | None = None
+        self._by_key: dict[str, AttemptSession] = {}
+        self._by_name: dict[str, AttemptSession] = {}
+        self.app = self._build_app()
+
+    @asynccontextmanager
+    async def session(
+        self, request: AgentRequest, clock: Callable[[], float]
+    ) -> AsyncIterator[AttemptSession]:
+        """A session that is open for the length of the block."""
+        if self._start is None:
+            self._start = asyncio.create_task(self._serve())
+        await asyncio.shield(self._start)
+        session = AttemptSession(self._model, self._renderer, request, self.config, clock)
+        self._by_key[session.key] = self._by_name[session.caller.name] = session
+        try:
+            yield session
+        finally:
+            del self._by_key[session.key], self._by_name[session.caller.name]
+            await session.close()
+
+    async def close(self) -> None:
+        """Stops the server and removes its socket."""
+        await self._running.aclose()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- called by the routes
+
+    def chat_of(self, caller: Caller) -> AttemptSession:
+        session = self._by_name.get(caller.name)
+        if session is None:
+            raise ApiError(403, "the attempt is over", code="attempt_over")
+        return session
+
+    def require_tokens(self, tenant: Caller) -> Caller:
+        return tenant
+
+    def wall_clock(self) -> float:
+        return time.time()
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """The caller of the attempt that a key belongs to."""
+        scheme, _, key = (authorization or "").partition(" ")
+        session = self._by_key.get(key.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            raise ApiError(
+                401, "API key is missing, or its attempt is over", code="invalid_api_key"
+            )
+        return session.caller
+
+    async def _serve(self) -> None:
+        await self._running.enter_async_context(running_on(self.app, self._listener))
+
+    def _build_app(self) -> FastAPI:
+        app = FastAPI(title="Ostinato attempts", docs_url=None, redoc_url=None, openapi_url=None)
+        app.state.gateway = self
+        answer_errors(app)
+        app.add_middleware(
+            RequestLimits, admit=self.authenticate, temporary_archive=_refuse_archive
+        )
+        app.add_middleware(AnthropicErrors)
+        app.add_middleware(_ReportResponses, sessions=self._by_name)
+        add_openai_routes(app, self)
+        add_anthropic_routes(app, self)
+        return app
+
+
+class _ReportResponses:
+    """Middleware that reports each response to the session of its request."""
+
+    def __init__(self, app: ASGIApp, sessions: dict[str, AttemptSession]) -> None:
+        self._app, self._sessions = app, sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 200
+
+        async def send_reported(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body" and status:
+                caller = scope.get("state", {}).get("caller")
+                session = None if caller is None else self._sessions.get(caller.name)
+                if session is not None:
+                    session.note_response(status, _read_refusal(message) if status >= 400 else "")
+                status = 0  # reported once
+            await send(message)
+
+        await self._app(scope, receive, send_reported)
+
+
+def _read_refusal(message: Message) -> str:
+    """The message of an error in any API's format."""
+    try:
+        text = json.loads(message["body"])["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        text = message["body"].decode(errors="replace")
+    return str(text)[:_MAX_REFUSAL_CHARACTERS]
+
+
+def _refuse_archive(tenant: str) -> NoReturn:
+    raise ApiError(404, "this server accepts no repositories", code="not_found")
