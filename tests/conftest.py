@@ -4,6 +4,7 @@ time limit of its own: a busy machine is no fault.
 
 import asyncio
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(cases):
             if number not in kept:
                 item.add_marker(pytest.mark.nightly)
+
+
+def pytest_runtest_setup() -> None:
+    """Random tensors of a test do not depend on the tests before it."""
+    if torch := sys.modules.get("torch"):  # many tests never import it
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

@@ -29,15 +29,32 @@ def closed_groups():
     close_process_groups()
 
 
+def routes_of(model: TrainerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
+    """routes_BTLK: the experts that the model chooses."""
+    routers = [layer.mlp.router for layer in model.layers if hasattr(layer.mlp, "router")]
+    for router in routers:
+        router.chosen = []
+    with torch.no_grad():
+        model.forward_hidden(tokens_BT)
+    rows, length = tokens_BT.shape
+    routes_LTBK = torch.stack([router.chosen[0].view(length, rows, -1) for router in routers])
+    for router in routers:
+        router.chosen = None
+    return routes_LTBK.permute(2, 1, 0, 3)
+
+
 def learn(
-    model: TrainerModel, tokens_BT: torch.Tensor, dtype: torch.dtype | None
+    model: TrainerModel,
+    tokens_BT: torch.Tensor,
+    routes_BTLK: torch.Tensor,
+    dtype: torch.dtype | None,
 ) -> tuple[float, torch.Tensor]:
     """Loss of trunk and draft layers, and all gradients. `dtype`: as a GPU's backward pass takes it, which Megatron's
     layers keep for CUDA alone.
     """
     model.zero_grad()
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        hidden_TBD = model.forward_hidden(tokens_BT)
+        hidden_TBD = model.forward_hidden(tokens_BT, routes_BTLK, plausibility_ratio=0.0)
         logprobs_BT, _ = model.score_hidden(hidden_TBD, tokens_BT)
         mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
         divergence = draft_divergence(model, hidden_TBD, tokens_BT, mask_BT, reaches_trunk=True)
@@ -52,20 +69,25 @@ def learn(
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_mixed_model_learns_nearly_what_it_learns_in_fp32(name: str, recomputed: bool) -> None:
-    """Walked on the CPU: all families, with draft layers, with and without recomputation."""
+    """Walked on the CPU: all families, with draft layers, with and without recomputation.
+
+    Both passes use the experts that fp32 chooses. Where two experts score nearly alike, rounding chooses the other
+    one: 1 of 180 draws of tokens had a cosine under 0.98. With the same experts, 600 of 600 draws are over 0.998.
+    """
     open_process_groups(kind="cpu")
     spec = FAMILIES[name].model_copy(update={"mtp_depth": 2, "mtp_hidden_size": 24})
     tokens_BT = torch.randint(0, spec.vocab_size, (3, 24))
     model = build_trainer_model(spec, seed=2)
     recompute_layers(model, recomputed)
-    loss, plain = learn(model, tokens_BT, None)
+    routes_BTLK = routes_of(model, tokens_BT)
+    loss, plain = learn(model, tokens_BT, routes_BTLK, None)
 
     model.is_mixed = True
-    mixed_loss, mixed = learn(model, tokens_BT, torch.bfloat16)
+    mixed_loss, mixed = learn(model, tokens_BT, routes_BTLK, torch.bfloat16)
 
     assert mixed_loss != loss
     assert mixed_loss == pytest.approx(loss, rel=0.01)
-    assert torch.cosine_similarity(mixed, plain, dim=0) > 0.98
+    assert torch.cosine_similarity(mixed, plain, dim=0) > 0.99
 
 
 def test_adapters_learn_in_a_mixed_model() -> None:
