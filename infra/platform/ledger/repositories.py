@@ -298,16 +298,19 @@ class InteractionRepository(LedgerRepository):
             inside.append(INTERACTIONS.c.sequence <= until)
         return self._select(*inside)
 
-    def with_feedback_between(
+    def in_sessions_with_feedback_between(
         self, until: int, *, line: str, after: float, before: float
     ) -> list[InteractionRow]:
-        """Interactions of a line with sequence <= until and feedback made in (after, before], in order."""
+        """Interactions of a line with sequence <= until, in order, of all sessions in which one has feedback made in
+        (after, before].
+        """
         made_then = FEEDBACK.c.created_at > after, FEEDBACK.c.created_at <= before
-        return self._select(
-            INTERACTIONS.c.line == line,
-            INTERACTIONS.c.sequence <= until,
-            INTERACTIONS.c.interaction_id.in_(select(FEEDBACK.c.interaction_id).where(*made_then)),
+        seen = INTERACTIONS.c.line == line, INTERACTIONS.c.sequence <= until
+        about = INTERACTIONS.c.interaction_id.in_(
+            select(FEEDBACK.c.interaction_id).where(*made_then)
         )
+        sessions = select(INTERACTIONS.c.session_id).where(*seen, about)
+        return self._select(*seen, INTERACTIONS.c.session_id.in_(sessions))
 
     def get(self, interaction_id: str) -> InteractionRow | None:
         rows = self._select(INTERACTIONS.c.interaction_id == interaction_id)

@@ -20,6 +20,8 @@ _OVERALL_STRENGTH = 4.0  # weight of a reward of 0 in the overall mean, in obser
 class RewardObservation(StageRecord):
     """One reward and its cell."""
 
+    judged_id: str
+    """interaction whose feedback the reward counts; the rewards of one feedback are one observation"""
     population: str
     problem_kind: str
     reward: float
@@ -51,9 +53,9 @@ class Baselines(StageRecord):
         for cell in self.cells:
             totals[cell.population, cell.problem_kind][0] += config.decay * cell.weight
             totals[cell.population, cell.problem_kind][1] += config.decay * cell.reward_sum
-        for seen in observations:
-            totals[seen.population, seen.problem_kind][0] += 1
-            totals[seen.population, seen.problem_kind][1] += seen.reward
+        for (population, kind, _), mean in _means(observations).items():
+            totals[population, kind][0] += 1
+            totals[population, kind][1] += mean
         return Baselines(
             cells=tuple(
                 Cell(population=population, problem_kind=kind, weight=weight, reward_sum=reward_sum)
@@ -65,18 +67,29 @@ class Baselines(StageRecord):
 def advantages(observations: Sequence[RewardObservation], baselines: Baselines) -> list[float]:
     """Reward minus baseline for each observation, parallel to `observations`.
 
-    The baseline counts earlier cycles and the rest of this batch, not the observation itself.
+    The baseline counts earlier cycles and the rest of this batch, not the observation itself, nor others that the
+    same feedback is about.
     """
     totals = _Totals(baselines)
-    for seen in observations:
-        totals.add((seen.population, seen.problem_kind), 1.0, seen.reward)
+    means = _means(observations)
+    for (population, kind, _), mean in means.items():
+        totals.add((population, kind), 1.0, mean)
     result = []
     for seen in observations:
-        key = (seen.population, seen.problem_kind)
-        totals.add(key, -1.0, -seen.reward)
-        result.append(seen.reward - totals.expected(key))
-        totals.add(key, 1.0, seen.reward)
+        cell = (seen.population, seen.problem_kind)
+        mean = means[*cell, seen.judged_id]
+        totals.add(cell, -1.0, -mean)
+        result.append(seen.reward - totals.expected(cell))
+        totals.add(cell, 1.0, mean)
     return result
+
+
+def _means(observations: Sequence[RewardObservation]) -> dict[tuple[str, str, str], float]:
+    """Mean reward by population, problem kind and judged interaction."""
+    rewards: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for seen in observations:
+        rewards[seen.population, seen.problem_kind, seen.judged_id].append(seen.reward)
+    return {key: sum(values) / len(values) for key, values in rewards.items()}
 
 
 class _Totals:

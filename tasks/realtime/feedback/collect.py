@@ -18,6 +18,7 @@ from ostinato.tasks.realtime.feedback.interactions import (
     Window,
     source_of,
 )
+from ostinato.tasks.realtime.feedback.sessions import rows_judged_by
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +40,23 @@ def choose_watermark(
 
 
 def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
-    """Collects the interactions of (from_watermark, to_watermark] and earlier ones with feedback since
-    the previous cycle. Only interactions of the served checkpoint are kept, because they are on-policy;
-    an earlier cycle may have used them to train a candidate that was refused. Only interactions of the
-    window's source are kept, so that people and simulated users are never in one batch.
+    """Collects the interactions of (from_watermark, to_watermark] and earlier ones that feedback since the
+    previous cycle is about (`feedback/sessions.py`). Only interactions of the served checkpoint are kept,
+    because they are on-policy; an earlier cycle may have used them to train a candidate that was refused.
+    Only interactions of the window's source are kept, so that people and simulated users are never in one
+    batch.
     """
     interactions = ledger.interactions
-    late = interactions.with_feedback_between(
-        window.from_watermark,
-        line=window.line,
-        after=window.said_after,
-        before=window.said_until,
+    said = {"after": window.said_after, "before": window.said_until}
+    sessions = interactions.in_sessions_with_feedback_between(
+        window.to_watermark, line=window.line, **said
     )
     late = [
         row
-        for row in late
-        if row.checkpoint_id == window.served and source_of(row) is window.source
+        for row in rows_judged_by(sessions, **said)
+        if row.sequence <= window.from_watermark
+        and row.checkpoint_id == window.served
+        and source_of(row) is window.source
     ]
     new = interactions.since(window.from_watermark, window.to_watermark, line=window.line)
     taken: list[CollectedInteraction] = []
@@ -106,6 +108,8 @@ def _take(row: InteractionRow, objects: ObjectStore, window: Window) -> Collecte
         return skip(SkipReason.TRUNCATED_SAMPLING, f"drawn at {truncated[0]}")
     return CollectedInteraction(
         interaction_id=row.interaction_id,
+        session_id=row.session_id,
+        sequence=row.sequence,
         population=row.tenant,
         problem_kind=row.problem_kind,
         transcript=transcript,

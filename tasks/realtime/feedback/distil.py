@@ -11,10 +11,11 @@ from pydantic import Field
 from ostinato.infra.agent.dialects.full.tools import EDIT_TOOLS
 from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason, Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow
-from ostinato.infra.serving.gateway.signals import Signal, is_said
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
 from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
-from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
+from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction, latest_said
+from ostinato.tasks.realtime.feedback.sessions import find_judged
 from ostinato.tasks.records import Sample, StageRecord
 
 LIMIT_REASONS = frozenset(
@@ -33,6 +34,8 @@ class DistilledReward(StageRecord):
     """One interaction's reward, -1..1."""
 
     interaction_id: str
+    judged_id: str
+    """interaction whose feedback counts: itself, or a later one of its session (`feedback/sessions.py`)"""
     population: str
     problem_kind: str
     reward: float
@@ -50,13 +53,17 @@ class Distilled(StageRecord):
     mean_absolute_advantage: float
 
 
-def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> DistilledReward:
-    """Adds up the terms of one interaction.
+def distil_reward(
+    interaction: CollectedInteraction, judged: CollectedInteraction, config: DistilConfig
+) -> DistilledReward:
+    """Adds up the terms of one interaction, with the feedback on `judged`. Latency is always its own.
 
     Only the latest event of a signal counts, so that reporting it twice changes nothing. A reverted
     edit overrides an earlier "kept". A value below 1 counts proportionally.
     """
-    terms = _feedback_terms(interaction.feedback, config)
+    own = [event for event in interaction.feedback if event.signal in GATEWAY_SIGNALS]
+    said = [event for event in judged.feedback if event.signal not in GATEWAY_SIGNALS]
+    terms = _feedback_terms([*own, *said], config)
     if not terms.keys() - {"latency"}:
         terms[NO_FEEDBACK] = config.weights.no_feedback
     terms |= _transcript_terms(interaction.transcript, interaction.problem_kind, config)
@@ -64,6 +71,7 @@ def distil_reward(interaction: CollectedInteraction, config: DistilConfig) -> Di
     reason = max(terms, key=lambda name: (abs(terms[name]), name))
     return DistilledReward(
         interaction_id=interaction.interaction_id,
+        judged_id=judged.interaction_id,
         population=interaction.population,
         problem_kind=interaction.problem_kind,
         reward=reward,
@@ -76,10 +84,16 @@ def distil(
     interactions: Sequence[CollectedInteraction], baselines: Baselines, config: FeedbackConfig
 ) -> Distilled:
     """One Sample per segment. The segments of an interaction share its advantage."""
-    rewards = [distil_reward(interaction, config.distil) for interaction in interactions]
+    rewards = [
+        distil_reward(interaction, interactions[judged], config.distil)
+        for interaction, judged in zip(interactions, find_judged(interactions), strict=True)
+    ]
     observations = [
         RewardObservation(
-            population=reward.population, problem_kind=reward.problem_kind, reward=reward.reward
+            judged_id=reward.judged_id,
+            population=reward.population,
+            problem_kind=reward.problem_kind,
+            reward=reward.reward,
         )
         for reward in rewards
     ]
@@ -108,8 +122,7 @@ def distil(
 
 def _feedback_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
     weights = config.weights
-    latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
-    latest = {name: event for name, event in latest.items() if is_said(name, event.value)}
+    latest = latest_said(feedback)
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
     if kept is not None and reverted is not None:
         # the later of the two counts

@@ -1,5 +1,6 @@
 """Records of interactions in a cycle: tokens and users' feedback."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, is_said
 from ostinato.tasks.records import StageRecord
 
 
@@ -22,10 +24,23 @@ def source_of(interaction: NewInteraction) -> Source:
     return Source.SIMULATED if interaction.tenant == SIMULATED_TENANT else Source.PEOPLE
 
 
+def latest_said(feedback: Sequence[FeedbackRow]) -> dict[str, FeedbackRow]:
+    """The newest event of each signal, without those that were withdrawn."""
+    latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
+    return {name: event for name, event in latest.items() if is_said(name, event.value)}
+
+
+def is_judged(feedback: Sequence[FeedbackRow]) -> bool:
+    """Whether the user has said something about the answer. The gateway's own measurements say nothing."""
+    return bool(latest_said(feedback).keys() - GATEWAY_SIGNALS)
+
+
 class CollectedInteraction(StageRecord):
     """One user's turn with a deployed checkpoint, its tokens and its feedback."""
 
     interaction_id: str
+    session_id: str
+    sequence: int = Field(description="position in commit order")
     population: str = Field(description="tenant of the user")
     problem_kind: str
     transcript: Transcript

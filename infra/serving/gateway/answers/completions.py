@@ -21,6 +21,7 @@ from ostinato.infra.serving.gateway.answers.messages import (
     ChatHistory,
     arrange,
     history_keys,
+    name_session,
     render_messages,
 )
 from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
@@ -158,7 +159,7 @@ class RecordedChats:
         )
         interaction = Interaction(
             interaction_id=answering.interaction_id,
-            session_id=answering.session_id,
+            session_id=answering.user_session_id,
             tenant=answering.tenant.name,
             arm=answering.arm,
             problem_kind=CHAT_KIND,
@@ -198,6 +199,7 @@ class ChatService:
         interaction_id = new_interaction_id(consent=consent, tenant=tenant.name)
         earlier, new_messages = self._find_earlier(owner, request)
         session_id = f"chat-{interaction_id}" if earlier is None else earlier.session_id
+        user_session_id = name_session(owner) if client_session else session_id
         known = () if earlier is None else earlier.token_ids
         tokens = await self._render(new_messages, tools, known)
         left = self._config.harness.context_tokens - len(tokens)
@@ -216,7 +218,8 @@ class ChatService:
             owner=owner,
             interaction_id=interaction_id,
             session_id=session_id,
-            arm=self._arms.choose(session_id),
+            user_session_id=user_session_id,
+            arm=self._arms.choose(user_session_id),
             builder=SegmentBuilder(
                 tokens,
                 SamplingDistribution(temperature=request.temperature, top_p=request.top_p),

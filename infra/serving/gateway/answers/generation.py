@@ -93,7 +93,8 @@ class Answering:
     tenant: Caller
     owner: tuple[str, str]  # tenant, session id of the client
     interaction_id: str
-    session_id: str
+    session_id: str  # the engine's, which continues the tokens of one conversation
+    user_session_id: str  # several conversations of one client, if it names its session
     arm: Arm
     builder: SegmentBuilder
     prompt_tokens: int

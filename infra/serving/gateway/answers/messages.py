@@ -83,6 +83,11 @@ class ChatHistory:
     num_messages: int = 0  # up to and including `turn`, where there is one
 
 
+def name_session(owner: tuple[str, str]) -> str:
+    """Id of the session that a client named, without its name."""
+    return f"chat-{hashlib.sha256(json.dumps(owner).encode()).hexdigest()[:32]}"
+
+
 def history_keys(
     owner: tuple[str, str], messages: Sequence[ChatMessage], tools: str = ""
 ) -> list[str]:

@@ -1,5 +1,7 @@
 """Small interactions for tests: one segment of prompt and answer with chosen calls and feedback."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Segment, Transcript, TurnRecord
@@ -9,11 +11,15 @@ from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
 from tests.fakes.transcripts import make_call, transcript_of
 
 
-def segment(sampled: int = 1, *, token: int = 7) -> Segment:
-    total = 2 + sampled
-    mask_T = np.arange(total) >= 2
+def segment(
+    sampled: int = 1, *, context: Sequence[int] = (1, 1), answer: Sequence[int] | None = None
+) -> Segment:
+    """A segment whose answer is `answer`, or `sampled` tokens."""
+    tokens = [*context, *(answer if answer is not None else [7] * sampled)]
+    total = len(tokens)
+    mask_T = np.arange(total) >= len(context)
     return Segment(
-        token_ids_T=np.where(mask_T, token, 1).astype(np.int32),
+        token_ids_T=np.array(tokens, np.int32),
         loss_mask_T=mask_T,
         logprobs_T=np.where(mask_T, -0.5, 0.0).astype(np.float32),
         weight_versions_T=np.where(mask_T, 3, -1),
@@ -39,9 +45,13 @@ def interaction(
     said: Transcript | None = None,
     kind: str = "mutation",
     population: str = "people",
+    session: str | None = None,
+    sequence: int = 0,
 ) -> CollectedInteraction:
     return CollectedInteraction(
         interaction_id=name,
+        session_id=session or name,
+        sequence=sequence,
         population=population,
         problem_kind=kind,
         transcript=said if said is not None else transcript(CallStatus.OK),

@@ -19,7 +19,10 @@ REWARDS = st.lists(
 
 def observed(*rows: tuple[str, str, float]) -> list[RewardObservation]:
     return [
-        RewardObservation(population=row[0], problem_kind=row[1], reward=row[2]) for row in rows
+        RewardObservation(
+            judged_id=str(index), population=row[0], problem_kind=row[1], reward=row[2]
+        )
+        for index, row in enumerate(rows)
     ]
 
 
@@ -63,3 +66,13 @@ def test_earlier_cycles_fade() -> None:
 def test_baselines_survive_json(rows: list[tuple[str, str, float]]) -> None:
     baselines = Baselines().absorb(observed(*rows), CONFIG)
     assert Baselines.model_validate(json.loads(baselines.model_dump_json())) == baselines
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=6), st.integers(1, 5))
+def test_rewards_of_one_feedback_count_once(rewards: list[float], repeats: int) -> None:
+    once = observed(*[("p", "k", reward) for reward in rewards])
+    often = [once[0]] * repeats + once[1:]
+    wanted = advantages(once, Baselines())
+    assert advantages(often, Baselines()) == pytest.approx([wanted[0]] * repeats + wanted[1:])
+    absorbed, again = (Baselines().absorb(seen, CONFIG) for seen in (once, often))
+    assert again.expected("p", "k") == pytest.approx(absorbed.expected("p", "k"))

@@ -170,3 +170,73 @@ async def test_people_and_simulated_users_are_never_in_one_batch(
         other = ("simulated", "people")[index]
         assert (skip.interaction_id, skip.reason.value) == (new[1 - index], "other_source")
         assert skip.detail == f"of {other}, the cycle trains on {source.value} only"
+
+
+async def chat(toy: Toy, *messages: str, session: str | None = None) -> tuple[str, str]:
+    """Id and text of the next answer. `messages`: user's and assistant's in turns."""
+    roles = ("user", "assistant")
+    body = {
+        "model": "ostinato",
+        "messages": [
+            {"role": roles[place % 2], "content": text} for place, text in enumerate(messages)
+        ],
+        "temperature": 1.0,
+    }
+    headers = {} if session is None else {"X-Ostinato-Session": session}
+    async with toy.client() as client:
+        response = await client.post("/v1/chat/completions", json=body, headers=headers)
+        assert response.status_code == 200, response.text
+    answer = response.json()
+    return answer["id"].removeprefix("chatcmpl-"), answer["choices"][0]["message"]["content"]
+
+
+async def keep_edit(toy: Toy, interaction: str) -> None:
+    async with toy.client() as client:
+        body = {"interaction_id": interaction, "signal": "edit_kept"}
+        assert (await client.post("/v1/feedback", json=body)).status_code == 200
+
+
+async def test_feedback_on_the_last_answer_of_a_chat_rewards_those_before_it(toy: Toy) -> None:
+    first, text = await chat(toy, "Fix it.")
+    asked_again, _ = await chat(toy, "Fix it.", text, "The tests fail.")
+    last, _ = await chat(toy, "Fix it.", text, "The test of dates fails.")
+    other, _ = await chat(toy, "Say hello.")
+    await keep_edit(toy, last)
+    found = collect(toy.ledger, toy.objects, window(0, 4))
+    distilled = distil(found.interactions, Baselines(), FeedbackConfig())
+    assert {reward.interaction_id: reward.judged_id for reward in distilled.rewards} == {
+        first: last,
+        asked_again: asked_again,
+        last: last,
+        other: other,
+    }
+    assert [reward.reward for reward in distilled.rewards] == [0.75, 0.0, 0.75, 0.0]
+
+
+async def test_a_client_that_names_its_session_may_begin_anew_in_it(toy: Toy) -> None:
+    planned, _ = await chat(toy, "Plan it.", session="mine")
+    done, _ = await chat(toy, "Do what the plan says.", session="mine")
+    other, _ = await chat(toy, "Plan it all.", session="yours")
+    await keep_edit(toy, done)
+    found = collect(toy.ledger, toy.objects, window(0, 3))
+    distilled = distil(found.interactions, Baselines(), FeedbackConfig())
+    assert [reward.judged_id for reward in distilled.rewards] == [done, done, other]
+    sessions = {row.interaction_id: row.session_id for row in toy.ledger.interactions.since(0)}
+    assert sessions[planned] == sessions[done] != sessions[other]
+    assert "mine" not in sessions[planned]
+
+
+async def test_late_feedback_reaches_the_answers_of_earlier_windows_that_it_is_about(
+    toy: Toy,
+) -> None:
+    first, text = await chat(toy, "Fix it.")
+    judged, _ = await chat(toy, "Fix something else.")
+    await keep_edit(toy, judged)
+    toy.now[0] = 2_000.0  # the cycle over both opened at 1,500
+    last, _ = await chat(toy, "Fix it.", text, "And its test.")
+    await keep_edit(toy, last)
+    found = collect(toy.ledger, toy.objects, window(2, 3))
+    assert [taken.interaction_id for taken in found.interactions] == [first, last]
+    # said after the cycle opened: the next one's
+    found = collect(toy.ledger, toy.objects, window(2, 3, said_until=1_900.0))
+    assert [taken.interaction_id for taken in found.interactions] == [last]

@@ -8,11 +8,16 @@ from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines
-from ostinato.tasks.realtime.feedback.distil import distil, distil_reward
+from ostinato.tasks.realtime.feedback.distil import DistilledReward, distil, distil_reward
+from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.realtime.feedback.interactions import interaction, segment, transcript
 
 CONFIG = DistilConfig()
 EVENTS = st.lists(st.tuples(st.sampled_from(list(Signal)), st.floats(0, 1000)), max_size=12)
+
+
+def reward_of(alone: CollectedInteraction) -> DistilledReward:
+    return distil_reward(alone, alone, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(list(Signal)), st.floats(0, 1000)), 
     ],
 )
 def test_signals_add_up(events: list[tuple[Signal, float]], reward: float, reason: str) -> None:
-    distilled = distil_reward(interaction(*events), CONFIG)
+    distilled = reward_of(interaction(*events))
     assert distilled.reward == pytest.approx(reward)
     assert distilled.reason == reason
 
@@ -56,36 +61,36 @@ def test_broken_calls_and_refusals_are_negative_even_when_the_user_is_silent() -
         CallStatus.MALFORMED, CallStatus.MALFORMED, end_reason=EndReason.BROKEN_CALLS
     )
     refused = transcript(CallStatus.OK, tool="read_file")
-    assert distil_reward(interaction(said=broken), CONFIG).terms.keys() >= {
+    assert reward_of(interaction(said=broken)).terms.keys() >= {
         "broken_calls",
         "no_edit",
         "unfinished",
     }
-    assert distil_reward(interaction(said=broken), CONFIG).reward == -1.0
-    assert distil_reward(interaction(said=refused), CONFIG).reward == -0.5
+    assert reward_of(interaction(said=broken)).reward == -1.0
+    assert reward_of(interaction(said=refused)).reward == -0.5
 
 
 @pytest.mark.parametrize("tool", ["edit_file", "write_file", "delete_file"])
 def test_every_tool_that_changes_files_is_an_edit(tool: str) -> None:
     changed = transcript(CallStatus.OK, tool=tool)
-    assert "no_edit" not in distil_reward(interaction(said=changed), CONFIG).terms
+    assert "no_edit" not in reward_of(interaction(said=changed)).terms
 
 
 def test_chat_needs_no_edit() -> None:
-    assert distil_reward(interaction(said=transcript(), kind="chat"), CONFIG).reward == 0.0
+    assert reward_of(interaction(said=transcript(), kind="chat")).reward == 0.0
 
 
 @given(EVENTS)
 def test_reward_stays_between_minus_one_and_one(events: list[tuple[Signal, float]]) -> None:
-    distilled = distil_reward(interaction(*events), CONFIG)
+    distilled = reward_of(interaction(*events))
     assert -1 <= distilled.reward <= 1
     assert distilled.reason in distilled.terms
 
 
 @given(EVENTS)
 def test_saying_the_same_twice_changes_nothing(events: list[tuple[Signal, float]]) -> None:
-    once = distil_reward(interaction(*events), CONFIG)
-    assert distil_reward(interaction(*events, *events[-1:]), CONFIG).reward == once.reward
+    once = reward_of(interaction(*events))
+    assert reward_of(interaction(*events, *events[-1:])).reward == once.reward
 
 
 def test_every_interaction_with_sampled_tokens_becomes_a_sample() -> None:

@@ -33,7 +33,7 @@ def show_probability(weights: np.ndarray, accept_B: np.ndarray) -> np.ndarray:
 
 
 def suggestion(index: int, *, shown: bool, accepted: bool) -> CollectedInteraction:
-    said = transcript(CallStatus.OK, segments=(segment(token=SHOW if shown else HIDE),))
+    said = transcript(CallStatus.OK, segments=(segment(answer=[SHOW if shown else HIDE]),))
     events = [(Signal.EDIT_KEPT if accepted else Signal.EDIT_REVERTED, 1.0)] if shown else []
     return interaction(*events, name=f"s{index}", said=said, kind="suggestion")
 
