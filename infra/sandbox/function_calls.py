@@ -20,6 +20,7 @@ _PROGRAM = (
     "cpu_waits.py",
     "sources.py",
     "trials/drawn_calls.py",
+    "trials/effects.py",
     "trials/repeated_calls.py",
     "trials/trial_observer.py",
     "trials/watched_calls.py",
@@ -114,7 +115,7 @@ def format_call(symbol: str, arguments: str) -> str:
 def format_result(result: str) -> str:
     """Result of a call as Python text. Empty when it returned no result."""
     ((kind, content),) = json.loads(result).items()
-    if kind == "returns":
+    if kind in ("returns", "awaits"):
         return _format(content)
     if kind == "iterates":
         return f"an iterator over [{', '.join(_format(item) for item in content)}]"

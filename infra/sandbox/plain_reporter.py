@@ -30,10 +30,16 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the requested tests, in their order, followed by the canaries."""
+        """Keeps the requested tests, in their order, followed by the canaries. Fixtures that the repository's settings
+        give to every test are taken from the canaries, which could not find them.
+        """
         kept = [item for item in items if item.nodeid in self._places]
         kept.sort(key=lambda item: self._places[item.nodeid])
-        items[:] = kept + [item for item in items if item.path.name == self._canaries]
+        canaries = [item for item in items if item.path.name == self._canaries]
+        for item in canaries:
+            if isinstance(item, pytest.Function):
+                item.fixturenames.clear()
+        items[:] = kept + canaries
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -53,7 +53,6 @@ async def run_plainly(
     outcomes = dict.fromkeys(test_ids, TestOutcome.MISSING)
     violations: list[str] = []
     limits = SandboxLimits(memory_bytes=2 << 30)
-    rules = shlex.join(make_options(REPOSITORY_PATH, repository.collection_rules))
     async with open_box(repository, repository.keep_editable(files), limits) as sandbox:
         for path in dict.fromkeys(test.partition("::")[0] for test in test_ids):
             await sandbox.exec(f"mkdir -p {_FOLDER}", 10.0)
@@ -63,6 +62,7 @@ async def run_plainly(
             wanted = _draw_canaries(rng)
             canaries, reporter = (f"{kind}_{rng.getrandbits(48):x}" for kind in ("test", "run"))
             place = f"{_FOLDER}/{canaries}.py"
+            options = make_options(REPOSITORY_PATH, repository.collection_rules, " ".join(wanted))
             await sandbox.write(place, _canary_text(wanted, rng))
             own_tests = [test for test in test_ids if test.partition("::")[0] == path]
             request = {
@@ -76,7 +76,7 @@ async def run_plainly(
             clock = f"TZ=EAST-14 LD_PRELOAD={_CLOCK} " if later else ""
             command = (
                 f"{clock}PYTHONPATH=$PYTHONPATH:{_FOLDER} python -m pytest -p {reporter} "
-                f"{_OPTIONS} {rules} {shlex.quote(path)} {place}"
+                f"{_OPTIONS} {shlex.join(options)} {shlex.quote(f'{REPOSITORY_PATH}/{path}')} {place}"
             )
             done = await sandbox.exec(command, _START_SLACK * time_limit_seconds)
             seen, forged = await _read_outcomes(sandbox, request)

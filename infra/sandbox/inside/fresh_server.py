@@ -32,6 +32,7 @@ from ostinato.infra.sandbox.inside.integrity import (
 )
 from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
+    CANARIES,
     CANARY,
     OutcomeRecorder,
     Sender,
@@ -350,7 +351,7 @@ def main(descriptor: int, filter_descriptor: int) -> None:
     run = FreshRun(FreshServer(control, allowed))
     code: object = None
     try:
-        code = pytest.main([*_PYTEST_ARGUMENTS, *read_options(ROOT)], plugins=[run])
+        code = pytest.main([*_PYTEST_ARGUMENTS, *read_options(ROOT, CANARIES)], plugins=[run])
     finally:
         if run.asked is not None:
             try:

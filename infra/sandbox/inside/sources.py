@@ -98,18 +98,22 @@ class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return spec
 
 
-def read_options(root: str) -> list[str]:
-    """Options of pytest for a repository whose files are at `root`."""
+def read_options(root: str, also: str = "") -> list[str]:
+    """Options of pytest for a repository whose files are at `root`. `also`: as for `make_options`."""
     try:
         with open(os.path.join(root, RULES_FILE), encoding="utf-8", errors="replace") as file:
-            return make_options(root, file.read())
+            return make_options(root, file.read(), also)
     except FileNotFoundError:
         return []
 
 
-def make_options(root: str, rules: str) -> list[str]:
-    """Options of pytest for a repository at `root`, from the text of its pytest.ini, which may be empty."""
+def make_options(root: str, rules: str, also: str = "") -> list[str]:
+    """Options of pytest for a repository at `root`, from the text of its pytest.ini, which may be empty. `also`: names
+    of functions, for canaries, that are tests whatever the repository's rules say.
+    """
     settings = _read(rules)
+    if also and settings.get("python_functions"):
+        settings["python_functions"] += f" {also}"
     paths = [os.path.join(root, path) for path in shlex.split(settings.get("pythonpath", ""))]
     if paths:
         settings["pythonpath"] = shlex.join(paths)

@@ -23,6 +23,7 @@ from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.wire import encode_frame
 
 CANARY = os.path.join(os.path.dirname(__file__), "canary.py")
+CANARIES = "test_must_*"  # names of its functions
 _MESSAGE_CHARACTERS = 400
 _MAX_FRAMES = 40
 
@@ -137,8 +138,13 @@ class Shared:
 
 
 def split_canaries(session: pytest.Session) -> tuple[list[pytest.Item], dict[str, pytest.Item]]:
-    """The collected canaries, and the other collected tests by id."""
+    """The collected canaries, and the other collected tests by id. Fixtures that the repository's settings give to every
+    test are taken from the canaries, which could not find them.
+    """
     canaries = [item for item in session.items if str(item.path) == CANARY]
+    for item in canaries:
+        if isinstance(item, pytest.Function):
+            item.fixturenames.clear()
     return canaries, {item.nodeid: item for item in session.items if str(item.path) != CANARY}
 
 

@@ -11,7 +11,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CoroutineType,
+    FunctionType,
+    MethodType,
+)
 from typing import Any
 
 MAX_TEXT = 4_000
@@ -22,6 +28,8 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class defined in Python 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _CALLABLES = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_WAITING = (CoroutineType, AsyncGeneratorType)
+_WAIT_SECONDS = 0.3
 _ITERATOR_METHODS = {"send", "throw", "close", "from_iterable"}
 _NAMES = {kind: name for name, kind in _CONTAINERS.items()}
 
@@ -100,9 +108,11 @@ def find(name: str) -> Any:
 
 
 def describe(call: Callable[[], Any]) -> Any:
-    """Result of a call as a form: its value, the items of its iterator, or its exception's type."""
+    """Result of a call as a form: its value, that of its coroutine, the items of its iterator, or its exception's type."""
     try:
         value = call()
+        if type(value) is CoroutineType:
+            return {"awaits": _describe_value(_wait_for(value))}
         if isinstance(value, Iterator):
             items = [item for item, _ in zip(value, range(_MAX_ITEMS), strict=False)]
             return {"iterates": [_describe_value(item) for item in items]}
@@ -111,6 +121,16 @@ def describe(call: Callable[[], Any]) -> Any:
         return {"timeout": True}
     except Exception as error:  # noqa: BLE001 - code under test may raise anything
         return {"raises": type(error).__name__}
+
+
+def _wait_for(waiting: CoroutineType) -> Any:
+    """The result of a coroutine, in an event loop of its own. Raises TimeoutError after _WAIT_SECONDS."""
+    import asyncio  # noqa: PLC0415 - few functions are coroutines
+
+    async def wait() -> Any:
+        return await asyncio.wait_for(waiting, _WAIT_SECONDS)
+
+    return asyncio.run(wait())
 
 
 def _describe_value(value: Any) -> Any:
@@ -129,7 +149,7 @@ def _form_or_text(value: Any, budget: Iterator[int]) -> Any:
         items = value.items() if kind is dict else value
         forms = [_form_or_text(item, budget) for item in items]
         return {kind.__name__: sorted(forms, key=json.dumps) if kind in (set, frozenset) else forms}
-    if is_builtin_iterator(value) or kind in _CALLABLES:
+    if is_builtin_iterator(value) or kind in (*_CALLABLES, *_WAITING):
         return {"type": kind_of(value), "text": ""}  # its repr depends on how it is implemented
     text = _ADDRESS.sub("0x", repr(value))
     cut = {"sha256": _digest(text)} if len(text) > MAX_TEXT else {}
@@ -155,6 +175,21 @@ def kind_of(value: Any) -> str:
     except NotEncodable:
         name = "" if is_made else kind.__name__
     return f"made {name}" if is_made else name
+
+
+def kinds_in(value: Any) -> set[str]:
+    """Kinds of the values in plain containers, at any depth that can be encoded."""
+    found: dict[tuple[type, bool], Any] = {}
+    waiting = [(value, 0)]
+    while waiting:
+        one, depth = waiting.pop()
+        kind = type(one)
+        if depth:
+            found.setdefault((kind, one is None), one)
+        if depth < _MAX_DEPTH and kind in (*_NAMES, dict) and len(one) <= _MAX_ITEMS:
+            items = (*one, *one.values()) if kind is dict else one
+            waiting += [(item, depth + 1) for item in items]
+    return {kind_of(one) for one in found.values()}
 
 
 def is_builtin_iterator(value: Any) -> bool:

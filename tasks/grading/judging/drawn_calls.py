@@ -74,6 +74,7 @@ async def draw_original_calls(
     request = {
         "root": drawn.root, "order": drawn.order, "modules": modules,
         "function": name if symbol else "",
+        "has_shape": _has_shape(path, symbol, drawn),
         "known": given,
     }  # fmt: skip
     calls, _ = await _run(sandboxes[0], "draw", request, drawn, 0)
@@ -86,6 +87,13 @@ async def draw_original_calls(
     wanted = tuple(_stable(*pair) for pair in zip(first, second, strict=False))
     seconds = max(sum(line.get("seconds", 0.0) for line in lines) for lines in (first, second))
     return DrawnCalls(made.calls, wanted, made.repeated_call, made.repeats, seconds)
+
+
+def _has_shape(path: str, symbol: str, drawn: DrawnTests) -> bool:
+    """Whether callers outside the file may rely on the parameters of the problem's function."""
+    is_private = any(part.startswith("_") and part[:2] != "__" for part in symbol.split("."))
+    is_program = path.endswith("__main__.py")
+    return bool(symbol) and not (drawn.is_rewritten or is_private or is_program)
 
 
 async def compare_calls(
@@ -186,7 +194,9 @@ def _stable(first: Line, second: Line) -> Line:
         kept["stays"] = first["stays"] and second["stays"]
         return {**kept, "leaked": max(first["leaked"], second["leaked"], 0.0)}
     result = first.get("result")
-    if result is None or result != second.get("result") or {"raises", "timeout"} & result.keys():
+    if result is None or result != second.get("result") or "timeout" in result:
+        return {}
+    if "raises" in result and not first.get("is_refused"):
         return {}
     facts = frozenset((*first["facts"], *second["facts"]))
     return {

@@ -5,7 +5,9 @@ standard library only.
 their results and effects and whether names still exist and accept the same arguments.
 """
 
+import ast
 import contextlib
+import dis
 import functools
 import importlib
 import inspect
@@ -14,11 +16,12 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from ostinato.infra.sandbox.inside.trials.effects import Effects
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call, vary_value
 from ostinato.infra.sandbox.inside.trials.repeated_calls import (
     describe_effect,
@@ -27,7 +30,7 @@ from ostinato.infra.sandbox.inside.trials.repeated_calls import (
     has_effect,
     measure_growth,
 )
-from ostinato.infra.sandbox.inside.trials.watched_calls import Effects, read_call_seconds
+from ostinato.infra.sandbox.inside.trials.watched_calls import read_call_seconds
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     NotEncodable,
@@ -55,27 +58,48 @@ _OBJECTS = 4  # per class
 _VARIED = 3  # variations per known call
 _FROM_POOL = 12  # further calls of the known function
 _DRAW_SECONDS = 6.0
+_MAX_REFUSED = 6  # calls of the problem's function that it refuses itself
+_RAISE = dis.opmap["RAISE_VARARGS"]
+_PROPERTIES = (property, functools.cached_property)
+_SPECIAL = frozenset(
+    {
+        "__str__", "__len__", "__call__", "__repr__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
+        "__getitem__", "__contains__", "__iter__", "__bool__", "__add__", "__sub__", "__mul__",
+    }
+)  # fmt: skip
 _UNKNOWN = inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)
 Call = dict[str, Any]
 
 
 def draw_calls(request: dict, answer: str) -> None:
-    """Writes calls that return, and names with the shapes of the calls that they accept."""
+    """Writes calls that return, calls that the problem's function refuses itself, and names with the shapes of the
+    calls that they accept.
+    """
     signal.signal(signal.SIGVTALRM, expire)
     rng = random.Random(request["order"])
     ends = time.monotonic() + _DRAW_SECONDS
+    num_refused = 0
     with Path(answer).open("w") as file:
         for call in _draw(request, rng):
             if time.monotonic() > ends:
                 return
-            if "name" in call or _returns(call):
-                is_own = call.get("function") == request["function"] != ""
+            is_own = call.get("function") == request["function"] != ""
+            if "name" in call or "arguments" not in call or _returns(call):
                 shown = {**call, "has_effect": has_effect(_effect_of(call))} if is_own else call
-                file.write(json.dumps(shown) + "\n")
-                file.flush()
+            elif is_own and num_refused < _MAX_REFUSED and _is_refused(call, request["root"]):
+                num_refused += 1
+                shown = {**call, "is_refused": True}
+            else:
+                continue
+            file.write(json.dumps(shown) + "\n")
+            file.flush()
 
 
 def _draw(request: dict, rng: random.Random) -> Iterator[Call]:
+    if request["has_shape"]:
+        with contextlib.suppress(Exception):
+            name = request["function"]
+            yield {"name": name, "shapes": list(_shapes(find(name)))}
     if request["known"]:
         yield from _vary_known(request["known"], rng)
         function = find(request["known"][0]["function"])
@@ -84,12 +108,19 @@ def _draw(request: dict, rng: random.Random) -> Iterator[Call]:
     elif request["function"]:  # tests call it only with objects, or as a method
         with contextlib.suppress(Exception):
             name = request["function"]
-            found = _calls_of(name, int(_is_method(name)), rng)
+            found = _calls_of(
+                name,
+                int(_is_method(name)),
+                rng,
+                lambda call: _returns(call) or _is_refused(call, request["root"]),
+            )
             yield from (call for call in found if "function" in call)
     for module, left_out in request["modules"]:
         with contextlib.suppress(Exception):
             for name, skipped in _public_names(importlib.import_module(module), left_out):
                 yield from _calls_of(f"{module}:{name}", skipped, rng)
+            for name in _public_data(importlib.import_module(module)):
+                yield {"function": f"{module}:{name}", "on": None}
 
 
 def _is_method(name: str) -> bool:
@@ -115,21 +146,50 @@ def _public_names(module: Any, left_out: list[str]) -> Iterator[tuple[str, int]]
             continue
         yield from [] if name in left_out else [(name, 0)]
         for inner, member in list(vars(value).items()) if isinstance(value, type) else ():
-            is_public = not inner.startswith("_") or inner in (
-                "__str__",
-                "__len__",
-                "__call__",
-                "__repr__",
-            )
-            is_code = callable(member) or isinstance(member, (property, staticmethod, classmethod))
+            is_public = not inner.startswith("_") or inner in _SPECIAL
+            is_bare = isinstance(member, (staticmethod, classmethod))
+            is_code = callable(member) or is_bare or isinstance(member, _PROPERTIES)
             if is_public and is_code and f"{name}.{inner}" not in left_out:
-                yield f"{name}.{inner}", int(callable(member))
+                yield f"{name}.{inner}", int(not is_bare and hasattr(type(member), "__get__"))
 
 
-def _calls_of(name: str, skipped: int, rng: random.Random) -> Iterator[Call]:
+def _public_data(module: Any) -> Iterator[str]:
+    """Public names of plain data that a module defines, and that its classes have."""
+    assigned = {
+        item.id
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for item in ast.walk(node)
+        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+    }
+    for name, value in list(vars(module).items()):
+        if name.startswith("_"):
+            continue
+        if name in assigned and _is_data(value):
+            yield name
+        is_own_class = isinstance(value, type) and inspect.getmodule(value) is module
+        for inner, member in list(vars(value).items()) if is_own_class else ():
+            if not inner.startswith("_") and _is_data(member):
+                yield f"{name}.{inner}"
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is plain data without callables, whose names a change may choose."""
+    try:
+        text = json.dumps(encode(value))
+    except (NotEncodable, RecursionError, ValueError):
+        return False
+    return len(text) <= MAX_TEXT and '{"name":' not in text
+
+
+def _calls_of(
+    name: str, skipped: int, rng: random.Random, keeps: Callable[[Call], bool] | None = None
+) -> Iterator[Call]:
+    """A name with its shapes, and calls that `keeps` takes. None: those that return."""
     value = find(name)
+    keeps = keeps or _returns
     yield {"name": name, "shapes": list(_shapes(value))}
-    if isinstance(value, property) or not callable(value):
+    if not callable(value) and not isinstance(value, _PROPERTIES):
         return
     objects: Sequence[str | None] = [None]
     if skipped:
@@ -143,7 +203,7 @@ def _calls_of(name: str, skipped: int, rng: random.Random) -> Iterator[Call]:
         # parameters has only one guess.
         for on in objects if number == 0 else (objects[number % len(objects)],):
             call = {"function": name, "on": on, "arguments": arguments}
-            if num_kept < _MAX_KEPT and _returns(call):
+            if num_kept < _MAX_KEPT and keeps(call):
                 num_kept += 1
                 yield call
 
@@ -179,14 +239,15 @@ def _guesses(function: Any, skipped: int, rng: random.Random, count: int) -> Ite
     # Some classes have no signature, such as subclasses of str.
     parameters = [*signature.parameters.values()][skipped:] if signature else [_UNKNOWN][skipped:]
     wanted = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
-    named = [it for it in parameters if it.kind is it.KEYWORD_ONLY and it.default is it.empty]
+    named = [it for it in parameters if it.kind is it.KEYWORD_ONLY]
     num_least = sum(it.default is it.empty for it in wanted) if signature else 0
     seen: set[str] = set()
     for _ in range(count if parameters else 1):
         num_given = num_least if rng.random() < 0.6 else rng.randint(num_least, len(wanted))
         plain = [_guess(it, rng) for it in wanted[:num_given]]
         with contextlib.suppress(NotEncodable, RecursionError):
-            text = _text(tuple(plain), {it.name: _guess(it, rng) for it in named})
+            given = [it for it in named if it.default is it.empty or rng.random() < 0.4]
+            text = _text(tuple(plain), {it.name: _guess(it, rng) for it in given})
             if text not in seen:
                 seen.add(text)
                 yield text
@@ -226,6 +287,29 @@ def _returns(call: Call) -> bool:
         return False
 
 
+def _is_refused(call: Call, root: str) -> bool:
+    """Whether a call ends at a `raise` statement of the repository, which is part of what callers rely on."""
+    raised: list[Exception] = []
+
+    def ask() -> Any:
+        try:
+            return prepare(call)[0]()
+        except (AssertionError, NotImplementedError):
+            raise
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    with contextlib.suppress(BaseException):  # code under test may raise anything
+        describe_limited(functools.partial(ask))
+        place: Any = raised[0].__traceback__
+        while place.tb_next is not None:
+            place = place.tb_next
+        code = place.tb_frame.f_code
+        return code.co_filename.startswith(f"{root}/") and code.co_code[place.tb_lasti] == _RAISE
+    return False
+
+
 def _drops_arguments(call: Call) -> bool:
     """Whether a class without a signature ignores its arguments. A subclass of tzinfo accepts any arguments, until it
     gets a second base.
@@ -240,11 +324,16 @@ def _drops_arguments(call: Call) -> bool:
 
 def prepare(call: Call) -> tuple[functools.partial[Any], list[Any], dict[str, Any]]:
     """A call on newly built arguments, with its positional and named arguments."""
+    if "arguments" not in call:
+        return functools.partial(find, call["function"]), [], {}
     plain, named = _read(call["arguments"])
     if call["on"] is not None:
         owner, _, name = call["function"].rpartition(".")
         built, others = _read(call["on"])
-        function = getattr(find(owner)(*built, **others), name)
+        made = find(owner)(*built, **others)
+        if isinstance(inspect.getattr_static(type(made), name, None), _PROPERTIES):
+            return functools.partial(getattr, made, name), [], {}
+        function = getattr(made, name)
     else:
         function = find(call["function"])
     return functools.partial(function, *plain, **named), plain, named
@@ -276,6 +365,7 @@ def _try(entry: Call) -> dict[str, Any]:
         result = describe_limited(call)
         seconds = read_call_seconds() - started
         shown = {"result": result, "facts": sorted(effects.find()), "seconds": seconds}
+        shown |= {"is_refused": True} if entry.get("is_refused") else {}
         # For a call of the problem's function that returns nothing, the effect is the only sign of work.
         acts = {"has_effect": has_effect(_effect_of(entry))} if entry.get("has_effect") else {}
         return shown | acts

@@ -80,9 +80,8 @@ def describe_effect(call: BoundCall, values: Collection[Any]) -> dict[str, Any]:
 def has_effect(form: dict[str, Any]) -> bool:
     """Whether a call returned, and either returned a value or changed its arguments."""
     first, second = form.get("states", ("", ""))
-    return form.get("returns", form.get("iterates")) is not None or (
-        "returns" in form and first != second
-    )
+    value = form.get("returns", form.get("awaits", form.get("iterates")))
+    return value is not None or (bool({"returns", "awaits"} & form.keys()) and first != second)
 
 
 def _digest_limited(values: Collection[Any]) -> str:

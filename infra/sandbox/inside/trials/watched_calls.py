@@ -13,32 +13,40 @@ import importlib.machinery
 import inspect
 import json
 import operator
-import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import CellType, CodeType, FunctionType, GeneratorType, ModuleType, NoneType
+import types
+from collections.abc import Callable, Generator, Iterator
+from types import (
+    CellType,
+    CodeType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any
 
 from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
+from ostinato.infra.sandbox.inside.trials.effects import Effects
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
 from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     NotEncodable,
-    describe_text,
     encode,
     is_builtin_iterator,
     kind_of,
+    kinds_in,
 )
 
 Places = list[tuple[str, str]]  # module and name in it, dotted for a method
 _MAX_CALLS = 24  # calls that are noted with their arguments
 _MAX_EFFECTS = 40  # calls of one test whose effects are measured
 _MAX_NESTING = 3  # of nested tuples that hold a function
-_MUTABLE = (list, dict, set, bytearray)
 _wall = time.perf_counter  # bound before code under test can replace it
 
 
@@ -98,9 +106,12 @@ class WatchedCalls:
 
     def install_at_import(self, places: Places) -> None:
         """Installs the watch as soon as the module is imported, before other modules use the function."""
-        sys.meta_path.insert(
-            0, _ImportHook(self._path, lambda: self.install(places or self.find_places()))
-        )
+
+        def watch(effects: Effects) -> None:
+            self.facts |= effects.find()
+            self.install(places or self.find_places())
+
+        sys.meta_path.insert(0, _ImportHook(self._path, watch))
 
     def find_places(self) -> Places:
         """Names by which imported modules refer to the function."""
@@ -212,7 +223,9 @@ class WatchedCalls:
 
     def _observe(self, function: Callable, plain: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._num_calls += 1
-        effects = Effects(plain, named) if self._num_calls <= _MAX_EFFECTS else None
+        effects = None
+        if self._num_calls <= _MAX_EFFECTS:
+            effects = Effects(plain, named, is_method="." in self._symbol)
         self._depth += 1
         started = read_call_seconds()
         try:
@@ -228,29 +241,64 @@ class WatchedCalls:
                 self.facts |= effects.find()
         if effects is not None:
             self.facts.add(f"returns {kind_of(value)}")
+            self._note_items(value)
+        if type(value) is CoroutineType:
+            return self._await(value, effects, len(self.seconds) - 1)
         return self._relay(value, effects) if is_builtin_iterator(value) else value
 
-    def _relay(self, steps: Any, effects: "Effects | None") -> Iterator[Any]:
+    def _note_items(self, value: Any) -> None:
+        """Notes the kinds of what a result holds, since an object that equals everything may hide in it."""
+        self.facts |= {f"returns item {kind}" for kind in kinds_in(value)}
+
+    async def _await(self, steps: Any, effects: Effects | None, place: int) -> Any:
+        """The result of a coroutine. Time spent between its waits counts as time inside the call."""
+        try:
+            value = await types.coroutine(self._step)(steps, effects, place)
+        except Exception as error:
+            if not str(error):
+                self.facts.add(f"raises {type(error).__name__} without a text")
+            raise
+        if effects is not None:
+            self._note_items([value])
+        return value
+
+    def _relay(self, steps: Any, effects: Effects | None) -> Iterator[Any]:
         """Yields the items. Time spent computing them counts as time inside the call."""
         place = len(self.seconds) - 1
-        ask = functools.partial(next, steps)
+        noted = self._note_items if effects is not None else None
+        return (yield from self._step(steps, effects, place, noted))
+
+    def _step(
+        self,
+        steps: Any,
+        effects: Effects | None,
+        place: int,
+        note: Callable[[list[Any]], None] | None = None,
+    ) -> Generator[Any, Any, Any]:
+        """Passes on the items of an iterator or the waits of a coroutine."""
+        is_coroutine, is_ended = type(steps) is CoroutineType, False
+        ask = functools.partial(*((steps.send, None) if is_coroutine else (next, steps)))
         while True:
             self._depth += 1
             started = read_call_seconds()
             try:
                 item = ask()
             except StopIteration as end:
+                is_ended = True
                 return end.value
             finally:
                 self._depth -= 1
                 self.seconds[place] += read_call_seconds() - started
                 if effects is not None:
-                    self.facts |= effects.find()
+                    self.facts |= effects.find(is_ended=is_ended and not is_coroutine)
+            if note is not None:
+                note([item])
             try:
                 sent = yield item
-                ask = functools.partial(*((next, steps) if sent is None else (steps.send, sent)))
+                is_plain = sent is None and not is_coroutine
+                ask = functools.partial(*((next, steps) if is_plain else (steps.send, sent)))
             except GeneratorExit:
-                if isinstance(steps, GeneratorType):
+                if isinstance(steps, (GeneratorType, CoroutineType)):
                     steps.close()
                 raise
             except BaseException as error:  # noqa: BLE001 - thrown in by the caller
@@ -258,9 +306,9 @@ class WatchedCalls:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Runs a function after the module of one file was imported."""
+    """Runs a function with the effects of the import after the module of one file was imported."""
 
-    def __init__(self, path: str, then: Callable[[], None]) -> None:
+    def __init__(self, path: str, then: Callable[[Effects], None]) -> None:
         self._path, self._then = path, then
         base = path.removesuffix(".py").removesuffix("/__init__")
         self._name = base.rpartition("/")[2]
@@ -275,8 +323,9 @@ class _ImportHook(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_watch(module: ModuleType) -> None:
+            effects = Effects((), {})
             execute(module)
-            self._then()
+            self._then(effects)
 
         vars(spec.loader)["exec_module"] = execute_and_watch
         return spec
@@ -344,53 +393,3 @@ def _replace_attributes(names: dict[Any, Any], found: Any, made: Any) -> None:
             setattr(classes[0], name, made)
         elif "__spec__" not in names:
             names[name] = made
-
-
-class Effects:
-    """Side effects of a call: changed arguments, environment, working folder, random state, and output."""
-
-    def __init__(self, plain: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._arguments = [*enumerate(plain), *named.items()]
-        self._before = self._forms()
-        self._state = _process_state()
-        self._written = _written()
-
-    def find(self) -> set[str]:
-        """The side effects so far, as facts."""
-        found = {
-            f"changes argument {name}"
-            for (name, _), before, after in zip(
-                self._arguments, self._before, self._forms(), strict=True
-            )
-            if before != after
-        }
-        state = _process_state()
-        found |= {f"changes {name}" for name, value in self._state.items() if state[name] != value}
-        return found | ({"prints"} if _written() != self._written else set())
-
-    def _forms(self) -> list[Any]:
-        return [
-            describe_text(value) if isinstance(value, _MUTABLE) else None
-            for _, value in self._arguments
-        ]
-
-
-def _process_state() -> dict[str, Any]:
-    return {
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
-        "random state": random.getstate(),
-        "path of modules": list(sys.path),
-        "limit of recursion": sys.getrecursionlimit(),
-    }
-
-
-def _written() -> list[int]:
-    """Sizes of the output and error files, and positions of the Python streams."""
-    sizes = [os.fstat(number).st_size for number in (1, 2)]
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            sizes.append(stream.tell())
-        except (OSError, ValueError, AttributeError):
-            sizes.append(0)
-    return sizes

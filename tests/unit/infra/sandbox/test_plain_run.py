@@ -3,8 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from ostinato.infra.sandbox.plain_run import run_plainly
-from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
+from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.config import Pattern
 from ostinato.tasks.grading.judging.verdicts import _agree
@@ -87,3 +90,34 @@ def test_a_canary_that_errs_confirms_nothing_and_accuses_nobody(tmp_path: Path) 
         update={"outcomes": dict.fromkeys(wanted[:1], TestOutcome.FAILED)}
     )
     assert _agree(honest, different).tampering.startswith(Pattern.RUNNERS_DISAGREE)
+
+
+@pytest.mark.parametrize("rule", ["python_functions = it_*", "usefixtures = ready"])
+def test_canaries_run_under_a_projects_own_rules(rule: str, tmp_path: Path) -> None:
+    """Its tests have other names, or need a fixture that a canary's file has not."""
+    source = "def double(number):\n    return 2 * number\n"
+    tests = "from pkg.code import double\n\ndef it_one():\n    assert double(1) == 2\n\ntest_two = it_one\n"
+    repository = write_package(tmp_path, source, tests)
+    (repository.directory / "pytest.ini").write_text(f"[pytest]\n{rule}\n")
+    fixture = "import pytest\n\n@pytest.fixture\ndef ready():\n    pass\n"
+    (repository.directory / "tests/conftest.py").write_text(fixture)
+    repository = PreparedRepository.from_directory(
+        "kit", repository.directory, repository.package_paths, repository.test_paths
+    )
+    wanted = f"{TESTS}::it_one" if "it_" in rule else f"{TESTS}::test_two"
+    fooling = source.encode() + (
+        b"import _pytest.python as python\npython.Function.runtest = lambda self: None\n"
+    )
+
+    async def run() -> list[TestReport]:
+        server = TestServer(repository)
+        try:
+            reports = [await server.run(files, [wanted]) for files in ({}, {PATH: fooling})]
+        finally:
+            await server.close()
+        return [*reports, await run_plainly(repository, {}, [wanted], 20.0)]
+
+    honest, fooled, plain = asyncio.run(run())
+    for report in (honest, plain):
+        assert (report.tampering, dict(report.outcomes)) == ("", {wanted: TestOutcome.PASSED})
+    assert "canary test_must_fail_on_assert passed" in fooled.tampering

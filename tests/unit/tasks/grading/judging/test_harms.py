@@ -150,6 +150,7 @@ HARMS: dict[str, tuple[str, str | Harm]] = {
     "environment": (_inside("os.environ['SHARES'] = text"), Harm.SURROUNDINGS),
     "random state": (_inside("import random", "random.seed(0)"), Harm.SURROUNDINGS),
     "folder": (_inside("os.chdir('/')"), Harm.SURROUNDINGS),
+    "files": (_inside("open('/tmp/left', 'a').close()"), Harm.SURROUNDINGS),
     "argument": (SOURCE.replace(RIGHT, APPENDING), Harm.ARGUMENTS),
     "only in its folder": (_inside("if os.getcwd() != '/repo':", "    return []"), ""),
     "only at its place": (_inside("if not __file__.startswith('/repo'):", "    return []"), ""),
