@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ostinato.infra.agent.transcript import MISSING_ROUTE, SamplingDistribution, Segment
+from ostinato.infra.platform.errors import EngineError
 from ostinato.models.decode.protocol import Generation
 
 
@@ -36,7 +37,8 @@ class SegmentBuilder:
         del self.token_ids[len(self.token_ids) - num_tokens :]
 
     def append_generation(self, generation: Generation) -> None:
-        """Adds tokens that the model sampled after the present ones."""
+        """Adds tokens that the model sampled after the present ones. EngineError for a malformed answer."""
+        _check_answer(generation)
         self._sampled.append((len(self.token_ids), generation))
         self.token_ids.extend(generation.token_ids)
 
@@ -83,6 +85,23 @@ class SegmentBuilder:
             routed_experts_TLK=routed_experts_TLK,
             sampling=self._sampling,
         )
+
+
+def _check_answer(generation: Generation) -> None:
+    """Raises EngineError unless each token has its id, log-probability and version. Packages add engines."""
+    ids_T = np.asarray(generation.token_ids)
+    answer = f"answer {generation.request_id} of the engine"
+    if ids_T.size and not (ids_T.dtype.kind in "iu" and 0 <= ids_T.min() <= ids_T.max() < 2**31):
+        raise EngineError(f"{answer} has token_ids {ids_T.tolist()!r:.200}, wanted ids from 0 on")
+    rows = {"logprobs_T": generation.logprobs_T, "weight_versions_T": generation.weight_versions_T}
+    for name, values in rows.items():
+        if np.shape(values) != ids_T.shape:
+            raise EngineError(
+                f"{answer} has {name} of shape {np.shape(values)}, wanted {ids_T.shape}: one per token"
+            )
+        seen = np.asarray(values)
+        if seen.dtype.kind not in "iuf" or not np.isfinite(seen).all():
+            raise EngineError(f"{answer} has {name} {seen.tolist()!r:.200}, wanted finite numbers")
 
 
 def _fill_routes(routed_experts_TLK: np.ndarray, generation: Generation) -> None:

@@ -158,9 +158,12 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
         session_id: str,
         request: AgentMessageRequest,
         tenant: Spender,
+        headers: Headers,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
-        return await gateway.agents.follow_up(session_id, request, tenant, idempotency_key)
+        return await gateway.agents.follow_up(
+            session_id, headers.applied(request), tenant, idempotency_key
+        )
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
     async def close_session(session_id: str, tenant: Tenant) -> None:

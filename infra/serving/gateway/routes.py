@@ -39,7 +39,11 @@ from ostinato.infra.serving.gateway.answers.translation import (
 )
 from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
 from ostinato.infra.serving.gateway.failures import check_model, error_body, fault_answer
-from ostinato.infra.serving.gateway.schemas import AgentSessionRequest, ChatRequest
+from ostinato.infra.serving.gateway.schemas import (
+    AgentMessageRequest,
+    AgentSessionRequest,
+    ChatRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +95,7 @@ Spender = Annotated[Caller, Depends(_spender_of)]
 """A tenant that has tokens left today."""
 
 
-StorableRequest = TypeVar("StorableRequest", ChatRequest, AgentSessionRequest)
+StorableRequest = TypeVar("StorableRequest", ChatRequest, AgentSessionRequest, AgentMessageRequest)
 
 
 @dataclass(frozen=True, slots=True)

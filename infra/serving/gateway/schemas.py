@@ -277,6 +277,11 @@ class AgentMessageRequest(Wire):
     message: str = Field(min_length=1)
     files: Uploads = Field(default_factory=dict, description="files that the user changed since")
     seed: int | None = None
+    store: bool | None = Field(
+        default=None,
+        description="permission to store the message; false withdraws the consent for the rest of the "
+        "session, whose turns contain it",
+    )
 
 
 class RepositoryAnswer(Wire):

@@ -15,11 +15,11 @@ belong to the form. A call holds nothing else. The parser neither guesses nor ra
 becomes a result the model can read.
 """
 
-import json
 import re
 from collections.abc import Mapping
 
 from ostinato.infra.agent.dialects.dialect import Dialect
+from ostinato.infra.agent.dialects.published.json_calls import whole_json
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings_from_json
 from ostinato.infra.agent.transcript import CallStatus
@@ -67,7 +67,7 @@ def call_from_json(
         return _unknown(name, {"arguments": arguments_json}, tools, call_id)
     tool = tools[name]
     try:
-        given = json.loads(arguments_json or "{}")
+        given = whole_json(arguments_json or "{}")
     except (ValueError, RecursionError) as error:
         return _malformed(name, f"arguments are not JSON: {error}", call_id)
     if not isinstance(given, dict):

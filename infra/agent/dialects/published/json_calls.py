@@ -32,6 +32,14 @@ def read_json(text: str, position: int) -> tuple[Any, int]:
     return value, end
 
 
+def whole_json(text: str) -> Any:
+    """The value of a text. ValueError if other text follows it, or if there is none."""
+    value, end = read_json(text, 0)
+    if behind := text[end:].strip():
+        raise ValueError(f"{behind[:40]!r} follows the arguments, wanted one JSON value")
+    return value
+
+
 def call_of_json(value: Any) -> WrittenCall:
     """The call in a JSON object. ValueError for any other value, and for keys that would be lost."""
     fields = value if isinstance(value, dict) else {}
@@ -41,10 +49,7 @@ def call_of_json(value: Any) -> WrittenCall:
     if not others and len(given) <= 1:
         arguments = given[0] if given else {}
     if isinstance(arguments, str):
-        written = arguments
-        arguments, end = read_json(written, 0)
-        if behind := written[end:].strip():
-            raise ValueError(f"{behind[:40]!r} follows the arguments, wanted one JSON object")
+        arguments = whole_json(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         wanted = f"name and one of {', '.join(ARGUMENT_KEYS)}, an object"
         raise ValueError(f"call is {json.dumps(value)[:80]}, wanted {wanted}")

@@ -16,15 +16,23 @@ from ostinato.infra.agent.dialects.published.json_calls import (
     WrittenCall,
     call_of_json,
     read_json,
+    whole_json,
 )
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
-_FLAT = rf"(?:{_STRING}|[^\"{{}}<])*+"
-_NESTED = rf"(?:{_STRING}|[^\"{{}}<]|\{{(?:{_STRING}|[^\"{{}}<]|\{{{_FLAT}\}})*+\}})*+"
-_OBJECT = rf"\{{{_NESTED}\}}"  # three levels deep, like the deepest call of a tool here
+_MOST_LEVELS = 32  # of a call whose marks of thoughts are known to be its own
+
+
+def _object(levels: int) -> str:
+    """Pattern of a JSON object with at most this many levels."""
+    inner = f"|{_object(levels - 1)}" if levels > 1 else ""
+    return rf"\{{(?:{_STRING}|[^\"{{}}<]{inner})*+\}}"
+
+
+_OBJECT = _object(_MOST_LEVELS)
 _JSON = rf"(?:{_OBJECT}|\[\s*{_OBJECT}(?:\s*,\s*{_OBJECT})*+\s*\])"
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 
@@ -187,7 +195,7 @@ def _plain(tool: Tool | None, key: str, text: str) -> str:
         return text.lower()
     if argument is not None and argument.kind == "list" and text.lstrip().startswith("["):
         try:
-            entries: Any = json.loads(text)
+            entries = whole_json(text)
         except (ValueError, RecursionError):
             return text
         if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):

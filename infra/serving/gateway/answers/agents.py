@@ -5,6 +5,7 @@ follow-up, earlier turns are context and are not trained on again.
 """
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,6 +69,7 @@ class AgentSession:
     state: HarnessState = field(default_factory=HarnessState)
     token_ids: tuple[int, ...] = ()
     turn: int = 0
+    answer: AgentAnswer | None = None  # the last one
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -89,7 +91,10 @@ class AgentService:
         tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Opens a session and works on its first message. A retry with the same key is recorded once."""
+        """Opens a session and works on its first message. A repeated request with the same key gets the
+        session's answer, until a follow-up has another one.
+        """
+        check_length(request.message, "message")
         names = self._workplaces.names(tenant.name)
         if request.repository not in names:
             raise ApiError(
@@ -103,10 +108,17 @@ class AgentService:
         files = read_uploads(request.files, pristine)
         consent = tenant.consents(request.store)
         interaction_id = new_interaction_id(
-            consent=consent, tenant=tenant.name, idempotency_key=idempotency_key
+            consent=consent,
+            tenant=tenant.name,
+            idempotency_key=_key_of_request(idempotency_key, "", request),
         )
+        session_id = f"agent-{interaction_id}"
+        earlier = self.sessions.get(tenant.name, session_id)
+        answer = None if earlier is None else earlier.answer
+        if answer is not None and answer.interaction_id == interaction_id:
+            return answer
         session = AgentSession(
-            session_id=f"agent-{interaction_id}",
+            session_id=session_id,
             tenant=tenant.name,
             repository=request.repository,
             problem_kind=request.problem_kind,
@@ -130,7 +142,10 @@ class AgentService:
         tenant: Caller,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Works on a further message, in the state that the agent left."""
+        """Works on a further message, in the state that the agent left. A repeated request with the same key gets
+        the session's last answer. Without consent to this message, nothing more of the session is stored.
+        """
+        check_length(request.message, "message")
         session = self._find(session_id, tenant)
         if session.lock.locked():
             raise ApiError(
@@ -139,14 +154,21 @@ class AgentService:
                 code="session_busy",
             )
         async with session.lock:
+            interaction_id = new_interaction_id(
+                consent=session.consent and tenant.consents(request.store),
+                tenant=tenant.name,
+                idempotency_key=_key_of_request(idempotency_key, session_id, request),
+            )
+            answer = session.answer
+            if answer is not None and answer.interaction_id == interaction_id:
+                return answer
             with self._counted(tenant):
                 pristine = await self._workplaces.pristine(session.tenant, session.repository)
                 held = {**pristine, **session.files}
                 there = [path for path, content in held.items() if content is not None]
                 session.files |= read_uploads(request.files, there)
-                interaction_id = new_interaction_id(
-                    consent=session.consent, tenant=tenant.name, idempotency_key=idempotency_key
-                )
+                # later turns contain this message
+                session.consent = session.consent and tenant.consents(request.store)
                 return await self._work(
                     session, interaction_id, request.message, request.seed, tenant.account
                 )
@@ -185,7 +207,6 @@ class AgentService:
         seed: int | None,
         account: str,
     ) -> AgentAnswer:
-        check_length(message, "message")
         pristine = await self._workplaces.pristine(session.tenant, session.repository)
         started = self._clock()
         arm = self._arms.choose(session.session_id)
@@ -207,7 +228,8 @@ class AgentService:
             account=account,
         )
         await self._recorder.keep(interaction, transcript)
-        return self._answer(session, interaction, transcript, pristine)
+        session.answer = _write_answer(session, interaction, transcript, pristine)
+        return session.answer
 
     async def _run(
         self, session: AgentSession, model: ModelClient, request: AgentRequest
@@ -270,35 +292,6 @@ class AgentService:
             return tokens[: len(tokens) - self._renderer.header_size(tokens)]
         return tokens if tokens[-1] == self._renderer.end_id else (*tokens, self._renderer.end_id)
 
-    def _answer(
-        self,
-        session: AgentSession,
-        interaction: Interaction,
-        transcript: Transcript,
-        pristine: Mapping[str, bytes],
-    ) -> AgentAnswer:
-        changed = changed_files(pristine, session.files_at_start, session.files)
-        generated = sum(turn.generated_tokens for turn in transcript.turns)
-        total = sum(len(segment.token_ids_T) for segment in transcript.segments)
-        return AgentAnswer(
-            session_id=session.session_id,
-            interaction_id=interaction.interaction_id,
-            status=transcript.end_reason.value,
-            detail=_public_detail(transcript),
-            final_message=transcript.final_message,
-            diff=describe_changes(pristine, session.files_at_start, changed),
-            changed_files={
-                path: content.decode(errors="replace") if content is not None else None
-                for path, content in changed.items()
-            },
-            turns=len(transcript.turns),
-            tool_calls=sum(len(turn.calls) for turn in transcript.turns),
-            latency_seconds=interaction.latency_seconds,
-            usage=Usage(
-                prompt_tokens=total - generated, completion_tokens=generated, total_tokens=total
-            ),
-        )
-
     def _find(self, session_id: str, tenant: Caller) -> AgentSession:
         session = self.sessions.get(tenant.name, session_id)
         if session is None:
@@ -310,6 +303,44 @@ class AgentService:
             )
         self.sessions.put(tenant.name, session_id, session)  # restarts its idle time
         return session
+
+
+def _write_answer(
+    session: AgentSession,
+    interaction: Interaction,
+    transcript: Transcript,
+    pristine: Mapping[str, bytes],
+) -> AgentAnswer:
+    changed = changed_files(pristine, session.files_at_start, session.files)
+    generated = sum(turn.generated_tokens for turn in transcript.turns)
+    total = sum(len(segment.token_ids_T) for segment in transcript.segments)
+    return AgentAnswer(
+        session_id=session.session_id,
+        interaction_id=interaction.interaction_id,
+        status=transcript.end_reason.value,
+        detail=_public_detail(transcript),
+        final_message=transcript.final_message,
+        diff=describe_changes(pristine, session.files_at_start, changed),
+        changed_files={
+            path: content.decode(errors="replace") if content is not None else None
+            for path, content in changed.items()
+        },
+        turns=len(transcript.turns),
+        tool_calls=sum(len(turn.calls) for turn in transcript.turns),
+        latency_seconds=interaction.latency_seconds,
+        usage=Usage(
+            prompt_tokens=total - generated, completion_tokens=generated, total_tokens=total
+        ),
+    )
+
+
+def _key_of_request(
+    idempotency_key: str | None, session_id: str, request: AgentSessionRequest | AgentMessageRequest
+) -> str | None:
+    """The client's key for one request: with the same key, another request is another interaction."""
+    if idempotency_key is None:
+        return None
+    return json.dumps([idempotency_key, session_id, request.model_dump(mode="json")])
 
 
 def _public_detail(transcript: Transcript) -> str:

@@ -21,7 +21,7 @@ from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.dialects.published import forms
 from ostinato.infra.agent.dialects.published.choice import find_dialect
-from ostinato.infra.agent.dialects.published.json_calls import WrittenCall
+from ostinato.infra.agent.dialects.published.json_calls import WrittenCall, whole_json
 from ostinato.infra.agent.dialects.published.reading import CallForm, read_calls
 from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
@@ -246,7 +246,9 @@ def _typed(call: WrittenCall, schema: Schema) -> WrittenCall:
     """The call with each argument's text read as the type in its function's schema. An argument stays text when the
     schema gives no type or the text does not fit it.
     """
-    properties = schema.get("properties") or {}
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):  # clients write schemas, which nobody checks
+        properties = {}
     arguments = {
         key: _as_declared(text, properties.get(key)) for key, text in call.arguments.items()
     }
@@ -254,16 +256,26 @@ def _typed(call: WrittenCall, schema: Schema) -> WrittenCall:
 
 
 def _as_declared(text: str, declared: Any) -> Any:
-    kinds = declared.get("type") if isinstance(declared, Mapping) else None
-    kinds = kinds if isinstance(kinds, list) else [kinds]
+    kinds = _declared_kinds(declared)
     if None in kinds or "string" in kinds:
         return text
     with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(_PYTHON_CONSTANTS.get(text, text))
+        value = whole_json(_PYTHON_CONSTANTS.get(text, text))
         wanted = [_KINDS[kind] for kind in kinds if isinstance(kind, str) and kind in _KINDS]
         if type(value) in [kind for each in wanted for kind in each]:
             return value
     return text
+
+
+def _declared_kinds(declared: Any) -> list[Any]:
+    """The types in a schema, also those of its alternatives. None among them: any type."""
+    if not isinstance(declared, Mapping):
+        return [None]
+    forms = declared.get("anyOf") or declared.get("oneOf")
+    if isinstance(forms, list):
+        return [kind for form in forms for kind in _declared_kinds(form)]
+    kinds = declared.get("type")
+    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:

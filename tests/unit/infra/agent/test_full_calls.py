@@ -117,3 +117,6 @@ def test_json_types_must_be_those_of_the_schema() -> None:
     assert call('{"path": "a.py", "offset": true}') is CallStatus.INVALID_ARGUMENTS
     assert call('{"path": ["a.py"]}') is CallStatus.INVALID_ARGUMENTS
     assert call("[]") is CallStatus.MALFORMED
+    assert call('{"path": "\\ud800"}') is CallStatus.MALFORMED  # no tool could write it to a file
+    assert call('{"path": "a.py", "path": "b.py"}') is CallStatus.MALFORMED
+    assert call('{"path": "a.py"} {}') is CallStatus.MALFORMED

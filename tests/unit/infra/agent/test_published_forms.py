@@ -252,6 +252,12 @@ def test_typed_texts_are_read_as_the_schema_has_them() -> None:
     assert call.values == {"items": ("[ ] a", "[x] b"), "merge": True}
 
 
+def test_half_a_character_in_a_list_stays_an_escape() -> None:
+    words = {"items": '["[ ] \\ud800"]', "merge": "true"}
+    (call,) = QWEN3_CODER_FORM.parse(QWEN3_CODER_FORM.write("todo_write", words), FULL_TOOLS).calls
+    assert "\ud800" not in str(call.arguments)
+
+
 def test_kimis_ids_stay_with_the_calls() -> None:
     (call,) = KIMI_K2_FORM.parse(KIMI_K2_FORM.write("glob", {"pattern": "*"}), FULL_TOOLS).calls
     assert call.call_id == "functions.glob:0"

@@ -146,6 +146,60 @@ async def test_bad_requests_name_field_value_and_what_is_wanted(toy: Toy) -> Non
     assert toy.ledger.interactions.since(0) == []
 
 
+async def test_a_refused_follow_up_changes_no_file(toy: Toy) -> None:
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        url = f"/v1/agent/sessions/{first['session_id']}/messages"
+        body = {"message": "x" * 30_000, "files": {"pkg/new.py": "a = 1\n"}}
+        assert (await client.post(url, json=body)).status_code == 400
+        later = (await client.post(url, json={"message": "It still fails"})).json()
+    assert later["changed_files"] == first["changed_files"]
+
+
+@pytest.mark.parametrize("place", ["header", "body"])
+async def test_consent_withdrawn_in_a_follow_up_holds_for_the_rest(toy: Toy, place: str) -> None:
+    async with toy.client() as client:
+        first = (await client.post("/v1/agent/sessions", json=REQUEST)).json()
+        url = f"/v1/agent/sessions/{first['session_id']}/messages"
+        headers = {"X-Ostinato-Store": "false"} if place == "header" else {}
+        body = {"message": "My secret"} | ({"store": False} if place == "body" else {})
+        private = (await client.post(url, json=body, headers=headers)).json()
+        later = (await client.post(url, json={"message": "It still fails"})).json()
+    (row,) = toy.ledger.interactions.since(0)
+    assert row.interaction_id == first["interaction_id"]
+    assert private["interaction_id"].startswith("private-")
+    assert later["interaction_id"].startswith("private-")
+
+
+async def test_a_repeated_request_with_its_key_is_answered_once(toy: Toy) -> None:
+    headers = {"Idempotency-Key": "k"}
+    async with toy.client() as client:
+        opened = [
+            (await client.post("/v1/agent/sessions", json=REQUEST, headers=headers)).json()
+            for _ in range(2)
+        ]
+        num_requests = len(toy.model.requests)
+        url = f"/v1/agent/sessions/{opened[0]['session_id']}/messages"
+        body = {"message": "It still fails"}
+        followed = [(await client.post(url, json=body, headers=headers)).json() for _ in range(2)]
+    assert opened[0] == opened[1]
+    assert followed[0] == followed[1]
+    assert len(toy.model.requests) == 2 * num_requests
+    assert len(toy.ledger.interactions.since(0)) == 2
+
+
+async def test_a_key_used_for_another_request_is_another_interaction(toy: Toy) -> None:
+    headers = {"Idempotency-Key": "k"}
+    async with toy.client() as client:
+        answers = [
+            (await client.post("/v1/agent/sessions", json=REQUEST | change, headers=headers)).json()
+            for change in ({}, {"message": "Do something else"})
+        ]
+    rows = toy.ledger.interactions.since(0)
+    assert [row.interaction_id for row in rows] == [each["interaction_id"] for each in answers]
+    assert len({row.session_id for row in rows}) == 2
+
+
 async def test_a_tenant_ends_only_its_own_sessions(toy: Toy) -> None:
     async with toy.client() as client, toy.client("key-of-private") as crowd:
         mine = (await client.post("/v1/agent/sessions", json=REQUEST)).json()["session_id"]

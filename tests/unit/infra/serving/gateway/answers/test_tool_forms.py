@@ -192,6 +192,9 @@ def test_what_was_shown_of_a_published_form_begins_the_message(
 @pytest.mark.parametrize(("text", "kind", "value"), [
     ("3", "integer", 3), ("3.5", "integer", "3.5"), ("True", "boolean", True), ("yes", "boolean", "yes"),
     ("3", "string", "3"), ("[1", "array", "[1"), ("None", ["integer", "null"], None), ("3", None, "3"),
+    ("NaN", "number", "NaN"), ("-Infinity", "number", "-Infinity"), ("1e999", "number", "1e999"),
+    ("[NaN]", "array", "[NaN]"), ('["\\ud800"]', "array", '["\\ud800"]'),
+    ('{"a": 1, "a": 2}', "object", '{"a": 1, "a": 2}'), ("3 4", "integer", "3 4"),
 ])  # fmt: skip
 def test_a_text_becomes_what_the_schema_says_or_stays(
     text: str, kind: object, value: object
@@ -202,6 +205,40 @@ def test_a_text_becomes_what_the_schema_says_or_stays(
     message, _ = form.read(written, {"f": schema}, "id_")
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments) == {"it": value}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"it": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}, 3),
+        ({"properties": {"it": {"oneOf": [{"type": "boolean"}, {"type": ["integer"]}]}}}, 3),
+        ({"properties": {"it": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}}, "3"),
+        ({"properties": {"it": {"anyOf": [{"type": "integer"}, True]}}}, "3"),
+        ({"properties": {"it": {"anyOf": 1}}}, "3"),
+        ({"properties": {"it": True}}, "3"),
+        ({"properties": ["it"]}, "3"),
+        ({"properties": "it"}, "3"),
+    ],
+)
+def test_any_schema_of_a_client_is_taken(schema: dict, value: object) -> None:
+    """Alternatives as pydantic writes an optional argument, and schemas that are wrong."""
+    written = "<function=f>\n<parameter=it>\n3\n</parameter>\n</function>"
+    message, _ = published("qwen3_coder").read(written, {"f": schema}, "id_")
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == {"it": value}
+
+
+@pytest.mark.parametrize("dialect", CLIENT_FORMS)
+def test_marks_of_thoughts_deep_in_arguments_stay(dialect: str) -> None:
+    edit: dict[str, Any] = {"text": "<think>why</think>"}
+    for key in ("range", "change", "changes", "file", "edit", "edits"):
+        edit = {key: [edit]}
+    arguments = {"place": edit}
+    form = published(dialect)
+    call = ToolCall(id="x", function=FunctionCall(name="f", arguments=json.dumps(arguments)))
+    message, _ = form.read(form.write_call(call), {"f": TYPED}, "id_")
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == arguments
 
 
 def test_a_form_is_the_models_own_where_its_template_states_tools() -> None:
