@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -180,6 +181,13 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
         return await run_chat(session, options.message or (), options.apply)
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends the chat with its sandbox and the copy of the repository. Unlike Ctrl-C, nothing goes on."""
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 @app.command()
 def main(
     context: typer.Context,
@@ -218,6 +226,9 @@ def main(
         raise typer.BadParameter("--set changes a recipe, which only --checkpoint uses")
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         has_worked = asyncio.run(_chat(ChatOptions(**context.params), Console(), interrupt))
     except OstinatoError as error:

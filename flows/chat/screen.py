@@ -93,7 +93,7 @@ class ChatScreen:
 
     def ask(self, question: str) -> str:
         """A line from the person. EOFError at the end of the input."""
-        return self.console.input(Text(question, style="bold cyan")).strip()
+        return self.console.input(Text(as_printable(question), style="bold cyan")).strip()
 
     def _show_result(self, call: ToolCallRecord, result: str) -> None:
         lines = result.split("\n")

@@ -19,7 +19,7 @@ from ostinato.infra.agent.loop.conversation import Conversation
 from ostinato.infra.agent.loop.messages import MessageConversation, open_messages
 from ostinato.infra.agent.loop.prompts import write_first_message
 from ostinato.infra.agent.transcript import Transcript, TurnRecord
-from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.models.decode.protocol import ModelClient, Priority
 from ostinato.models.rendering import Renderer
@@ -209,7 +209,8 @@ async def work_on(session: ChatSession, message: str) -> bool:
     try:
         await task
     except asyncio.CancelledError:
-        if not task.cancelled():  # the chat itself is being cancelled
+        chat = asyncio.current_task()
+        if chat is None or chat.cancelling():  # the chat itself is being cancelled
             raise
         session.screen.say("stopped", "yellow")
     except OstinatoError as error:
@@ -246,13 +247,20 @@ async def decide_on_edits(session: ChatSession, apply: Apply) -> None:
 
 
 async def keep_edits(session: ChatSession, pending: dict[str, bytes | None]) -> None:
-    """Writes edits into the repository, except for files that changed there meanwhile."""
+    """Writes edits into the repository, except for files that changed there meanwhile or cannot be written."""
     workplace, screen = session.workplace, session.screen
-    conflicts = workplace.conflicts(pending)
-    for path in conflicts:
-        screen.say(f"{path} changed in your repository meanwhile: not overwritten", "red")
-    kept = {path: content for path, content in pending.items() if path not in conflicts}
-    workplace.keep(kept)
+    kept: list[str] = []
+    for path, content in pending.items():
+        change = {path: content}
+        try:
+            if workplace.conflicts(change):
+                screen.say(f"{path} changed in your repository meanwhile: not overwritten", "red")
+                continue
+            workplace.keep(change)
+        except (OSError, ConfigError) as error:
+            screen.say(f"{path} is not written: {error}", "red")
+        else:
+            kept.append(path)
     screen.say(f"written: {', '.join(kept) or 'nothing'}", "green")
     if kept:
         await session.send_feedback(Signal.EDIT_KEPT)

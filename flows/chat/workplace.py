@@ -31,6 +31,10 @@ ALWAYS_IGNORED = (
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
 )
 _GENERATED_FILES = pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
+# never sent to the model unasked
+_PRIVATE_FILES = pathspec.GitIgnoreSpec.from_lines(
+    (".*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*secret*", "*credential*")
+)
 MAX_RECENT_FILES = 3
 MAX_RECENT_LINES = 60
 Files = Mapping[str, bytes | None]
@@ -88,9 +92,10 @@ def is_inside(root: Path, name: str, *, may_link: bool) -> bool:
 
 def _own_ignores() -> list[str]:
     """Options of ls-files for the user's global ignore file, because `run_git` reads no user configuration."""
-    settings = Path.home() / ".config" / "git" / "config"
     options: list[str] = []
-    for place in filter(Path.is_file, (settings, Path.home() / ".gitconfig")):
+    home = os.path.expanduser("~")  # noqa: PTH111 Path.home raises for a user without a home folder
+    names = (".config/git/config", ".gitconfig")
+    for place in (Path(home, name) for name in names if Path(home, name).is_file()):
         question = ("--file", str(place), "--includes", "--type=path", "core.excludesFile")
         with contextlib.suppress(ProblemError):  # the configuration names no file
             ignored = os.fsdecode(run_git(None, "config", *question)).removesuffix("\n")
@@ -127,8 +132,11 @@ def copy_repository(root: Path, target: Path) -> dict[str, bytes]:
 def recent_files(
     root: Path, files: Mapping[str, bytes], since_seconds: float
 ) -> tuple[RecentFile, ...]:
-    """The first lines of the most recently changed text files, newest first."""
-    changed = [((root / path).stat().st_mtime, path) for path in files if (root / path).is_file()]
+    """The first lines of the most recently changed text files, newest first, without hidden files and files whose
+    names say that they hold secrets.
+    """
+    named = [path for path in files if not _PRIVATE_FILES.match_file(path)]
+    changed = [((root / path).stat().st_mtime, path) for path in named if (root / path).is_file()]
     shown: list[RecentFile] = []
     for at, path in sorted(changed, reverse=True):
         text = files[path].decode(errors="replace")
@@ -180,11 +188,14 @@ class Workplace:
                 partial = target.with_name(f".{target.name}.ostinato")
                 # a link of that name would lead the write elsewhere
                 partial.unlink(missing_ok=True)
-                with partial.open("xb") as file:
-                    file.write(content)
-                if target.exists():
-                    shutil.copymode(target, partial)
-                partial.replace(target)
+                try:
+                    with partial.open("xb") as file:
+                        file.write(content)
+                    if target.exists():
+                        shutil.copymode(target, partial)
+                    partial.replace(target)
+                finally:
+                    partial.unlink(missing_ok=True)
             self.kept[path] = content
 
     async def revert(self) -> None:

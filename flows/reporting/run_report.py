@@ -108,7 +108,7 @@ def show_run(context: StageContext, made: RunArtifacts, cycle: CycleReport | Non
 def print_report(report: RunReport, page: Path, console: Console) -> None:
     """Prints the table of the report and the path of its page."""
     print_table(console, report.table, report.title)
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 def publish(report: RunReport, address: str) -> None:

@@ -12,6 +12,9 @@ _WATCH_SECONDS = 3.0
 _FILE_COLUMNS = 120  # width of tables in files and pipes, where there is no terminal to ask
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# marks that change the direction of the line, and bytes of file names that are not UTF-8
+_PICTURES |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+_PICTURES |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 _is_watched: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
@@ -32,7 +35,7 @@ def open_console() -> Console:
 
 def print_error(error: BaseException) -> None:
     """Prints a known error to stderr, in red."""
-    text = f"{type(error).__name__}: {error}"
+    text = as_printable(f"{type(error).__name__}: {error}")
     Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -31,7 +32,9 @@ class Settings(BaseSettings):
     home: Path = Field(
         default=Path(".ostinato"), description="folder of all data that this machine keeps"
     )
-    object_store_url: str = Field(default_factory=lambda data: f"file://{data['home']}/objects")
+    object_store_url: str = Field(
+        default_factory=lambda data: f"file://{quote(str(data['home']))}/objects"
+    )
     """location of artifacts and weights: file:///absolute/path or s3://bucket/prefix"""
     ledger_url: SecretStr = Field(
         default_factory=lambda data: SecretStr(f"sqlite:///{data['home']}/ledger.db")
@@ -78,7 +81,18 @@ class Settings(BaseSettings):
     @field_validator("home", "cache_directory")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+        try:
+            return path.expanduser().absolute()
+        except RuntimeError as error:  # ~ of a user without a home folder
+            raise ValueError(f"{error} Wanted a path without ~") from None
+
+    @field_validator("home")
+    @classmethod
+    def _fits_in_urls(cls, home: Path) -> Path:
+        if "?" in str(home):  # the URLs of Prefect's database and of the ledger end there
+            raise ValueError("wanted a path without ?")
+        str(home).encode()  # a ValueError for a name that is not UTF-8
+        return home
 
     @field_validator("trackers", mode="before")
     @classmethod

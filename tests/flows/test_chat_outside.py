@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ostinato.infra.platform.cluster.processes import processes_with
 from tests.fakes.toy_gateway import toy_repository
 
 KEY = "key-of-the-stub"
@@ -34,6 +36,8 @@ class SmallServer(http.server.BaseHTTPRequestHandler):
 
     keys: ClassVar[list[str | None]] = []
     is_key_shown: ClassVar[bool] = False
+    asked: ClassVar[threading.Event] = threading.Event()
+    may_answer: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         key = self.headers["Authorization"]
@@ -45,6 +49,8 @@ class SmallServer(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if body.get("max_tokens", 1) > LARGEST_ANSWER_TOKENS:
             return self._say(400, {"error": {"message": "maximum context length is 4096 tokens"}})
+        self.asked.set()
+        self.may_answer.wait(60)
         choice = {"index": 0, "message": ANSWER, "finish_reason": "stop"}
         return self._say(200, {"choices": [choice], "usage": {"total_tokens": 9}})
 
@@ -59,6 +65,8 @@ class SmallServer(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     SmallServer.keys, SmallServer.is_key_shown = [], False
+    SmallServer.asked.clear()
+    SmallServer.may_answer.set()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SmallServer) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -106,3 +114,30 @@ def test_keys_that_nobody_named_are_not_sent(tmp_path: Path, url: str) -> None:
     done = chat(tmp_path, url, "--key-env", "NO_SUCH_KEY", "--api-key", "given")
     assert "wanted either --api-key or --key-env" in done.stderr
     assert SmallServer.keys == [None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.sampled(1)
+def test_a_closed_terminal_leaves_no_copy_of_the_repository_and_no_process(
+    tmp_path: Path, url: str, number: signal.Signals
+) -> None:
+    repository = toy_repository(tmp_path / "repository").directory
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    scratch.mkdir()
+    SmallServer.may_answer.clear()
+    given = ("--repo", str(repository), "--gateway", url, "--message", "Is first well?")
+    places = {"OSTINATO_HOME": str(home), "TMPDIR": str(scratch), "OSTINATO_API_KEY": KEY}
+    process = subprocess.Popen(
+        (*CHAT, *given), env={**os.environ, **places}, stdin=subprocess.DEVNULL
+    )
+    try:
+        assert SmallServer.asked.wait(60)
+        assert len(list(scratch.glob("ostinato-chat-*"))) == 1
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    finally:
+        process.kill()
+        SmallServer.may_answer.set()
+    assert list(scratch.glob("ostinato-chat-*")) == []
+    assert list(processes_with("OSTINATO_HOME", str(home))) == []
+    assert not any(str(scratch).encode() in words for words in argument_lists())

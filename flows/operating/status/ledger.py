@@ -8,7 +8,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
 from ostinato.flows.operating.status.services import GATEWAY, UpProcess
@@ -108,8 +107,8 @@ def _cycle_row(cycle: CycleRow, idle_seconds: float | None, thresholds: Threshol
 
 def sqlite_file(settings: Settings) -> Path | None:
     """The database file, which status never creates. None when the ledger is on a server."""
-    parts = urlsplit(settings.ledger_url.get_secret_value())
-    return Path(parts.path.removeprefix("/")) if parts.scheme == "sqlite" else None
+    scheme, _, rest = settings.ledger_url.get_secret_value().partition(":///")
+    return Path(rest.partition("?")[0]) if scheme == "sqlite" else None
 
 
 def _refused(path: Path, wait_seconds: float) -> StatusRow | None:

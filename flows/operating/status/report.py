@@ -31,6 +31,7 @@ from ostinato.flows.operating.status.services import (
     upload_rows,
 )
 from ostinato.flows.operating.status.stages import StageRows
+from ostinato.flows.stages.console import as_printable
 from ostinato.flows.stages.server_access import is_own_server, open_api, own_access
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.ledger.rows import CycleRow
@@ -96,12 +97,14 @@ def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
     for name in shown:
         table.add_column(name, overflow="fold")
     for row, texts in zip(rows, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(*map(escape, texts), style="red" if row.fault is not None else None)
+        table.add_row(
+            *(escape(as_printable(text)) for text in texts),
+            style="red" if row.fault is not None else None,
+        )
     console.print(table)
     findings = [f"{row.fault} ({row.part})" for row in rows if row.fault is not None]
-    console.print(
-        f"findings: {', '.join(findings) or 'none'}", highlight=False, markup=False, soft_wrap=True
-    )
+    found = as_printable(f"findings: {', '.join(findings) or 'none'}")
+    console.print(found, highlight=False, markup=False, soft_wrap=True)
 
 
 def ago(instant: float | None, now: float) -> str:

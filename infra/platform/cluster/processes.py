@@ -31,8 +31,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 def mark_process(pid: int) -> ProcessMark:
     """The mark of a live process of this machine."""
-    started_at = psutil.Process(pid).create_time()
-    return ProcessMark(pid=pid, started_at=started_at, host=_HOST, boot_id=_BOOT_ID)
+    started_at, booted_at = psutil.Process(pid).create_time(), psutil.boot_time()
+    return ProcessMark(
+        pid=pid, started_at=started_at, host=_HOST, boot_id=_BOOT_ID, booted_at=booted_at
+    )
+
+
+def _seconds_after_boot(pid: int) -> float:
+    """Start of a live process since the boot of the kernel, which setting the clock does not change."""
+    return psutil.Process(pid).create_time() - psutil.boot_time()
+
+
+def _noted_after_boot(mark: ProcessMark) -> float:
+    return mark.started_at - (psutil.boot_time() if mark.booted_at is None else mark.booted_at)
 
 
 def is_elsewhere(mark: ProcessMark) -> bool:
@@ -46,7 +57,8 @@ def is_alive(mark: ProcessMark) -> bool:
         return False
     try:
         process = psutil.Process(mark.pid)
-        is_same = abs(process.create_time() - mark.started_at) < _CLOCK_TOLERANCE_SECONDS
+        apart = abs(_seconds_after_boot(mark.pid) - _noted_after_boot(mark))
+        is_same = apart < _CLOCK_TOLERANCE_SECONDS
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -128,14 +140,14 @@ def _session_members(mark: ProcessMark) -> list[int]:
     if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
         return []
     members = []
-    for process in psutil.process_iter(["pid", "status", "create_time"]):
+    for process in psutil.process_iter(["pid", "status"]):
         try:
             if os.getsid(process.pid) != mark.pid:
                 continue
-        except (ProcessLookupError, PermissionError):
+            created = _seconds_after_boot(process.pid)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             continue
-        created_at = process.info["create_time"]
-        is_later = created_at >= mark.started_at - _CLOCK_TOLERANCE_SECONDS
+        is_later = created >= _noted_after_boot(mark) - _CLOCK_TOLERANCE_SECONDS
         is_impostor = process.pid == mark.pid and not is_alive(mark)
         if is_impostor and process.info["status"] != psutil.STATUS_ZOMBIE:
             return []

@@ -31,6 +31,10 @@ class ObjectStore:
         yet. The store of an installation is opened by `open_object_store`.
         """
         parts = urlsplit(url)
+        if parts.query or parts.fragment:
+            raise ConfigError(
+                f"object store URL is {url!r}, wanted %23 for # and %3F for ?: a path ends there"
+            )
         if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
             return cls(url, LocalBackend(Path(unquote(parts.path))))
         if parts.scheme == "s3" and parts.netloc and s3 is None:

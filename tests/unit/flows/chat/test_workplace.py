@@ -3,6 +3,7 @@ overwritten.
 """
 
 import contextlib
+import io
 import os
 import shutil
 import socket
@@ -13,8 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from ostinato.flows.chat.command import read_rules
+from ostinato.flows.chat.screen import ChatScreen
+from ostinato.flows.chat.session import ChatModel, ChatSession, Interrupt, keep_edits
 from ostinato.flows.chat.workplace import (
     Workplace,
     choose_tests,
@@ -22,6 +26,7 @@ from ostinato.flows.chat.workplace import (
     list_files,
     recent_files,
 )
+from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
@@ -269,6 +274,15 @@ def test_only_files_changed_lately_are_recent(root: Path) -> None:
     assert len(recent_files(root, files, newest - 1000)) == 3
 
 
+@pytest.mark.parametrize(
+    "path", [".env", "deploy/.env.local", ".ssh/config", "server.pem", "id_rsa", "my_secrets.toml"]
+)
+def test_a_file_of_secrets_is_never_recent(root: Path, path: str) -> None:
+    (root / path).parent.mkdir(exist_ok=True)
+    (root / path).write_text("TOKEN=1")
+    assert path not in {shown.path for shown in recent_files(root, {path: b"TOKEN=1"}, 0.0)}
+
+
 COLLECTED = ("tests/test_a.py::test_x", "tests/test_a.py::test_y[1]", "tests/more/test_b.py::T::t")
 
 
@@ -298,3 +312,31 @@ def test_a_chain_of_a_thousand_folders_is_no_traceback(root: Path) -> None:
             os.chdir("deep")
     assert "pkg/core.py" in list_files(root)
     subprocess.run(["rm", "-rf", str(root / "deep")], check=True)  # pytest's own cannot
+
+
+async def test_edits_that_cannot_be_written_are_named_and_the_others_are_written(
+    root: Path, tmp_path: Path
+) -> None:
+    workplace = open_workplace(root, tmp_path / "copy")
+    (root / "outside").symlink_to(tmp_path)
+    (root / "new.py" / "inner").mkdir(parents=True)
+    written = io.StringIO()
+    session = ChatSession(
+        ChatModel("model", HarnessConfig()),
+        workplace,
+        ChatScreen(Console(file=written, width=200)),
+        temperature=1.0,
+        seed=0,
+        facts=PromptFacts(),
+        session_id="chat",
+        interrupt=Interrupt(),
+    )
+    edits = {"new.py": b"", "outside/a.py": b"", "pkg/core.py": b"x = 2\n", "z" * 250: b""}
+    await keep_edits(session, dict(edits))
+
+    assert (root / "pkg/core.py").read_bytes() == b"x = 2\n"
+    shown = written.getvalue()
+    assert shown.count("is not written: ") == 3
+    assert "written: pkg/core.py\n" in shown
+    assert list(root.rglob(".*.ostinato")) == []
+    assert not (tmp_path / "a.py").exists()

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.flows.operating.status.ledger import sqlite_file
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.settings import PREFIX, check_home, load_settings
 
 
@@ -21,6 +24,47 @@ def test_urls_follow_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert settings.object_store_url == f"file://{tmp_path}/objects"
     assert settings.ledger_url.get_secret_value() == f"sqlite:///{tmp_path}/ledger.db"
     assert settings.cache_directory == tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", ["c# work", "a%41b", "a+b@c:d", "ü"])
+def test_a_home_with_characters_of_urls_keeps_everything_inside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    home = tmp_path / name / "home"
+    monkeypatch.setenv("OSTINATO_HOME", str(home))
+    settings = load_settings()
+    open_object_store(settings).put_bytes("key", b"")
+    open_ledger(settings).close()
+
+    assert (home / "objects/key").is_file()
+    assert sqlite_file(settings) == home / "ledger.db"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_home_that_no_address_of_a_database_can_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "why?"))
+    with pytest.raises(ConfigError, match=r"OSTINATO_HOME is '.*why\?'.*wanted a path without"):
+        load_settings()
+
+
+def test_a_home_whose_name_is_not_utf_8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", "/data/\udcff")
+    with pytest.raises(ConfigError, match="OSTINATO_HOME is"):
+        load_settings()
+
+
+def test_a_home_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", "~no-such-user/data")
+    with pytest.raises(ConfigError, match="OSTINATO_HOME is '~no-such-user/data'"):
+        load_settings()
+
+
+@pytest.mark.parametrize("url", ["file:///data#1/objects", "file:///data?1", "s3://bucket/a#b"])
+def test_a_store_whose_address_would_be_cut_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"object store URL is .*%23"):
+        ObjectStore.from_url(url)
 
 
 def test_home_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+import pytest
 
 from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
 from ostinato.infra.platform.cluster.workspace import ProcessMark
@@ -60,6 +62,29 @@ def test_a_later_process_with_the_same_id_is_left_alone() -> None:
     assert is_running(member)
     kill_session(mark, grace_seconds=0.0)
     leader.wait()
+
+
+@pytest.mark.parametrize("step_seconds", [-3_600, 3_600])
+def test_a_process_is_the_same_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_seconds: int
+) -> None:
+    leader, member = _start_family()
+    mark = mark_process(leader.pid)
+    for place in Path("/proc").iterdir():
+        (tmp_path / place.name).symlink_to(place)
+    # the kernel reports its boot by today's clock
+    booted = f"btime {int(psutil.boot_time())}"
+    counters = Path("/proc/stat").read_text()
+    (tmp_path / "stat").unlink()
+    (tmp_path / "stat").write_text(
+        counters.replace(booted, f"btime {int(psutil.boot_time()) + step_seconds}")
+    )
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    assert is_alive(mark)
+    assert kill_session(mark, grace_seconds=0.3) == 2
+    leader.wait()
+    assert not is_running(member)
 
 
 def test_this_process_is_alive_and_a_zombie_is_not() -> None:
