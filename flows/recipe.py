@@ -4,7 +4,6 @@ it runs on are in infra/platform/settings.py.
 
 import contextlib
 import difflib
-import json
 import math
 import re
 import tomllib
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.bounded_files import parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.plugins import VERIFIERS
 from ostinato.infra.platform.record import Record, dotted
@@ -314,6 +314,10 @@ def base_directory(base_checkpoint: str) -> Path | None:
                 f"base_checkpoint: {error}; `ostinato import` imports a model"
             ) from None
         return artifacts.local_copy(ref, settings.home)
+    if "\0" in base_checkpoint:
+        raise ConfigError(
+            f"base_checkpoint {base_checkpoint!r:.200} has a null byte, wanted a path"
+        )
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 
@@ -330,15 +334,18 @@ def _use_model_of_base(values: dict[str, Any], path: Path) -> None:
         raise
     if directory is None or not isinstance(values.get("model", {}), dict):
         return
-    file = directory / BASE_SPEC
-    if not file.is_file():
-        raise ConfigError(
-            f"recipe {path}: base_checkpoint {name!r} has no {file}, wanted a checkpoint directory"
-        )
-    spec = json.loads(file.read_bytes())
+    file, is_there = directory / BASE_SPEC, False
+    with contextlib.suppress(OSError):  # too long
+        is_there = file.is_file()
+    if not is_there:
+        why = f"base_checkpoint {name!r:.200} has no {file!s:.300}, wanted a checkpoint directory"
+        raise ConfigError(f"recipe {path}: {why}")
+    spec = parse_json(str(file), read_bounded(file))
+    if not isinstance(spec, dict):
+        raise ConfigError(f"{file} holds a {type(spec).__name__}, wanted the shape of a model")
     given = values.get("model", {})
-    longest = given.get("max_sequence_tokens")
-    if isinstance(longest, int) and longest > spec["max_sequence_tokens"]:
+    longest, known = (shape.get("max_sequence_tokens") for shape in (given, spec))
+    if isinstance(longest, int) and isinstance(known, int) and longest > known:
         spec["max_sequence_tokens"] = longest
     for key, value in given.items():
         if key in spec and value != spec[key]:
@@ -411,15 +418,16 @@ def _parse_toml(text: str) -> dict[str, Any]:
 def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     """The file of that name in the same folder, else the shipped recipe. A file never extends itself."""
     for folder in (path.parent, RECIPES):
-        found = (folder / f"{name}.toml").resolve()
-        if found.is_file() and found != path.resolve():
-            if found in chain:
-                raise ConfigError(
-                    f"recipe {path} extends {name!r} in a circle: {list(map(str, chain))}"
-                )
-            return found
+        with contextlib.suppress(OSError, ValueError):  # too long, or not encodable as a path
+            found = (folder / f"{name}.toml").resolve()
+            if found.is_file() and found != path.resolve():
+                if found in chain:
+                    raise ConfigError(
+                        f"recipe {path} extends {name!r} in a circle: {list(map(str, chain))}"
+                    )
+                return found
     raise ConfigError(
-        f"recipe {path}: extends {name!r}, wanted a recipe in the same folder or one of {recipe_names()}"
+        f"recipe {path}: extends {name!r:.200}, wanted a recipe in the same folder or one of {recipe_names()}"
     )
 
 
@@ -437,7 +445,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not separator or not all(names):
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
-        value = None if text == "null" else _parse_toml(f"value = {text}")["value"]
+        (value,) = [None] if text == "null" else _parse_toml(f"value = {text}").values()
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(

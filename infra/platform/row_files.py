@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ConfigError, boundary
 
 MAX_PARQUET_BYTES = 4 << 30  # of a whole file, unpacked
 _MAX_LIST_BYTES = 1 << 30  # of a JSON list, which is read as a whole
@@ -61,13 +61,14 @@ def read_parquet(
     num_bytes = 0
     with open_parquet(file, place) as opened:
         _refuse_large_groups(opened.metadata, place)
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-            num_bytes += batch.nbytes
-            if num_bytes > MAX_PARQUET_BYTES:
-                raise ConfigError(
-                    f"{place} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
-                )
-            yield from batch.to_pylist()
+        with boundary(ConfigError, f"{place} is not read as parquet"):
+            for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                num_bytes += batch.nbytes
+                if num_bytes > MAX_PARQUET_BYTES:
+                    raise ConfigError(
+                        f"{place} unpacks to more than {MAX_PARQUET_BYTES} bytes; split it"
+                    )
+                yield from batch.to_pylist()
 
 
 def _refuse_large_groups(metadata: Any, place: str) -> None:

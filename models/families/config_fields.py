@@ -1,5 +1,6 @@
 """Fields of a published `config.json`. A field that was not read is refused by name."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -179,9 +180,10 @@ class ConfigFields:
                 f"config.json ({self._model_type}): rope_scaling (or rope_parameters) has no "
                 f"{name!r}, wanted a number"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:
             raise ValueError(
-                f"config.json ({self._model_type}): {name} = {value!r}, wanted a number"
+                f"config.json ({self._model_type}): {name} = {value!r:.80}, wanted a finite number"
             )
         return float(value)
 

@@ -114,7 +114,7 @@ def _expect_full_attention(fields: ConfigFields) -> None:
     fields.expect("use_sliding_window", False, False)
     fields.take("sliding_window", None)  # has no effect without use_sliding_window
     kinds = fields.take("layer_types", [])
-    if any(kind != "full_attention" for kind in kinds):
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise ValueError(f"config.json: layer_types = {kinds!r}, wanted only full_attention")
 
 

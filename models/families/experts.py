@@ -82,7 +82,8 @@ def read_grouped_experts(fields: ConfigFields, defaults: Mapping[str, Any]) -> d
         return fields.count(name, *([defaults[name]] if name in defaults else []))
 
     for name in ("num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(name, 0)  # draft layers are not read: ours have another form
+        if fields.take(name, 0):
+            fields.count(name)  # draft layers are not read: ours have another form
     dense = fields.take("first_k_dense_replace", defaults["first_k_dense_replace"])
     inner, dense_inner = count("moe_intermediate_size"), count("intermediate_size")
     # 0 shared experts are allowed

@@ -118,8 +118,15 @@ def _published_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in weight_shapes(spec).items():
         for published, place in parts_of(spec, name):
-            shapes[published] = tuple(torch.empty(shape, device="meta")[place].shape)
+            shapes[published] = _shape_at(place, shape)
     return shapes
+
+
+def _shape_at(place: Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a part of a tensor. Sizes that no tensor can have are allowed."""
+    chosen = zip(place, shape[: len(place)], strict=True)
+    kept = [part.indices(size) for part, size in chosen if isinstance(part, slice)]
+    return (*(stop - start for start, stop, _ in kept), *shape[len(place) :])
 
 
 def without_drafts(spec: ModelSpec) -> ModelSpec:

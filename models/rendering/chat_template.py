@@ -63,7 +63,7 @@ class TemplateRenderer(Renderer):
                 f"tokenizer has the decoder {tokenizer.decoder}, wanted ByteLevel, or BPE with ByteFallback: "
                 "only their tokens are bytes of the text"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer = _without_batch_settings(tokenizer)
         self._files = files or {}
         self._texts = ControlTexts(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
@@ -165,12 +165,14 @@ class TemplateRenderer(Renderer):
         marked = [self._texts.mark_contents(message, mark) for message in messages]
         marked_tools = [self._texts.mark_contents(tool, mark) for tool in tools]
         if marked == messages and marked_tools == list(tools):
+            _check_all_shown(messages, shown)
             return messages, list(tools), None
         if self.show(marked, marked_tools, opens_answer=True).replace(mark, "") != shown:
             found = self._texts.find(json.dumps([*messages, *tools], ensure_ascii=False))
             raise ValueError(
                 f"the chat template rewrites contents that hold {found!r}, wanted them kept whole"
             )
+        _check_all_shown(messages, shown)
         return marked, marked_tools, mark
 
     def show(
@@ -249,12 +251,9 @@ class TemplateRenderer(Renderer):
             further = self._render([*_opening(), _opening()[0]], opens_answer=True)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses a plain conversation: {error}") from None
-        if not closed.startswith(opened) or ANSWER not in closed:
-            raise ValueError(
-                "the chat template does not write an answer directly after its header: "
-                f"{closed!r} does not begin with {opened!r} and hold the answer"
-            )
-        ending = self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :])
+        _check_answer(opened, closed)
+        end_text = closed.partition(ANSWER)[2]
+        ending = self._texts.encode_form(end_text)
         is_kept = further.startswith(opened + ANSWER)
         behind = self._texts.encode_form(further[len(opened) + len(ANSWER) :])
         if not is_kept or not ending or ending[0] != behind[0]:
@@ -262,10 +261,11 @@ class TemplateRenderer(Renderer):
                 "the chat template rewrites history: after a further message the conversation no "
                 f"longer begins with {opened + ANSWER!r} and its end, but is {further!r}"
             )
+        _check_questions(opened, further)
         if not self._texts.is_control(ending[0]):
             raise ValueError(
-                f"the chat template ends an answer with {closed[closed.index(ANSWER) + len(ANSWER) :]!r}, "
-                "wanted a special token, such as eos_token, that a model can stop at"
+                f"the chat template ends an answer with {end_text!r}, wanted a special token, such as "
+                "eos_token, that a model can stop at"
             )
         return ending[0]
 
@@ -274,18 +274,19 @@ class TemplateRenderer(Renderer):
         """Whether the template removes `<think>` blocks from answers before the last question."""
         question, answer = _opening()
         thought = answer | {"content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
-        last = self.show([question, thought], opens_answer=False)
-        earlier = self.show([question, thought, question], opens_answer=True)
-        return THOUGHT in last and THOUGHT not in earlier
+        is_in_last = THOUGHT in self.show([question, thought], opens_answer=False)
+        return is_in_last and THOUGHT not in self.show(
+            [question, thought, question], opens_answer=True
+        )
 
     @cached_property
     def _header_ids(self) -> list[int]:
         """The template's text after a message's end token, and the answer's header."""
         asked = self._render(_opening()[:1], opens_answer=False)
         opened = self._render(_opening()[:1], opens_answer=True)
-        closed = self._render(_opening(), opens_answer=False)
+        ending = self._render(_opening(), opens_answer=False).partition(ANSWER)[2]
         header = opened[len(asked) :] if opened.startswith(asked) else ""
-        return self._texts.encode_form(closed[closed.index(ANSWER) + len(ANSWER) :] + header)[1:]
+        return self._texts.encode_form(ending + header)[1:]
 
     def _find_result_role(self) -> str:
         """`tool` if the template renders messages with this role, else `user`."""
@@ -306,24 +307,66 @@ def load_renderer(path: Path) -> Renderer:
 
 
 def find_template(files: dict[str, bytes]) -> str | None:
-    """The template, from its own file or else the tokenizer's configuration. Raises ValueError for
-    a list without names and templates.
+    """The template, from its own file or else the tokenizer's configuration. Raises ValueError unless
+    it is a text, or a list of names and templates.
     """
     if TEMPLATE_FILE in files:
         return files[TEMPLATE_FILE].decode()
     for name in ("chat_template.json", TOKENIZER_SETTINGS):
-        found = json.loads(files.get(name, b"{}")).get("chat_template")
-        if isinstance(found, str):
-            return found
-        if isinstance(found, list):  # several by name
+        found = template = json.loads(files.get(name, b"{}")).get("chat_template")
+        if found is None:
+            continue
+        if isinstance(found, list):
             try:
-                named = {item["name"]: item["template"] for item in found}
+                template = {item["name"]: item["template"] for item in found}.get("default")
             except (TypeError, KeyError):
-                raise ValueError(
-                    f"{name} has chat_template = {json.dumps(found)[:80]}, wanted names and templates"
-                ) from None
-            return named.get("default")
+                template = found
+        if template is None or isinstance(template, str):
+            return template
+        raise ValueError(
+            f"{name} has chat_template = {json.dumps(found)[:80]}, wanted a text, or a list of names "
+            "and templates"
+        )
     return None
+
+
+def _without_batch_settings(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without truncation and padding, which files keep from earlier batches."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_answer(opened: str, closed: str) -> None:
+    if not closed.startswith(opened) or ANSWER not in closed:
+        raise ValueError(
+            "the chat template does not write an answer directly after its header: "
+            f"{closed!r} does not begin with {opened!r} and hold the answer"
+        )
+
+
+def _check_questions(opened: str, further: str) -> None:
+    if opened.count(QUESTION) != 1 or further.count(QUESTION) != 2:
+        raise ValueError(
+            f"the chat template writes two messages of the user as {further!r}, wanted each once"
+        )
+
+
+def _check_all_shown(messages: Sequence[Mapping[str, Any]], shown: str) -> None:
+    """Raises ValueError if the text lacks a message of system, user or tools, apart from white space.
+    A template may write it as JSON or as Python does.
+    """
+    words = "".join(shown.split())
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "assistant" or "".join(content.split()) in words:
+            continue
+        written = (json.dumps(content), json.dumps(content, ensure_ascii=False), repr(content))
+        if not any("".join(text[1:-1].split()) in words for text in written):
+            raise ValueError(
+                f"the chat template leaves out or rewrites the {message['role']} message {content[:80]!r}, "
+                "wanted all of it; import the model with --chat-template chatml or a file"
+            )
 
 
 def _has_byte_fallback(tokenizer: Tokenizer) -> bool:

@@ -53,6 +53,7 @@ _END_TEXTS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
 ) | {"<end_of_turn>", "</s>"}
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_MOST_EXPERTS = 4096  # of a layer
 _COMPARED_ROWS = 1024  # of embedding and output matrix
 _OUTLIERS = 0.01  # share of values that importance-weighted blocks may round further
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
@@ -76,6 +77,7 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
                 f"{path}: {Keys.General.ARCHITECTURE} = {architecture!r}, wanted one of "
                 f"{', '.join(KNOWN)}"
             )
+        _check_layers(path, reader, architecture)
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         for name, pattern in WIDTHS.items():
             width = reader.get_field(pattern.format(arch=architecture))
@@ -105,6 +107,16 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
     # without the private fields that transformers adds to every configuration
     plain = {name: value for name, value in fields.items() if not name.startswith("_")}
     return PublishedModel(place, plain, tensors.headers, tensors.fetch, files, note)
+
+
+def _check_layers(path: Path, reader: GGUFReader, architecture: str) -> None:
+    """Raises ConfigError for more layers or experts than tensors can hold, of which a model is built."""
+    limits = {Keys.LLM.BLOCK_COUNT: len(reader.tensors), Keys.LLM.EXPERT_COUNT: _MOST_EXPERTS}
+    for pattern, most in limits.items():
+        name = pattern.format(arch=architecture)
+        seen = _text(reader, name)
+        if seen is not None and not (isinstance(seen, int) and seen <= most):
+            raise ConfigError(f"{path}: {name} = {seen!r:.80}, wanted at most {most}")
 
 
 class _NamingReader(GGUFReader):

@@ -1,6 +1,7 @@
 """Import of a published model as a checkpoint: shape, weights, tokenizer, template."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
@@ -33,6 +34,8 @@ from ostinato.tasks.conversion.sources import (
     open_source,
 )
 from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, choose_template
+
+_MOST_PARTS = 1024  # layers times experts in one tensor
 
 
 def import_model(
@@ -75,7 +78,7 @@ def import_model(
             for name, content in side_files.items()
             if name != TOKENIZER
         }
-        files[TOKENIZER] = source.files[TOKENIZER]
+        files[TOKENIZER] = _without_limits(source.files[TOKENIZER], tokenizer)
         files[f"{PUBLISHED}/{DIALECT_FILE}"] = write_choice(dialect)
         files[f"{PUBLISHED}/{CONFIG}"] = json.dumps(source.config, indent=1).encode()
         weights = family.read_weights(spec, partial(_fetch_finite, source))
@@ -137,6 +140,12 @@ def _fetch_finite(source: PublishedModel, name: str) -> torch.Tensor:
 
 def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:
     """Checks all names and shapes before anything is copied."""
+    num_parts = spec.num_layers * max(spec.num_experts, 1)
+    if num_parts > _MOST_PARTS * len(source.headers):
+        raise ConfigError(
+            f"{source.place}: config.json has {spec.num_layers} layers of {max(spec.num_experts, 1)} "
+            f"experts, wanted the shape of these weights: they are {len(source.headers)} tensors"
+        )
     wanted = family.source_shapes(spec)
     for name, shape in wanted.items():
         header = source.headers.get(name)
@@ -164,7 +173,9 @@ def _is_redundant(source: PublishedModel, spec: ModelSpec, name: str) -> bool:
         return is_alike and bool((source.fetch(HEAD) == source.fetch(EMBEDDING)).all())
     drafts = source.config.get("num_nextn_predict_layers") or 0
     layer = name.removeprefix("model.layers.").partition(".")[0]
-    is_draft = layer.isdigit() and 0 <= int(layer) - spec.num_layers < drafts
+    is_draft = (
+        re.fullmatch("[0-9]{1,9}", layer) is not None and 0 <= int(layer) - spec.num_layers < drafts
+    )
     return is_draft or name.endswith("rotary_emb.inv_freq")
 
 
@@ -177,6 +188,8 @@ def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
         raise ConfigError(f"{source.place}: {TOKENIZER} cannot be read: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
     holes = sorted(set(range(len(ids))) - ids)
     if holes:
@@ -192,11 +205,22 @@ def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
     return tokenizer
 
 
+def _without_limits(content: bytes, tokenizer: Tokenizer) -> bytes:
+    """The file without limits of batches, which cut prompts or fill them up. They are left from training."""
+    described = json.loads(content)
+    if described.get("truncation") is None and described.get("padding") is None:
+        return content
+    return tokenizer.to_str().encode()
+
+
 def _check_template(source: PublishedModel) -> None:
     """Checks the small files, and that the chat template, if there is one, parses."""
     for name, content in source.files.items():
         check_side_file(source.place, name, content)
-    template = find_template(source.files)
+    try:
+        template = find_template(source.files)
+    except ValueError as error:
+        raise ConfigError(f"{source.place}: {error}") from None
     if template is None:
         return
     if len(template) > MAX_TEMPLATE_BYTES:
@@ -212,3 +236,5 @@ def _check_template(source: PublishedModel) -> None:
         raise ConfigError(
             f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"
         ) from None
+    except ValueError as error:  # such as a number with thousands of digits
+        raise ConfigError(f"{source.place}: the chat template does not parse: {error}") from None

@@ -122,6 +122,8 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
             raise ConfigError(
                 f"--chat-template {name} does not parse, line {error.lineno}: {error.message}"
             ) from None
+        except ValueError as error:  # such as a number with thousands of digits
+            raise ConfigError(f"--chat-template {name} does not parse: {error}") from None
         return text
     if name == PLAIN and not settings.get("eos_token"):
         raise ConfigError(

@@ -4,6 +4,7 @@ A file is JSON lines or parquet (with pyarrow installed). A row has `messages` a
 were declared, `tools`. Null fields count as absent.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,6 +63,15 @@ class CalledFunction(_Row):
     arguments: Annotated[dict[str, Any], _also_written("{}", "an object as JSON")] = Field(
         default={}
     )
+
+    @field_validator("arguments")
+    @classmethod
+    def _finite(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(arguments, allow_nan=False)
+        except ValueError:
+            raise ValueError("a number is NaN or infinite, wanted only finite ones") from None
+        return arguments
 
 
 class Call(_Row):

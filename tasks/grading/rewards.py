@@ -8,6 +8,8 @@ each a `Reward`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from statistics import fmean
 from types import MappingProxyType
 from typing import SupportsFloat
@@ -94,23 +96,43 @@ def _measure(name: str, attempt: JudgedAttempt, weight: float) -> list[float]:
     reward: Reward = REWARDS.load(name)
     num_segments = len(attempt.transcript.segments)
     with boundary(GradingError, f"reward {name}"):
-        measured = reward(attempt)
+        try:
+            measured = reward(_copy_records(attempt))
+        except SystemExit as error:
+            raise GradingError(
+                f"reward {name} exits with {error.code!r}, wanted a number"
+            ) from None
         is_series = isinstance(measured, list | tuple)
         if is_series and len(measured) != num_segments:
             raise GradingError(
                 f"reward {name} is {len(measured)} numbers, wanted one, or {num_segments}: one per segment"
             )
-        found: list[float] = []
-        for value in measured if is_series else [measured]:
-            if not isinstance(value, SupportsFloat):
-                raise GradingError(f"reward {name} is {value!r:.200}, wanted a number")
-            found.append(float(value))
-            if not abs(weight * found[-1]) <= _MOST_PAID:
-                raise GradingError(
-                    f"reward {name} is {found[-1]!r} times weight {weight!r}, wanted a number "
-                    f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
-                )
-        return found
+        return [
+            bounded_number(f"reward {name}", value, weight)
+            for value in (measured if is_series else [measured])
+        ]
+
+
+def _copy_records(attempt: JudgedAttempt) -> JudgedAttempt:
+    """The attempt with records of its own, since a package may change arrays and tables in them."""
+    return JudgedAttempt(
+        replace(attempt.change, problem=deepcopy(attempt.change.problem)),
+        deepcopy(attempt.verdict),
+        deepcopy(attempt.transcript),
+    )
+
+
+def bounded_number(what: str, value: object, weight: float = 1.0) -> float:
+    """A number that a package measured. GradingError unless it is one, and bounded times its weight."""
+    if not isinstance(value, SupportsFloat):
+        raise GradingError(f"{what} is {value!r:.200}, wanted a number")
+    number = float(value)
+    if not abs(weight * number) <= _MOST_PAID:
+        raise GradingError(
+            f"{what} is {number!r} times weight {weight!r}, wanted a number "
+            f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
+        )
+    return number
 
 
 def _values(

@@ -9,7 +9,6 @@ refused earlier if the package is absent (`environments.refuse_absent`).
 
 import importlib
 import json
-import math
 import random
 import signal
 import threading
@@ -43,6 +42,7 @@ from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.call_results import NamedCall
 from ostinato.tasks.grading.environments import Judgement, OpenBox, ProblemDraft
+from ostinato.tasks.grading.rewards import bounded_number
 from ostinato.tasks.records import Problem
 
 vf: Any = importlib.import_module("verifiers")
@@ -155,10 +155,12 @@ class VerifiersEnvironment:
             raise error
         await environment.rubric.score_rollout(state)
         await environment.rubric.cleanup(state)
-        reward = float(state["reward"])
-        metrics = {name: float(value) for name, value in (state["metrics"] or {}).items()}
-        if not all(map(math.isfinite, (reward, *metrics.values()))):
-            raise ValueError(f"reward {reward} with metrics {metrics}, wanted numbers")
+        what = f"of attempt {held.request.session_id} in environment verifiers:{self._name}"
+        reward = bounded_number(f"reward {what}", state["reward"])
+        metrics = {
+            name: bounded_number(f"metric {name} {what}", value, weight=0.0)
+            for name, value in (state["metrics"] or {}).items()
+        }
         passed = reward >= environment.pass_threshold
         scores.append(DialogueScore(reward=reward, passed=passed, metrics=metrics))
         return held.ending

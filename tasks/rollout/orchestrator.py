@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.infra.platform.errors import ClusterError
+from ostinato.infra.platform.errors import ClusterError, ConfigError, boundary
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.attempts import AttemptFunction, AttemptPool
@@ -43,6 +43,18 @@ class Limits:
     max_steps: int
     budget_seconds: float | None = None
     used_seconds: float = 0.0  # by earlier processes
+
+
+def _count_useful_groups(
+    admission: Admission, consumption: ConsumptionEstimate, config: RolloutConfig
+) -> int | None:
+    """Outstanding groups up to which another starts. ConfigError unless it is a count, or None."""
+    what = f"rollout.staleness.admission {config.staleness.admission!r}"
+    with boundary(ConfigError, what):
+        found = admission(consumption, config.groups_per_step)
+    if found is None or (type(found) is int and found > 0):
+        return found
+    raise ConfigError(f"{what} gives {found!r:.200}, wanted a whole number of at least 1, or None")
 
 
 class Orchestrator:
@@ -204,10 +216,11 @@ class Orchestrator:
             if self.curriculum.is_exhausted:
                 self.progress.note("rollouts", "nothing", "every problem had its group", now)
                 return
+            useful = _count_useful_groups(self._admission, self._consumption, self.config)
             capacity = self.table.capacity(
                 trainer_version=self.progress.trainer_version,
                 engine_version=self.progress.engine_version,
-                useful_groups=self._admission(self._consumption, self.config.groups_per_step),
+                useful_groups=useful,
             )
             if capacity == 0:
                 detail = f"{len(self.table.groups)} groups, {running} attempts in flight"

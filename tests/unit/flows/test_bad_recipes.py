@@ -38,6 +38,7 @@ FIRST_PHASE = f"pretraining.phases=[{{{PHASE}}}]"
         ("x=" + "[" * 90 + "]" * 90, r"x\.0\.0.* more than 32 levels deep, wanted"),
         ("x" + ".y" * 3000 + "=1", r"x\.y\.y.* more than 32 levels deep, wanted"),
         (".=4", "override '.=4': wanted section.key=value"),
+        ('seed=1\nname="another"', "override seed: value .* is not TOML"),
         ("=3", "override '=3': wanted section.key=value"),
         ('name="../../evil"', "name = '../../evil'"),
         ('name=""', "name = ''"),
@@ -111,3 +112,23 @@ def test_a_bad_line_of_a_file_is_named(line: str, says: str, tmp_path: Path) -> 
 
 def test_shipped_recipes_have_a_name_of_their_own() -> None:
     assert [load_recipe(name).name for name in recipe_names()] == recipe_names()
+
+
+@pytest.mark.parametrize("name", ["\\u0000", "x" * 5000], ids=["null", "long"])
+@pytest.mark.parametrize("key", ["extends", "base_checkpoint"])
+def test_a_name_that_no_file_can_have_is_refused(key: str, name: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "odd.toml"
+    recipe.write_text(f'{key} = "{name}"\n')
+    with pytest.raises(ConfigError, match=rf"{key} .*(wanted|has no)") as caught:
+        load_recipe(str(recipe))
+    assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize("shape", [b"{", b"[]", b"5", b"\xff", b"[" * 5000])
+def test_a_base_checkpoint_without_a_shape_is_refused(shape: bytes, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "spec.json").write_bytes(shape)
+    recipe = tmp_path / "odd.toml"
+    recipe.write_text(f'extends = "miniature"\nbase_checkpoint = "{tmp_path}/base"\n')
+    with pytest.raises(ConfigError, match=r"base/spec\.json (is|holds) "):
+        load_recipe(str(recipe))

@@ -234,3 +234,44 @@ def test_a_fork_and_a_killed_process_do_not_end_templates() -> None:
 
 def _shown_in_a_fork(text: str) -> list[int]:
     return renderer().start(text)
+
+
+LEAVES_OUT = "{% for message in messages if message.role != 'system' %}"
+CUTS = "{{ message['content'][:20] }}"
+TWICE = "{{ message['content'] }}{% if message.role == 'user' %}{{ message['content'] }}{% endif %}"
+WRITES = "{{ message['content'] }}"
+
+
+def test_a_message_that_the_template_leaves_out_or_cuts_is_refused() -> None:
+    without = renderer(TEMPLATE.replace("{% for message in messages %}", LEAVES_OUT))
+    assert without.start("add 12 and 3")
+    with pytest.raises(ValueError, match="leaves out or rewrites the system message 'You repair"):
+        without.start("add 12 and 3", "You repair code.")
+    cut = renderer(TEMPLATE.replace(WRITES, CUTS))
+    with pytest.raises(ValueError, match="leaves out or rewrites the user message"):
+        cut.start("a question of more than twenty characters")
+    with pytest.raises(ValueError, match="leaves out or rewrites the tool message"):
+        cut.append_results(["a result of more than twenty characters"])
+
+
+@pytest.mark.parametrize(
+    "form", ["{{ message['content'] | trim }}", "{{ message.content | tojson }}"]
+)
+def test_a_message_may_be_trimmed_or_written_as_json(form: str) -> None:
+    changed = form if "trim" in form else "{% if message.role == 'tool' %}" + form
+    changed += "" if "trim" in form else "{% else %}" + WRITES + "{% endif %}"
+    assert renderer(TEMPLATE.replace(WRITES, changed)).append_results([' a "result"\n\twith é\n'])
+
+
+def test_a_template_that_writes_a_message_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="writes two messages of the user as"):
+        renderer(TEMPLATE.replace(WRITES, TWICE))
+
+
+def test_a_tokenizer_that_cuts_and_fills_up_batches_keeps_whole_prompts() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    batched = TemplateRenderer(tokenizer, TEMPLATE, SETTINGS)
+    for text in ("word " * 100, "word", "word " * 2000):
+        assert batched.start(text) == renderer().start(text)

@@ -162,6 +162,8 @@ def test_thoughts_are_learned_where_the_template_keeps_them(tmp_path: Path) -> N
             "1.tool_calls.0.function.arguments: no",
         ),
         ({"messages": [USER, calling("x", arguments="[1]")]}, "valid dictionary, not [1]"),
+        ({"messages": [USER, calling("x", arguments='{"a": [NaN]}')]}, "a number is NaN or inf"),
+        ({"messages": [USER, calling("x", arguments={"a": 1e400})]}, "wanted only finite ones"),
         ({"messages": [*TOLD[:2], result("z"), TOLD[4]]}, "'z', wanted one of 'x', 'y'"),
         ({"messages": [USER, TOLD[4], result("z"), TOLD[4]]}, "'z', wanted one of none"),
         (
@@ -202,6 +204,30 @@ def test_a_wrong_row_is_named(row: dict, says: str, tmp_path: Path) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        [USER, {"role": "assistant", "content": "a \ud83d"}],
+        [{"role": "user", "content": "\udc00 b"}, TOLD[6]],
+        [USER, calling("x", arguments={"a": "\ud83d"})],
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_row(row: list, tmp_path: Path) -> None:
+    for ours in OURS.values():
+        path = write(tmp_path / "told.jsonl", {"messages": row})
+        with pytest.raises(ConfigError, match=r"row 1: .*half of a surrogate pair"):
+            learned_of(ours, path)
+
+
+def test_a_message_that_the_template_leaves_out_is_refused_by_row(tmp_path: Path) -> None:
+    short = TEMPLATE.replace("in messages %}", "in messages if message.role != 'system' %}")
+    ours = TemplateRenderer(small_tokenizer(), short, SETTINGS)
+    system = {"role": "system", "content": "Be brief."}
+    path = write(tmp_path / "told.jsonl", {"messages": [system, USER, TOLD[6]]})
+    with pytest.raises(ConfigError, match=r"row 1: .* the system message 'Be brief"):
+        learned_of(ours, path)
+
+
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("last", ["x", None])
 def test_results_are_read_in_the_order_of_their_calls(
@@ -216,3 +242,19 @@ def test_results_are_read_in_the_order_of_their_calls(
     told, _ = learned_of(ours, write(tmp_path / "c.jsonl", {"messages": again}))
     text = ours.decode(told)
     assert text.index("R1") < text.index("R2")
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "told.parquet"
+    pyarrow.parquet.write_table(pa.table({"messages": [[USER, TOLD[6]]] * 500}), path)
+    content = bytearray(path.read_bytes())
+    content[10:200] = bytes(range(190))
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"told\.parquet is not read as parquet: OSError"):
+        read_conversations(path)
+    odd = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    pyarrow.parquet.write_table(pa.table({"messages": odd}), path)
+    with pytest.raises(ConfigError, match="is not read as parquet: UnicodeDecodeError"):
+        read_conversations(path)

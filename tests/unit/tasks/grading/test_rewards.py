@@ -264,6 +264,13 @@ VALUES = {
     "true": True, "whole": 3, "numpy": np.float32(0.5), "decimal": d.Decimal("0.5"),
     "segments": [2.0, 1], "same_segments": (0.25, 0.25),
 }
+def exit(attempt):
+    raise SystemExit(3)
+def meddle(attempt):
+    attempt.transcript.segments[0].logprobs_T[:] = math.nan
+    attempt.verdict.outcomes["another"] = "passed"
+    attempt.change.problem.facts["another"] = "fact"
+    return 1.0
 def __getattr__(name):
     if name not in VALUES:
         raise AttributeError(name)
@@ -281,10 +288,11 @@ def odd_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     (tmp_path / "odd_rewards.py").write_text(ODD_REWARDS)
     monkeypatch.syspath_prepend(str(tmp_path))
     names = list(importlib.import_module("odd_rewards").VALUES)
+    functions = ["exit", "meddle"]
     information = tmp_path / "odd_rewards-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-rewards\nVersion: 1\n")
-    lines = "".join(f"{name} = odd_rewards:{name}\n" for name in names)
+    lines = "".join(f"{name} = odd_rewards:{name}\n" for name in [*names, *functions])
     (information / "entry_points.txt").write_text(f"[ostinato.rewards]\n{lines}")
     installed_entries.cache_clear()
     yield names
@@ -309,3 +317,20 @@ def test_what_a_package_measures_is_a_finite_number_or_refused_by_name_and_value
         with pytest.raises(GradingError, match=f"reward {name}") as caught:
             reward(problem, repository, transcript, config=config)
         assert len(str(caught.value)) < 400
+
+
+def test_a_package_that_exits_is_refused_by_name(problem, repository, make_transcript, odd_rewards):
+    config = GradingConfig(rewards={"exit": 1.0})
+    with pytest.raises(GradingError, match="reward exit exits with 3, wanted a number"):
+        reward(problem, repository, make_transcript(("read_file", OK)), config=config)
+
+
+def test_a_package_cannot_change_the_records_of_an_attempt(
+    problem, repository, make_transcript, odd_rewards
+):
+    transcript = in_two_segments(make_transcript(("read_file", OK)))
+    facts, logprobs_T = dict(problem.facts), transcript.segments[0].logprobs_T.copy()
+    config = GradingConfig(rewards={"meddle": 1.0})
+    assert reward(problem, repository, transcript, config=config).values["meddle"] == 1.0
+    assert transcript.segments[0].logprobs_T.tolist() == logprobs_T.tolist()
+    assert problem.facts == facts

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import ClusterError, EngineError
+from ostinato.infra.platform.errors import ClusterError, ConfigError, EngineError
+from ostinato.infra.platform.plugins import installed_entries
 from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
@@ -336,6 +337,33 @@ def test_groups_start_when_the_trainer_will_want_them_and_not_as_early_as_the_bo
     assert early_age > 3.0
     assert age < early_age - 1.0
     assert idle < early_idle + 2.0  # of 60 seconds of steps
+
+
+ODD_ADMISSIONS = """
+VALUES = {"nan": float("nan"), "text": "4", "none_yet": 0, "negative": -1, "half": 2.5, "true": True}
+def __getattr__(name):
+    return lambda estimate, groups_per_step: 1 // 0 if name == "fails" else VALUES[name]
+"""
+
+
+@pytest.mark.parametrize("name", ["nan", "text", "none_yet", "negative", "half", "true", "fails"])
+def test_an_admission_that_counts_no_groups_ends_the_run_by_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_admissions.py").write_text(ODD_ADMISSIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    information = tmp_path / "odd_admissions-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        f"[ostinato.admissions]\n{name} = odd_admissions:{name}\n"
+    )
+    installed_entries.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=f"rollout.staleness.admission '{name}'"):
+            Script(quick, admission=name).run()
+    finally:
+        installed_entries.cache_clear()
 
 
 def quick(request: AttemptRequest) -> float:
