@@ -19,7 +19,11 @@ from ostinato.infra.platform.objects import checksum_bytes
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.tasks.problems.config import GivenSource
-from ostinato.tasks.problems.discovery.describing import DescribedSource, describe_source
+from ostinato.tasks.problems.discovery.describing import (
+    DescribedSource,
+    describe_source,
+    local_path,
+)
 from ostinato.tasks.problems.given.harbor_reading import find_tasks, read_task
 from ostinato.tasks.problems.given.harbor_writing import write_task
 from ostinato.tasks.problems.given.swe_bench import is_instances, read_instances, take_instance
@@ -68,6 +72,7 @@ def write_new(settings: Settings, path: Path, text: str) -> Path:
 def recipe_text(described: DescribedSource, place: str, extends: str, problems: int) -> str:
     """The recipe as TOML. Sizes of splits are shares of `problems`."""
     source = described.repository
+    place = re.sub(r"(?<=://)[^/@]*@", "", place)  # a password, as recipes are shown and shared
     sources = {"repositories": source, "git": described.history}
     recipe = {
         "extends": extends,
@@ -90,8 +95,11 @@ def written(record: Record) -> dict[str, Any]:
 
 def is_collection(place: str) -> bool:
     """Whether a place is a folder of Harbor tasks or a file of SWE-bench instances."""
-    path = Path(place).expanduser()
-    return is_instances(path) or (path.is_dir() and bool(find_tasks(path)))
+    path = local_path(place)
+    try:
+        return is_instances(path) or (path.is_dir() and bool(find_tasks(path)))
+    except OSError:  # a name that is too long, or a closed folder
+        return False
 
 
 def write_collection_recipe(

@@ -1,9 +1,15 @@
 """Folders as mappings from the relative path of each regular file to its content."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from ostinato.infra.platform.errors import ProblemError
+
+# a name that is too long, or of a file where another path needs a folder
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
 def list_files(folder: Path, enters: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
@@ -49,12 +55,29 @@ def read_folder(
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files below a folder and creates missing folders."""
+    """Writes files below a folder and creates missing folders. ProblemError for a path that leaves the folder, before
+    any file is written, and for a name that no file can have.
+    """
+    for path in files:
+        if not stays_below(path):
+            raise ProblemError(f"file {path!r} of {folder}, wanted a path below it")
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte
+            if isinstance(error, OSError) and error.errno not in _NAME_ERRORS:
+                raise
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ProblemError(f"file {path[:80]!r} of {folder} cannot be written: {why}") from None
+
+
+def stays_below(path: str) -> bool:
+    """Whether a relative path leads to no place outside of its folder."""
+    pure = PurePosixPath(path)
+    return not pure.is_absolute() and ".." not in pure.parts
 
 
 def is_below(path: str, roots: Iterable[str]) -> bool:

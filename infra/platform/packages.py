@@ -8,6 +8,7 @@ only copied. The options `index-url`, `extra-index-url`, `find-links`, `no-index
 import functools
 import json
 import logging
+import os
 import re
 import shutil
 import ssl
@@ -43,6 +44,8 @@ _SECONDS = 300  # for one package
 _INSTALL_SECONDS = 1800  # for many
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
+# settings of pip that change what it says, or forbid `--target`
+_PIP_VARIABLES = {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_USER": "0"}
 _ON = ("1", "true", "yes", "on")
 # fetch_file's error holds unearth's warnings
 logging.getLogger("unearth").setLevel(logging.ERROR)
@@ -125,7 +128,13 @@ def _run(*arguments: str) -> str:
 def _run_to_end(command: Sequence[str], title: str, seconds: int) -> str:
     """Output of a program. ConfigError with the end of its message when it fails. `title`: its name in errors."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=os.environ | _PIP_VARIABLES,
+        )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{title} did not end in {seconds} s") from error
     if done.returncode != 0:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -19,11 +20,13 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.folders import stays_below
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.unpacking import read_members
 
 _logger = logging.getLogger(__name__)
 SUFFIXES = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz")  # in order of preference
+_LIBRARY = re.compile(r"^[^/]+\.data/(purelib|platlib)/")  # files that an installation moves up
 _MAX_ARCHIVE_BYTES = 64 << 20  # of the files that are kept
 _MAX_UNPACKED_BYTES = 512 << 20  # of all files together; one file at a time is in memory
 
@@ -74,16 +77,18 @@ def fetch_wheel(requirement: str, cache: Path, sha256: str = "") -> Path:
 
 
 def read_wheel(wheel: Path, *, is_whole: bool = False) -> dict[str, bytes]:
-    """Python files and data of a wheel by path. `is_whole`: with compiled modules and metadata."""
+    """Python files and data of a wheel by path. `is_whole`: with compiled modules and metadata. A path that leaves
+    the folder raises ConfigError.
+    """
     left_out = (".pyd", ".pyi", ".c", ".h") if is_whole else (".so", ".pyd", ".pyi", ".c", ".h")
-    return {
-        path: content
-        for path, content in read_members(wheel, _MAX_UNPACKED_BYTES)
-        if not path.endswith(left_out)
-        and (is_whole or ".dist-info/" not in path)
-        and ".data/" not in path
-        and "/tests/" not in path
-    }
+    files: dict[str, bytes] = {}
+    for name, content in read_members(wheel, _MAX_UNPACKED_BYTES):
+        _check_path(wheel, name)
+        path = _LIBRARY.sub("", name)
+        is_left_out = path.endswith(left_out) or ".data/" in path or "/tests/" in path
+        if not is_left_out and (is_whole or ".dist-info/" not in path):
+            files[path] = content
+    return files
 
 
 def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
@@ -96,10 +101,7 @@ def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
     total_bytes = 0
     for name, content in read_members(archive, _MAX_UNPACKED_BYTES):
         pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts:
-            raise ConfigError(
-                f"archive {archive} holds the path {name!r}, wanted paths below its top folder"
-            )
+        _check_path(archive, name)
         path = PurePosixPath(*pure.parts[1:]).as_posix()
         if len(pure.parts) == 1 or not path.startswith(prefix):
             continue
@@ -108,6 +110,13 @@ def read_archive(archive: Path, below: str = "") -> dict[str, bytes]:
             raise ConfigError(f"archive {archive} unpacks to more than {_MAX_ARCHIVE_BYTES} bytes")
         files[path.removeprefix(prefix)] = content
     return files
+
+
+def _check_path(archive: Path, path: str) -> None:
+    if not stays_below(path):
+        raise ConfigError(
+            f"archive {archive} holds the path {path!r}, wanted paths below its top folder"
+        )
 
 
 def _fetch(source: SourceArchive, folder: Path, *, is_wheel: bool = False) -> Path:

@@ -87,8 +87,9 @@ class ProjectSource(Record):
     """true: importlib.metadata knows the package and its dependencies, as after an installation, and the
     dependencies keep their compiled modules"""
     generated_files: dict[str, str] = Field(default={})
-    """path -> text of modules that the project's build writes, and of pytest.ini if the project has its own
-    rules of test collection: names of functions and classes, pythonpath, import mode"""
+    """path -> text of modules that the project's build writes, of the metadata file if the project's name is
+    not the source's, and of pytest.ini if the project has its own rules of test collection: names of
+    functions and classes, pythonpath, import mode"""
 
     @model_validator(mode="after")
     def _check_runner(self) -> Self:

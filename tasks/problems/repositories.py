@@ -2,6 +2,7 @@
 
 import ast
 import codecs
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -24,11 +25,13 @@ def prepare_repository(
     strip_text: bool,
     installed: Mapping[str, bytes] | None = None,
 ) -> PreparedRepository:
-    """Writes the selected files to `directory`/files, and a manifest to `directory`. Replaces existing files.
+    """Writes the selected files to `directory`/files, and a manifest to `directory`. Replaces existing files. Files
+    without a printable name are left out, since test ids and records are text.
 
     `installed`: files of dependencies and metadata, as an installation leaves them. They are neither product
     code nor tests, so edits of them do not count.
     """
+    files = {path: content for path, content in files.items() if path.isprintable()}
     kept = {path: content for path, content in files.items() if _is_wanted(path, source)}
     mutated = source.mutated_paths if isinstance(source, RepositorySource) else ()
     for wanted in (*source.package_paths, *source.test_paths, *mutated):
@@ -66,11 +69,18 @@ def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
 
 
 def describe_installation(source: ProjectSource) -> dict[str, bytes]:
-    """Metadata file as an installation leaves it, for code that reads its own version."""
+    """Metadata file of a source, for code that reads its own version."""
     version = source.version if isinstance(source, RepositorySource) else "0"
     name = source.distribution if isinstance(source, GivenSource) else source.name
+    return {path: text.encode() for path, text in write_metadata(name, version).items()}
+
+
+def write_metadata(name: str, version: str) -> dict[str, str]:
+    """Metadata file, by path, as an installation of a distribution leaves it."""
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    return {f"{name}-{version}.dist-info/METADATA": text.encode()}
+    # importlib.metadata ends the name of a folder at its first hyphen
+    folder = re.sub(r"[\W_]+", "_", name.lower()).strip("_")
+    return {f"{folder}-{re.sub(r'[^0-9A-Za-z.+!]', '_', version)}.dist-info/METADATA": text}
 
 
 def strip_source(text: bytes) -> bytes:

@@ -106,6 +106,7 @@ def test_environment_is_read_in_settings_only() -> None:
         "infra/platform/settings.py",
         "infra/platform/cluster/",
         "infra/platform/git.py",
+        "infra/platform/packages.py",
         "infra/sandbox/inside/",
         "flows/cli.py",
         "flows/operating/local_prefect.py",

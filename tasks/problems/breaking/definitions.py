@@ -7,6 +7,7 @@ import bisect
 import contextlib
 import io
 import itertools
+import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from ostinato.infra.platform.syntax import Defined, parse_python, walk_definitions
 
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
 CallKey = tuple[str, int, str]  # path, first line with decorators, qualified name
 
 
@@ -71,9 +73,13 @@ def find_definitions(path: str, text: str) -> list[Definition]:
 
 
 def read_definitions(files: Mapping[str, bytes]) -> dict[str, list[Definition]]:
-    """Definitions by file. Files that this Python cannot parse, or not in UTF-8, are left out."""
+    """Definitions by file. Files that this Python cannot parse, or not in UTF-8, are left out, and files in which a
+    carriage return alone ends a line, since edits count lines by their line feeds.
+    """
     found: dict[str, list[Definition]] = {}
     for path, content in files.items():
+        if _LONE_RETURN.search(content):
+            continue
         with contextlib.suppress(SyntaxError, ValueError):
             found[path] = find_definitions(path, content.decode())
     return found

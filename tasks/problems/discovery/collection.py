@@ -6,7 +6,7 @@ Other settings are dropped, because plug-ins, coverage, warnings and selections 
 import configparser
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -28,6 +28,7 @@ class Rules(Record):
     """Settings of pytest, as words, that decide what the tests of a project are. Settings not stated are empty."""
 
     python_files: tuple[str, ...] = ()
+    testpaths: tuple[str, ...] = Field(default=(), description="folders below the project's own")
     pythonpath: tuple[str, ...] = Field(default=(), description="folders below the project's own")
     addopts: tuple[str, ...] = Field(default=(), description="option of the import mode only")
     others: dict[str, tuple[str, ...]] = Field(default={})
@@ -38,13 +39,13 @@ def read_rules(files: Mapping[str, bytes]) -> Rules:
     found = (_read(files, *place) for place in _PLACES)
     stated = next((settings for settings in found if settings is not None), {})
     words = {name: tuple(_split(value)) for name, value in stated.items()}
-    paths = map(posixpath.normpath, words.pop("pythonpath", ()))
     options = " ".join(words.get("addopts", ())).replace("--import-mode ", "--import-mode=").split()
     return Rules(
         python_files=words.get("python_files", ()),
-        pythonpath=tuple(path for path in paths if path[0] not in "./"),
+        testpaths=_inside(words.get("testpaths", ())),
+        pythonpath=_inside(words.get("pythonpath", ())),
         addopts=tuple(option for option in options if option in _IMPORT_MODES),
-        others={name: words[name] for name in NAMES if name in words},
+        others={name: words[name] for name in NAMES if name in words and name != "pythonpath"},
     )
 
 
@@ -79,6 +80,11 @@ def _read(files: Mapping[str, bytes], name: str, section: str) -> dict[str, Any]
     if section in parser:
         return dict(parser[section])
     return {} if is_own else None
+
+
+def _inside(paths: Iterable[str]) -> tuple[str, ...]:
+    """The paths below the project's folder."""
+    return tuple(path for path in map(posixpath.normpath, paths) if path[0] not in "./")
 
 
 def _split(value: Any) -> list[str]:

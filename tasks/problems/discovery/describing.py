@@ -1,6 +1,7 @@
 """Derives the sources of a recipe from an unprepared package, directory or git repository."""
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.folders import list_files
-from ostinato.infra.platform.git import fetch_newest, read_tree
+from ostinato.infra.platform.git import fetch_newest, list_tree, read_tree
 from ostinato.infra.platform.packages import newest_version
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import (
@@ -29,8 +30,9 @@ from ostinato.tasks.problems.discovery.collection import write_rules
 from ostinato.tasks.problems.discovery.dependencies import find_dependencies
 from ostinato.tasks.problems.discovery.layout import ProjectLayout, find_layout
 from ostinato.tasks.problems.discovery.metadata import Metadata, read_metadata
-from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, write_metadata
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a recipe
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?")
 _URL = re.compile(r"(https?|ssh|git|file)://|[\w.-]+@[\w.-]+:")
 _AUTHORITY = re.compile(r"\w+://[^/]*/|[\w.-]+@[\w.-]+:")
@@ -54,6 +56,7 @@ class Project(Record):
 
     source: ProjectSource
     distribution: str = Field(description="name of the project")
+    version: str = Field(default="0", description="0 if only a build would know it")
     remarks: tuple[str, ...] = ()
 
 
@@ -73,9 +76,16 @@ def describe_source(place: str, name: str | None, cache: Path, max_commits: int)
 
     ConfigError if there is nothing at `place`, ProblemError if no code or no tests are found.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--as {name!r}, wanted a name of letters, digits, '.', '_' and '-', at most 100 of them"
+        )
     taken = _take(place, name, cache)
     project = describe_files(taken.files, taken.archive.name, cache)
     shared = project.source.model_dump()
+    names = {canonicalize_name(text) for text in (taken.archive.name, project.distribution)}
+    if len(names) > 1 or max_commits:  # a history has a name of its own
+        shared["generated_files"] |= write_metadata(project.distribution, project.version)
     repository = RepositorySource.model_validate(shared | taken.archive.model_dump())
     if max_commits and taken.clone is None:
         raise ConfigError(f"--commits {max_commits} of {place}, wanted a git repository")
@@ -111,6 +121,7 @@ def describe_files(
         test_patterns=metadata.rules.python_files,
         roots=metadata.import_roots,
         test_roots=metadata.rules.pythonpath,
+        test_folders=metadata.rules.testpaths,
     )
     if refusal := refuse_runner(name, layout.package_paths):
         raise ProblemError(refusal)
@@ -126,17 +137,19 @@ def describe_files(
         generated_files=_version_modules(metadata, layout)
         | write_rules(metadata.rules, layout.stripped_prefix),
     )
-    return Project(source=source, distribution=metadata.name, remarks=remarks)
+    return Project(
+        source=source, distribution=metadata.name, version=metadata.version, remarks=remarks
+    )
 
 
 def _take(place: str, name: str | None, cache: Path) -> _ProjectFiles:
     repository, revision = _split_revision(place)
-    if _URL.match(repository) or _is_repository(Path(repository).expanduser()):
+    if _URL.match(repository) or _is_repository(local_path(repository)):
         return _take_git(repository, revision, name, cache)
-    directory = Path(place).expanduser()
-    if directory.is_dir():
+    directory = local_path(place)
+    if os.path.isdir(directory):  # noqa: PTH112 Path.is_dir raises for long names and closed folders
         files, remarks = _read_directory(directory)
-        archive = store_archive(name or canonicalize_name(directory.resolve().name), files, cache)
+        archive = store_archive(name or _name_of(directory.resolve().name), files, cache)
         return _ProjectFiles(files=files, archive=archive, remarks=remarks)
     if "/" in place or not _PACKAGE.fullmatch(place):
         raise ConfigError(
@@ -147,14 +160,28 @@ def _take(place: str, name: str | None, cache: Path) -> _ProjectFiles:
     source = SourceArchive(name=package, version=version or newest_version(package))
     path = fetch_archive(source, cache)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return _ProjectFiles(
-        files=read_archive(path), archive=source.model_copy(update={"sha256": sha256})
-    )
+    files = {path: content for path, content in read_archive(path).items() if _is_plain(path)}
+    return _ProjectFiles(files=files, archive=source.model_copy(update={"sha256": sha256}))
+
+
+def local_path(place: str) -> Path:
+    """The path that a place names on this machine. `~` of an unknown user stays as it is."""
+    return Path(os.path.expanduser(place))  # noqa: PTH111 Path.expanduser raises for unknown users
+
+
+def _name_of(folder: str) -> str:
+    """The name of a recipe from the name of a folder or repository."""
+    text = re.sub(r"[^a-z0-9._]+", "-", canonicalize_name(folder))
+    return text.strip("-._")[:80] or "project"
 
 
 def _is_repository(directory: Path) -> bool:
-    is_bare = (directory / "HEAD").is_file() and (directory / "objects").is_dir()
-    return (directory / ".git").exists() or is_bare
+    found = {name for name in (".git", "HEAD", "objects") if _exists(directory / name)}
+    return ".git" in found or found == {"HEAD", "objects"}
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 Path.exists raises for long names and closed folders
 
 
 def _split_revision(place: str) -> tuple[str, str]:
@@ -163,7 +190,7 @@ def _split_revision(place: str) -> tuple[str, str]:
     authority = _AUTHORITY.match(place)
     start = authority.end() if authority else 0
     found = _AT_REVISION.fullmatch(place, start)
-    if found is None or (not authority and Path(place).expanduser().exists()):
+    if found is None or (not authority and _exists(local_path(place))):
         return place, "HEAD"
     return place[:start] + found[1], found[2]
 
@@ -172,10 +199,10 @@ def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _Proj
     """Files of a commit, read from a copy of the repository with our own configuration of git."""
     stem = re.sub(r"\.git$", "", place.rstrip("/")).replace(":", "/").rpartition("/")[2]
     if not _URL.match(place):
-        place = str(Path(place).expanduser().resolve())
+        place = str(local_path(place).resolve())
         stem = Path(place).name.removesuffix(".git")
     kept = hashlib.sha256(place.encode()).hexdigest()[:12]
-    clone = cache / "git" / f"{stem}-{kept}.git"
+    clone = cache / "git" / f"{_name_of(stem)}-{kept}.git"
     try:
         commit, remark = fetch_newest(place, revision, clone)
     except ProblemError as error:
@@ -185,10 +212,10 @@ def _take_git(place: str, revision: str, name: str | None, cache: Path) -> _Proj
             f"{stem} is a git repository, and HEAD of it is no commit: make a commit, or append @BRANCH to the place"
         ) from None
     files = read_tree(clone, commit, _MAX_TREE_BYTES, max_file_bytes=MAX_FILE_BYTES)
-    odd = [path for path in files if not _is_plain(path)]
-    remarks = tuple(filter(None, (remark, _describe_left_out(odd))))
     files = {path: content for path, content in files.items() if _is_plain(path)}
-    archive = store_archive(name or canonicalize_name(stem), files, cache)
+    left_out = (item.path for item in list_tree(clone, commit) if item.path not in files)
+    remarks = tuple(filter(None, (remark, _describe_left_out(left_out))))
+    archive = store_archive(name or _name_of(stem), files, cache)
     return _ProjectFiles(files=files, archive=archive, clone=clone, commit=commit, remarks=remarks)
 
 
@@ -198,7 +225,7 @@ def _read_directory(directory: Path) -> tuple[dict[str, bytes], tuple[str, ...]]
     def enters(path: str) -> bool:
         folder = path.rpartition("/")[2]
         is_kept = folder[0] != "." and folder not in _SKIPPED_FOLDERS
-        return is_kept and not (directory / path / "pyvenv.cfg").exists()
+        return is_kept and not _exists(directory / path / "pyvenv.cfg")
 
     files: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -234,9 +261,12 @@ def _describe_left_out(paths: Iterable[str]) -> str:
     found = sorted(paths)
     if not found:
         return ""
-    named = ", ".join(path.encode(errors="replace").decode() for path in found[:_NAMED_FILES])
+    named = ", ".join(
+        path.encode(errors="replace").decode()[-200:] for path in found[:_NAMED_FILES]
+    )
     return (
-        f"left out, as larger than {MAX_FILE_BYTES >> 20} MiB, unreadable or without a printable name: "
+        f"left out, as larger than {MAX_FILE_BYTES >> 20} MiB, unreadable, links to no file here, submodules or "
+        "without a printable name: "
         f"{len(found)} files or folders, such as {named}"
     )
 

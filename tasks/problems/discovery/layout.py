@@ -46,12 +46,14 @@ def find_layout(
     test_patterns: Iterable[str] = (),
     roots: Collection[str] = (),
     test_roots: Collection[str] = (),
+    test_folders: Collection[str] = (),
 ) -> ProjectLayout:
     """ProjectLayout of the project `name`.
 
     `top_level`: import names that its metadata states. `test_patterns`: patterns of test files in addition to the
     usual ones. `roots`: folders in which its build searches packages. `test_roots`: folders that its tests add to
-    the import path. If code or tests are not found, ProblemError names the searched places.
+    the import path. `test_folders`: folders in which the project's settings look for tests. If code or tests are
+    not found, ProblemError names the searched places.
     """
     wanted = {_import_name(item) for item in top_level} or {_import_name(name)}
     root = _import_root(files, wanted, roots, test_roots)
@@ -63,7 +65,8 @@ def find_layout(
             f"top level or below one of {list(dict.fromkeys((*roots, *IMPORT_ROOTS)))}; the top level holds "
             f"{sorted(_tops(files))[:20]}"
         )
-    tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns))
+    stated = {f"{path}/".removeprefix(f"{root}/").rstrip("/") for path in test_folders}
+    tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns), stated)
     if not tests and TEST_SCRIPT in moved:
         tests, packages = (TEST_SCRIPT,), tuple(path for path in packages if path != TEST_SCRIPT)
     if not tests:
@@ -166,9 +169,14 @@ def _is_test(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _tests(
-    files: Mapping[str, bytes], packages: Collection[str], patterns: Collection[str]
+    files: Mapping[str, bytes],
+    packages: Collection[str],
+    patterns: Collection[str],
+    stated: Collection[str],
 ) -> tuple[str, ...]:
-    """Outermost folders of tests, and test files among product code."""
+    """Outermost folders of tests, and test files among product code. `stated`: folders of tests that the project's
+    settings name.
+    """
     found: set[str] = set()
     for path in files:
         if not path.endswith(".py") or not _is_test(path, patterns):
@@ -179,7 +187,10 @@ def _tests(
         above = [n for n, folder in enumerate(folders) if folder in TEST_FOLDERS]
         # a product folder called `testing`, like numpy's, holds helpers for users: only its test files are tests
         inside = bool(above) and not (is_below(path, packages) and folders[above[0]] == "testing")
-        found.add("/".join(folders[: above[0] + 1]) if inside else path)
+        if inside:
+            found.add("/".join(folders[: above[0] + 1]))
+        else:
+            found.add(_own_folder(path, packages, stated))
     usual = set(USUAL_PATTERNS)
     odd = [
         p
@@ -187,9 +198,22 @@ def _tests(
         if p.endswith(".py") and _is_test(p, set(patterns) - usual) and not _is_test(p, usual)
     ]
     folders = {path for path in found if not path.endswith(".py")}
+    found -= {path for path in folders if is_below(path, folders - {path})}
     # the runner collects a file with an unusual name only if its path is given
     found |= {path for path in odd if is_below(path, folders)}
     return tuple(sorted(found))
+
+
+def _own_folder(path: str, packages: Collection[str], stated: Collection[str]) -> str:
+    """The folder of a test file that holds its conftest.py and helpers: a stated one, or its own outside of product
+    code. The test file itself if product code shares the folder.
+    """
+    folders = [str(folder) for folder in PurePosixPath(path).parents if folder.name]
+    candidates = [folder for folder in reversed(folders) if folder in stated]
+    if not is_below(path, packages):
+        candidates += folders[:1]
+    alone = (folder for folder in candidates if not any(is_below(p, (folder,)) for p in packages))
+    return next(alone, path)
 
 
 def _kept(
@@ -205,10 +229,13 @@ def _kept(
         content for path, content in files.items() if is_below(path, tests) and path.endswith(".py")
     ]
     texts.append(files.get("conftest.py", b""))
-    words = {word for text in texts for word in _WORD.findall(text.decode(errors="replace"))}
+    whole = [text.decode(errors="replace") for text in texts]
+    words = {word for text in whole for word in _WORD.findall(text)}
     taken = {*tests, *(path.partition("/")[0] for path in packages)}
     tops = {top for top in _tops(files) if top[0] != "." and top not in taken}
     named = {top for top in tops if top in words or top.removesuffix(".py") in words}
+    odd = {top for top in tops if not _WORD.fullmatch(top)}  # with spaces or accents
+    named |= {top for top in odd if any(top in text for text in whole)}
     named |= {root for root in test_roots if not is_below(root, (*packages, *tests))}
     named &= {root for root in named if any(is_below(path, (root,)) for path in files)}
     return tuple(sorted((named | ({"conftest.py"} & tops)) - {"setup.py"}))

@@ -1,6 +1,7 @@
 """Metadata in a project's files: name, version, requirements, pytest settings. No code of the project runs."""
 
 import ast
+import codecs
 import configparser
 import contextlib
 import posixpath
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.bounded_files import parse_toml
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import stays_below
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.discovery.collection import Rules, read_rules
@@ -25,8 +27,11 @@ from ostinato.tasks.problems.discovery.collection import Rules, read_rules
 REQUIREMENT_FILES = (
     "*requirements*test*.txt", "*test*requirements*.txt", "requirements/*test*.txt", "*requirements*dev*.txt",
     "dev-requirements*.txt", "requirements/*dev*.txt", "tests/requirements*.txt", "test/requirements*.txt",
+    "requirements.txt",
 )  # fmt: skip
 TEST_GROUPS = re.compile(r"test|dev|ci\b", re.IGNORECASE)
+_FILES = re.compile(r"(?:-r|--requirement[ =]|file:)\s*(.+)")
+_ELSEWHERE = {"path", "git", "url", "file"}  # keys of Poetry's dependencies that no index provides
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 
@@ -70,7 +75,8 @@ def _read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
     requires = [text for text in stated if not _EXTRA.search(text)]
     if not stated:
         requires = [*table.get("dependencies", ()), *_lines(setup, "options", "install_requires")]
-        requires += [name for name in poetry.get("dependencies", {}) if name != "python"]
+        requires += [name for name in _of_index(poetry.get("dependencies", {})) if name != "python"]
+        requires += _dynamic(tool)
         requires += program.get("install_requires", [])
     tests = [text for text in stated if any(TEST_GROUPS.search(e) for e in _EXTRA.findall(text))]
     tests += _groups(table.get("optional-dependencies", {}))
@@ -81,13 +87,13 @@ def _read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
         tests += _groups({extra: text.splitlines() for extra, text in extras})
     tests += _lines(setup, "options", "tests_require") + _lines(tox, "testenv", "deps")
     tests += [*program.get("tests_require", []), *_groups(program.get("extras_require", {}))]
-    tests += [line for text in _requirement_files(files) for line in text.splitlines()]
+    tests += [f"-r {path}" for path in sorted(files) if _holds_requirements(path)]
     places = (info, table, poetry, dict(setup["metadata"]) if "metadata" in setup else {}, program)
     return Metadata(
         name=_first_stated("name", places) or fallback_name,
         version=_first_stated("version", places) or "0",
-        requires=_usable(requires),
-        test_requires=_usable(tests),
+        requires=_usable(_with_files(requires, files)),
+        test_requires=_usable(_with_files(tests, files)),
         top_level=_top_level(files, setup, tool) or tuple(program.get("py_modules", ())),
         import_roots=_import_roots(setup, tool),
         rules=read_rules(files),
@@ -153,24 +159,67 @@ def _resolve_groups(table: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
     return resolved
 
 
-def _poetry_groups(poetry: Mapping[str, Any]) -> dict[str, Iterable[str]]:
+def _poetry_groups(poetry: Mapping[str, Any]) -> dict[str, list[str]]:
     groups = {
-        name: table.get("dependencies", {}) for name, table in poetry.get("group", {}).items()
+        name: _of_index(table.get("dependencies", {}))
+        for name, table in poetry.get("group", {}).items()
     }
-    return groups | {"dev-dependencies": poetry.get("dev-dependencies", {})}
+    return groups | {"dev-dependencies": _of_index(poetry.get("dev-dependencies", {}))}
 
 
-def _requirement_files(files: Mapping[str, bytes]) -> Iterator[str]:
-    for path, content in sorted(files.items()):
-        if any(fnmatch(path, pattern) for pattern in REQUIREMENT_FILES):
-            yield content.decode(errors="replace")
+def _of_index(table: Mapping[str, Any]) -> list[str]:
+    """Names of Poetry's dependencies that an index provides. The others are folders, files and repositories, and an
+    index may have another package of their name.
+    """
+    return [
+        name
+        for name, wanted in table.items()
+        if not isinstance(wanted, dict) or not _ELSEWHERE & wanted.keys()
+    ]
+
+
+def _dynamic(tool: Mapping[str, Any]) -> list[str]:
+    """The requirement files that setuptools reads the dependencies from."""
+    stated = tool.get("setuptools", {}).get("dynamic", {}).get("dependencies", {}).get("file", [])
+    return [f"-r {path}" for path in ([stated] if isinstance(stated, str) else stated)]
+
+
+def _holds_requirements(path: str) -> bool:
+    return any(fnmatch(path, pattern) for pattern in REQUIREMENT_FILES)
+
+
+def _with_files(lines: Iterable[str], files: Mapping[str, bytes]) -> Iterator[str]:
+    """The lines, with those of a file in place of each line that names it: `-r FILE`, or `file: FILE, FILE` of
+    setup.cfg. Each file is read once.
+    """
+    waiting = [("", line) for line in lines][::-1]
+    read: set[str] = set()
+    while waiting:
+        folder, line = waiting.pop()
+        named = _FILES.fullmatch(line.partition(" #")[0].strip())
+        if named is None:
+            yield line
+            continue
+        for name in reversed(named[1].split(",")):
+            path = posixpath.normpath(posixpath.join(folder, name.strip()))
+            if path in files and path not in read:
+                read.add(path)
+                text = _decode(files[path]).replace("\\\n", " ").replace("\\\r\n", " ")
+                inside = posixpath.dirname(path)
+                waiting += [(inside, item) for item in reversed(text.splitlines())]
+
+
+def _decode(text: bytes) -> str:
+    """A requirement file's text. pip reads UTF-16 with its byte order mark too, as PowerShell writes it."""
+    is_wide = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return text.decode("utf-16" if is_wide else "utf-8-sig", errors="replace")
 
 
 def _usable(texts: Iterable[str]) -> tuple[str, ...]:
     """Requirements that apply to this Python, each once. Options and links are skipped, and tox factors removed."""
     found: dict[str, None] = {}
     for text in texts:
-        line = text.partition(" #")[0].strip()
+        line = re.split(r"\s(?:#|--)", text)[0].strip()  # comments, and options such as --hash
         line = re.sub(r"^[\w!,{}.-]+:\s+", "", line)  # a factor of tox: `py311: mock`
         try:
             requirement = Requirement(line)
@@ -223,7 +272,8 @@ def _version_files(tool: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple
         hook.get("version-file"),
         pdm.get("write_to"),
     )
-    return tuple(path for path in stated if path and path.endswith(".py") and path not in files)
+    paths = (posixpath.normpath(path) for path in stated if path and path.endswith(".py"))
+    return tuple(path for path in paths if stays_below(path) and path not in files)
 
 
 READ = ("name", "version", "install_requires", "tests_require", "extras_require", "py_modules")

@@ -5,6 +5,7 @@ if its image consists of a Python image, packages of the index and files next to
 files, and its solution is a patch. Any other task is refused with the reason. No script of a task runs.
 """
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,15 @@ def find_tasks(directory: Path) -> list[Path]:
 
 def read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
     """The task with its solved and unsolved states, both with its tests. ProblemError says why it is refused."""
+    try:
+        return _read_task(directory)
+    except (AttributeError, IndexError, TypeError, ValueError, OSError) as error:
+        raise ProblemError(
+            f"it cannot be read, wanted the standard form of Harbor's tasks: {error!r:.200}"
+        ) from error
+
+
+def _read_task(directory: Path) -> tuple[GivenTask, dict[str, bytes], dict[str, bytes]]:
     config = _read_config(directory)
     text = _read_text(directory / _TEXT).strip()
     if not text:
@@ -109,7 +119,7 @@ def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
                     f"its image is {rest!r}, wanted an image of Python, Debian or Ubuntu"
                 )
         elif name == "WORKDIR":
-            place = place / rest
+            place = _normal(place / rest)
         elif name in ("COPY", "ADD"):
             files |= _copied(folder, rest, place)
         elif name == "RUN":
@@ -120,7 +130,8 @@ def _read_image(folder: Path) -> tuple[dict[str, bytes], list[str]]:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE))
+    lines = text.replace("\r\n", "\n")
+    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*$", "", lines, flags=re.MULTILINE))
     for line in filter(str.strip, joined.split("\n")):
         name, _, rest = line.strip().partition(" ")
         yield name.upper(), rest.strip()
@@ -141,12 +152,17 @@ def _copied(folder: Path, rest: str, place: PurePosixPath) -> dict[str, bytes]:
             is_folder = target.endswith("/") or target == "." or len(sources) > 1
             found = {destination / path.name if is_folder else destination: _read_file(path)}
         for name, content in found.items():
-            inside = PurePosixPath(*[part for part in name.parts if part != "."])
+            inside = _normal(name)
             if not inside.is_relative_to(place):
                 raise ProblemError(f"its Dockerfile copies to {target!r}, outside {place}")
             files[str(inside.relative_to(place))] = content
     files.pop("Dockerfile", None)
     return files
+
+
+def _normal(path: PurePosixPath) -> PurePosixPath:
+    """The absolute path without `..`."""
+    return PurePosixPath(posixpath.normpath(path))
 
 
 def _installed(rest: str) -> list[str]:

@@ -17,7 +17,7 @@ from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import read_tree
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.row_files import read_rows
-from ostinato.tasks.problems.given.task import GivenTask, apply_patch
+from ostinato.tasks.problems.given.task import TASK_NAME, GivenTask, apply_patch
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 
 _MARK = "instance_id"
@@ -72,11 +72,16 @@ def take_instance(
     odd = [test for test in instance.fail_to_pass if not _TEST_ID.fullmatch(test)]
     if odd:
         raise ProblemError(f"its test {odd[0]!r} is no test id of pytest, wanted FILE.py::NAME")
+    name = instance.instance_id.lower()
+    if not re.fullmatch(TASK_NAME, name):
+        raise ProblemError(
+            f"its instance_id is {instance.instance_id!r}, wanted letters, digits, '.', '_' and '-'"
+        )
     clone = _find_clone(instance.repo, clones)
     before = read_tree(clone, instance.base_commit, max_file_bytes=MAX_FILE_BYTES)
     unsolved = apply_patch(before, instance.test_patch)
     task = GivenTask(
-        name=instance.instance_id.lower(),
+        name=name,
         origin="swe-bench",
         prompt=instance.problem_statement.strip(),
         fail_to_pass=instance.fail_to_pass,

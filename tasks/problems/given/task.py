@@ -25,13 +25,14 @@ from ostinato.tasks.problems.discovery.layout import ProjectLayout
 from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
 from ostinato.tasks.records import Split
 
+TASK_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 _TASK, _SOLVED, _UNSOLVED = "task.json", "solved/", "unsolved/"
 
 
 class GivenTask(Record):
     """Task as its collection states it. Paths are relative to the project's top folder."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    name: str = Field(pattern=TASK_NAME)
     origin: str = Field(description="harbor or swe-bench")
     prompt: str = Field(min_length=1)
     fail_to_pass: tuple[str, ...] = ()

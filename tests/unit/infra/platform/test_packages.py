@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,12 @@ from threading import Thread
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.packages import default_index
+from ostinato.infra.platform.packages import (
+    default_index,
+    newest_version,
+    pin,
+    read_pip_settings,
+)
 from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, fetch_wheel
 
 NAME = "evil-pkg"
@@ -273,3 +279,22 @@ def test_a_wheel_of_another_checksum_is_not_kept_and_one_that_changed_is_refused
     wheel.write_bytes(wheel.read_bytes() + b"x")
     with pytest.raises(ConfigError, match=rf"wanted {index.sha256}; delete it"):
         fetch_wheel(requirement, cache)
+
+
+@pytest.mark.parametrize("setting", ["QUIET=1", "QUIET=3", "VERBOSE=1", "VERBOSE=3", "USER=1"])
+def test_how_much_pip_says_and_where_it_installs_changes_no_answer(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet pip lists no settings: another index than the user's would be asked."""
+    with zipfile.ZipFile(tmp_path / "kit-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("kit-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: kit\nVersion: 1\n")
+        wheel.writestr("kit-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("kit-1.dist-info/RECORD", "")
+    name, _, value = setting.partition("=")
+    monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+
+    assert read_pip_settings()["find-links"] == str(tmp_path)
+    assert newest_version("kit") == "1"
+    assert pin(["kit"]) == ("kit==1",)

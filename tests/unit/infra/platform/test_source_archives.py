@@ -2,11 +2,17 @@
 
 import io
 import tarfile
+import zipfile
 
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, read_archive
+from ostinato.infra.platform.source_archives import (
+    SourceArchive,
+    fetch_archive,
+    read_archive,
+    read_wheel,
+)
 from tests.fakes.repositories import WORDKIT, open_repository, write_archive
 
 
@@ -70,3 +76,18 @@ def test_a_folder_of_an_archive_is_read_alone(tmp_path):
         {"kit-1/src/kit/a.py": b"a", "kit-1/src/kitten/b.py": b"b", "kit-1/setup.py": b"s"},
     )
     assert read_archive(tmp_path / "kit.tar.gz", below="src/kit") == {"a.py": b"a"}
+
+
+@pytest.mark.parametrize("path", ["../escape.py", "/etc/escape.py", "kit/../../escape.py"])
+def test_wheel_that_leaves_its_folder_is_refused(tmp_path, path):
+    with zipfile.ZipFile(tmp_path / "kit-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(path, "x")
+    with pytest.raises(ConfigError, match=r"escape\.py', wanted paths below its top folder"):
+        read_wheel(tmp_path / "kit-1-py3-none-any.whl", is_whole=True)
+
+
+def test_library_folders_of_a_wheel_move_up_as_at_an_installation(tmp_path):
+    with zipfile.ZipFile(tmp_path / "kit-1-py3-none-any.whl", "w") as wheel:
+        for path in ("kit/a.py", "kit-1.data/purelib/kit/b.py", "kit-1.data/scripts/run.py"):
+            wheel.writestr(path, "x")
+    assert set(read_wheel(tmp_path / "kit-1-py3-none-any.whl")) == {"kit/a.py", "kit/b.py"}

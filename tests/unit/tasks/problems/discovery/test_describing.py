@@ -324,3 +324,61 @@ def test_metadata_of_another_form_is_refused_in_one_sentence(tmp_path: Path, tex
     (project / "pyproject.toml").write_text(text)
     with pytest.raises(ProblemError, match="its metadata cannot be read"):
         describe_source(str(project), None, tmp_path / "cache", 0)
+
+
+@pytest.mark.parametrize("place", ["b/" + "a" * 300, "~nobody-of-this-name/shop", "b/" * 3000])
+def test_a_place_that_no_file_system_can_have_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ConfigError, match="wanted a directory, a git repository"):
+        describe_source(place, None, tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "two words", "-x", "n" * 101])
+def test_a_name_that_no_recipe_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    project = write_project(tmp_path / "shop")
+    with pytest.raises(ConfigError, match="wanted a name of letters, digits"):
+        describe_source(str(project), name, tmp_path / "cache", 0)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My Shop (copy)", "my-shop-copy"), (".shop", "shop"), ("\u5e97", "project")],
+)
+def test_a_folder_of_any_name_gives_a_name_of_a_recipe(
+    tmp_path: Path, folder: str, name: str
+) -> None:
+    project = write_project(tmp_path / folder)
+    found = describe_source(str(project), None, tmp_path / "cache", 0)
+    assert found.repository.name == name
+
+
+def test_a_project_in_a_folder_of_another_name_finds_its_own_version(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "my-clone")
+    begin(project)
+    found = describe_source(str(project), None, tmp_path / "cache", 1)
+    assert found.history is not None
+    for source in (found.repository, found.history):
+        assert "Version: 1\n" in source.generated_files["shop-1.dist-info/METADATA"]
+
+
+def test_a_tree_as_deep_as_the_system_permits_is_read(tmp_path: Path) -> None:
+    """A folder can be listed although the path of a file in it would be too long."""
+    project = write_project(tmp_path / "shop")
+    here = os.open(project, os.O_RDONLY)
+    left = 4090 - len(str(project))
+    while left > 1:
+        step = "d" * min(left - 1, 200)
+        os.mkdir(step, dir_fd=here)
+        here, _ = os.open(step, os.O_RDONLY, dir_fd=here), os.close(here)
+        left -= len(step) + 1
+    os.close(here)
+    assert describe_source(str(project), None, tmp_path / "cache", 0).repository.name == "shop"
+
+
+def test_what_a_commit_holds_and_is_left_out_is_told(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "shop")
+    (project / "tests/data").symlink_to("../src")
+    (project / "big.bin").write_bytes(bytes(5 << 20))
+    begin(project)
+    told = describe_source(str(project), None, tmp_path / "cache", 0).remarks
+    assert "2 files or folders, such as big.bin, tests/data" in " ".join(told)

@@ -177,3 +177,41 @@ def test_packages_lie_where_the_build_looks_for_them() -> None:
 def test_what_tests_add_to_the_import_path_is_kept() -> None:
     files = {"shop.py": CODE, "helpers/lib/carts.py": CODE, "checks/test_a.py": TEST}
     assert find_layout(files, "shop", test_roots=["helpers/lib"]).kept_paths == ("helpers/lib",)
+
+
+@pytest.mark.parametrize("stated", [(), ("checks",)])
+def test_a_folder_of_tests_with_another_name_is_taken_whole(stated: tuple[str, ...]) -> None:
+    """Its conftest.py, helpers and data are named nowhere."""
+    files = {
+        "shop/__init__.py": CODE,
+        "checks/conftest.py": CODE,
+        "checks/helpers.py": CODE,
+        "checks/data.json": b"{}",
+        "checks/test_cart.py": TEST,
+        "checks/deep/test_more.py": TEST,
+    }
+    found = find_layout(files, "shop", test_folders=stated)
+    assert (found.package_paths, found.test_paths) == (("shop",), ("checks",))
+
+
+def test_a_stated_folder_of_tests_that_holds_the_code_is_none() -> None:
+    files = {"shop/__init__.py": CODE, "shop/cart.py": CODE, "shop/test_cart.py": TEST}
+    found = find_layout(files, "shop", test_folders=("shop", "."))
+    assert (found.package_paths, found.test_paths) == (("shop",), ("shop/test_cart.py",))
+
+
+def test_a_stated_folder_of_tests_below_the_import_root() -> None:
+    files = {"src/shop/__init__.py": CODE, "src/shop/checks/test_cart.py": TEST}
+    found = find_layout(files, "shop", test_folders=("src/shop/checks",))
+    assert (found.package_paths, found.test_paths) == (("shop",), ("shop/checks",))
+
+
+def test_data_with_spaces_and_accents_in_its_name_is_kept() -> None:
+    files = {
+        "shop/__init__.py": CODE,
+        "my data/a.txt": b"a",
+        "donn\u00e9es/b.txt": b"b",
+        "other data/c.txt": b"c",
+        "tests/test_cart.py": "open('my data/a.txt'), open('donn\u00e9es/b.txt')".encode(),
+    }
+    assert set(find_layout(files, "shop").kept_paths) == {"my data", "donn\u00e9es"}

@@ -135,3 +135,55 @@ def test_builds_state_packages_and_their_folder(text: str) -> None:
 def test_a_legacy_build_states_its_folder() -> None:
     text = b"[options]\npackage_dir =\n    = code\n[options.packages.find]\nwhere = code\n"
     assert read_metadata({"setup.cfg": text}, "folder").import_roots == ("code",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("setup.cfg", b"[options]\ninstall_requires = file: reqs/base.txt, more.txt\n"),
+        (
+            "pyproject.toml",
+            b'[tool.setuptools.dynamic]\ndependencies = {file = ["reqs/base.txt", "more.txt"]}',
+        ),
+    ],
+)
+def test_requirements_that_a_build_reads_from_files(name: str, text: bytes) -> None:
+    """`file: NAME` is no package, though a stranger may have one of that name on the index."""
+    files = {"reqs/base.txt": b"-r deeper.txt\nsix", "more.txt": b"attrs\n-r more.txt\n"}
+    files["reqs/deeper.txt"] = b"mock==1 \\\n    --hash=sha256:ab \\\n    --hash=sha256:cd\n"
+    found = read_metadata({name: text, **files}, "folder")
+    assert found.requires == ("mock==1", "six", "attrs")
+
+
+def test_a_project_without_metadata_states_requirements_in_its_file() -> None:
+    found = read_metadata({"requirements.txt": b"six --hash=sha256:ab\n-e .\n"}, "folder")
+    assert found.test_requires == ("six",)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_requirement_files_with_a_byte_order_mark(encoding: str) -> None:
+    found = read_metadata({"requirements-dev.txt": "mock\nsix\n".encode(encoding)}, "folder")
+    assert found.test_requires == ("mock", "six")
+
+
+def test_poetrys_dependencies_in_folders_and_repositories_are_none_of_the_index() -> None:
+    text = b"""
+[tool.poetry.dependencies]
+python = "^3.11"
+six = "^1.0"
+attrs = {version = "^1", optional = true}
+ours = {path = "../ours"}
+theirs = {git = "https://example.org/theirs"}
+[tool.poetry.group.test.dependencies]
+mock = "*"
+fixtures = {path = "../fixtures", develop = true}
+"""
+    found = read_metadata({"pyproject.toml": text}, "folder")
+    assert (found.requires, found.test_requires) == (("six", "attrs"), ("mock",))
+
+
+@pytest.mark.parametrize("path", ["/etc/outside.py", "../../outside.py", "a/../../outside.py"])
+def test_a_version_module_outside_the_project_is_left_out(path: str) -> None:
+    text = f'[tool.setuptools_scm]\nwrite_to = "{path}"\nversion_file = "./src/shop/_version.py"\n'
+    found = read_metadata({"pyproject.toml": text.encode()}, "folder")
+    assert found.version_files == ("src/shop/_version.py",)

@@ -85,6 +85,14 @@ CONFIG = 'schema_version = "1.4"\n'
         ("environment/Dockerfile", DOCKERFILE + "COPY ../../x y\n", "no file of the task"),
         ("environment/Dockerfile", DOCKERFILE + "COPY project /other/\n", "outside /app"),
         ("environment/Dockerfile", DOCKERFILE + "HEALTHCHECK x\n", "HEALTHCHECK"),
+        ("environment/Dockerfile", DOCKERFILE + "COPY project ../other\n", "outside /app"),
+        ("environment/Dockerfile", DOCKERFILE + 'COPY "a b\n', "standard form of Harbor"),
+        ("environment/Dockerfile", DOCKERFILE + "COPY\n", "standard form of Harbor"),
+        ("environment/Dockerfile", DOCKERFILE + "FROM\n", "standard form of Harbor"),
+        ("environment/Dockerfile", DOCKERFILE + f"COPY {'a' * 300} b\n", "standard form of Harbor"),
+        ("environment/Dockerfile", DOCKERFILE + 'RUN pip install "a\n', "standard form of Harbor"),
+        ("task.toml", CONFIG + "metadata = 3\n", "standard form of Harbor"),
+        ("task.toml", CONFIG + 'environment = "x"\n', "standard form of Harbor"),
         ("tests/test.sh", "diff a b\n", "runs no pytest"),
         ("tests/test_core.py", "", "no test file"),
         ("solution/solve.sh", "sed -i s,//,/, kit/core.py\n", "no patch"),
@@ -97,6 +105,20 @@ def test_a_task_that_cannot_be_a_problem_says_why(
     task = write_harbor_task(tmp_path / "halve", **{path: text})
     with pytest.raises(ProblemError, match=told):
         read_task(task)
+
+
+def test_a_dockerfile_with_line_ends_of_windows_is_read(tmp_path: Path) -> None:
+    text = DOCKERFILE.replace("\n", "\r\n")
+    task = write_harbor_task(tmp_path / "halve", **{"environment/Dockerfile": text})
+    assert read_task(task)[0].requires == ("pytest",)
+
+
+def test_a_copy_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    line = f"COPY project/kit/core.py ../../../../..{tmp_path}/outside.py\n"
+    text = {"environment/Dockerfile": DOCKERFILE + line}
+    with pytest.raises(ProblemError, match="outside /app"):
+        read_task(write_harbor_task(tmp_path / "halve", **text))
+    assert not (tmp_path / "outside.py").exists()
 
 
 def test_a_solution_that_adds_a_file_is_refused(tmp_path: Path) -> None:

@@ -100,3 +100,10 @@ def test_tests_that_do_not_fail_as_named_make_no_problem(commit: str, tmp_path: 
     named = [f"tests/test_core.py::test_{name}" for name in ("odd", "double")]
     with pytest.raises(ProblemError, match="no source gave a problem"):
         build(tmp_path, instance(commit, FAIL_TO_PASS=named), "run")
+
+
+@pytest.mark.parametrize("name", ["people/kit-7", "a b", "-x", "../kit"])
+def test_an_id_that_can_name_no_problem_is_refused(name: str, commit: str, tmp_path: Path) -> None:
+    row = parse(instance(commit, instance_id=name), tmp_path)
+    with pytest.raises(ProblemError, match=r"its instance_id is .*, wanted letters, digits"):
+        take_instance(row, tmp_path / "clones")
