@@ -246,7 +246,7 @@ def plan(
     """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     make = load_entry(f"{PLANNING}:plan_recipe")
-    planned = make(loaded, gpus, chip, degrees or (), is_walked=dry_run, price=price_per_gpu_hour)
+    planned = make(loaded, gpus, chip, degrees or (), is_dry_run=dry_run, price=price_per_gpu_hour)
 
     def show() -> None:
         load_entry(f"{PLANNING}:show")(planned, open_console())

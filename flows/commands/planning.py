@@ -15,6 +15,13 @@ from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters
+from ostinato.tasks.planning.dry_run_records import (
+    LARGEST_DIFFERENCE_RATIO,
+    DryRunRequest,
+    DryRunResult,
+    DryRunStage,
+    Exchange,
+)
 from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork, load_inputs
 from ostinato.tasks.planning.plan import (
     PublishBytes,
@@ -27,13 +34,6 @@ from ostinato.tasks.planning.plan import (
 )
 from ostinato.tasks.planning.rollouts import RolloutPlan
 from ostinato.tasks.planning.simulation import SimulatedLoad, SimulatedRun, Simulation
-from ostinato.tasks.planning.walked import (
-    LARGEST_DIFFERENCE_RATIO,
-    DryRunRequest,
-    DryRunResult,
-    Exchange,
-    WalkedStage,
-)
 from ostinato.tasks.pretraining.config import PretrainingLayout
 from ostinato.tasks.reinforcement.learning.config import LearningLayout
 
@@ -157,15 +157,15 @@ def plan_recipe(
     chip: str,
     degrees: Sequence[str],
     *,
-    is_walked: bool,
+    is_dry_run: bool,
     price: float | None = None,
 ) -> RecipePlan:
     """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without them the
-    fastest layout that fits is searched for each stage. ConfigError says why nothing fits. `is_walked`: also
+    fastest layout that fits is searched for each stage. ConfigError says why nothing fits. `is_dry_run`: also
     builds one rank of each pipeline stage on the meta device and walks a step.
     """
     plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price)
-    if not is_walked:
+    if not is_dry_run:
         return plan
     return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
 
@@ -253,7 +253,7 @@ def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
         return run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))
 
 
-def find_mismatch(stages: Sequence[WalkedStage]) -> str:
+def find_mismatch(stages: Sequence[DryRunStage]) -> str:
     """Text about a stage with another number of parameters than planned. Empty when all match."""
     for stage in stages:
         if abs(stage.difference_ratio) > LARGEST_DIFFERENCE_RATIO:
@@ -287,7 +287,7 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
             console.print(f"stage {stage.stage}: same as the previous stage", highlight=False)
             continue
         shown = stage.exchanges
-        walked = [
+        rows = [
             {
                 "phase": exchange.phase,
                 "collective": exchange.operation,
@@ -298,7 +298,7 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
             for exchange in shown
         ]
         step = f"a rank's step in stage {stage.stage}, {found.microbatches} microbatches"
-        print_table(console, walked, step)
+        print_table(console, rows, step)
 
 
 def _plan(

@@ -23,7 +23,7 @@ from ostinato.flows.reporting.pages import render
 from ostinato.infra.agent.transcript import Segment
 from ostinato.infra.platform.errors import ConfigError
 
-MOST_SHOWN = 100  # attempts shown in full on a page; each further one gets a line
+MAX_SHOWN = 100  # attempts shown in full on a page; each further one gets a line
 _COLD_NATS = 5.0  # negative log-prob from which a sampled token has the full colour
 ATIF = "ATIF-v1.7"  # Agent Trajectory Interchange Format; the first version with trajectory_id
 _ARRAYS = {  # column -> array of a segment, and its type in the file
@@ -206,8 +206,8 @@ def write_attempts(path: Path, title: str, attempts: Sequence[Attempt]) -> Path:
     page = render(
         "attempts",
         title=title,
-        listed=[summarise(attempt.facts) for attempt in attempts[:-MOST_SHOWN]],
-        attempts=[_view(attempt) for attempt in attempts[-MOST_SHOWN:]],
+        listed=[summarise(attempt.facts) for attempt in attempts[:-MAX_SHOWN]],
+        attempts=[_view(attempt) for attempt in attempts[-MAX_SHOWN:]],
         cold_nats=_COLD_NATS,
     )
     path.write_text(page)

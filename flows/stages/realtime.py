@@ -380,8 +380,8 @@ def _window(context: StageContext, cycle: CycleRow) -> Window:
         served=cycle.served,
         from_watermark=cycle.from_watermark,
         to_watermark=cycle.to_watermark,
-        said_after=max(before, default=0.0),
-        said_until=cycle.opened_at,
+        feedback_after=max(before, default=0.0),
+        feedback_until=cycle.opened_at,
         source=_source(context),
     )
 

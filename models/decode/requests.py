@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ostinato.models.decode.protocol import GenerateRequest, Priority
 
-MOST_TOP_LOGPROBS = 20  # as in OpenAI's API and vLLM
+MAX_TOP_LOGPROBS = 20  # as in OpenAI's API and vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         raise ValueError(f"{where}: top_p={request.top_p}, wanted in (0, 1]")
     if request.top_k < 0:
         raise ValueError(f"{where}: top_k={request.top_k}, wanted >= 0 (0 keeps all tokens)")
-    if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
+    if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
         raise ValueError(
-            f"{where}: top_logprobs={request.top_logprobs}, wanted 0..{MOST_TOP_LOGPROBS}"
+            f"{where}: top_logprobs={request.top_logprobs}, wanted 0..{MAX_TOP_LOGPROBS}"
         )
     for sequence in request.stop_sequences:
         if not sequence or any(not 0 <= token < vocab_size for token in sequence):

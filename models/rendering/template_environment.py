@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Date in every prompt, so that prompts do not depend on the day and a replay is exact. It is the
 # default date of Llama 3's templates.
 _TODAY = date(2024, 7, 26)
-_MOST_SECONDS, _MOST_MEMORY_BYTES, _MOST_CHARACTERS = 3, 1 << 30, 64 << 20  # of one text
+_MAX_SECONDS, _MAX_MEMORY_BYTES, _MAX_CHARACTERS = 3, 1 << 30, 64 << 20  # of one text
 
 
 class _TemplateProcess:
@@ -75,7 +75,7 @@ def render_template(template: str, names: Mapping[str, str], values: Mapping[str
     answer = _process.ask(json.dumps([template, names, values]))
     if not answer.endswith("\n"):
         raise TemplateError(
-            f"it takes more than {_MOST_SECONDS} s of CPU time or {_MOST_MEMORY_BYTES >> 20} MiB for one text"
+            f"it takes more than {_MAX_SECONDS} s of CPU time or {_MAX_MEMORY_BYTES >> 20} MiB for one text"
         )
     text, fault = json.loads(answer)
     if fault:
@@ -95,21 +95,21 @@ def _answer(template: str, names: Mapping[str, str], values: Mapping[str, Any]) 
     except TemplateError as error:
         return "", str(error) or type(error).__name__
     except MemoryError:
-        return "", f"it takes more than {_MOST_MEMORY_BYTES >> 20} MiB of memory for one text"
+        return "", f"it takes more than {_MAX_MEMORY_BYTES >> 20} MiB of memory for one text"
     except Exception as error:  # noqa: BLE001 an untrusted template may raise anything
         return "", f"{type(error).__name__}: {str(error)[:2000]}"
-    if len(text) > _MOST_CHARACTERS:
-        return "", f"it writes {len(text)} characters, wanted at most {_MOST_CHARACTERS}"
+    if len(text) > _MAX_CHARACTERS:
+        return "", f"it writes {len(text)} characters, wanted at most {_MAX_CHARACTERS}"
     return text, ""
 
 
 def _main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + _MOST_SECONDS, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + _MAX_SECONDS, hard))
         sys.stdout.write(json.dumps(_answer(*json.loads(line))) + "\n")
         sys.stdout.flush()
 

@@ -31,7 +31,7 @@ class CodeText(NamedTuple):
 
 FIELDS = CodeText._fields
 _HEAD_ENDS = (":", "{")
-_MOST_HEAD_LINES = 12
+_MAX_HEAD_LINES = 12
 
 
 def describe_code(path: str, qualified_name: str, text: str) -> CodeText:
@@ -39,7 +39,7 @@ def describe_code(path: str, qualified_name: str, text: str) -> CodeText:
     qualifier, _, name = qualified_name.rpartition(".")
     head: list[str] = []
     if name:
-        for line in text.split("\n")[:_MOST_HEAD_LINES]:
+        for line in text.split("\n")[:_MAX_HEAD_LINES]:
             head.append(line)
             if line.rstrip().endswith(_HEAD_ENDS):
                 break

@@ -53,7 +53,7 @@ _END_TEXTS = frozenset(
     ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
 ) | {"<end_of_turn>", "</s>"}
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_MOST_EXPERTS = 4096  # of a layer
+_MAX_EXPERTS = 4096  # of a layer
 _COMPARED_ROWS = 1024  # of embedding and output matrix
 _OUTLIERS = 0.01  # share of values that importance-weighted blocks may round further
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
@@ -111,7 +111,7 @@ def read_gguf(path: Path, place: str) -> PublishedModel:
 
 def _check_layers(path: Path, reader: GGUFReader, architecture: str) -> None:
     """Raises ConfigError for more layers or experts than tensors can hold, of which a model is built."""
-    limits = {Keys.LLM.BLOCK_COUNT: len(reader.tensors), Keys.LLM.EXPERT_COUNT: _MOST_EXPERTS}
+    limits = {Keys.LLM.BLOCK_COUNT: len(reader.tensors), Keys.LLM.EXPERT_COUNT: _MAX_EXPERTS}
     for pattern, most in limits.items():
         name = pattern.format(arch=architecture)
         seen = _text(reader, name)

@@ -35,7 +35,7 @@ from ostinato.tasks.conversion.sources import (
 )
 from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, choose_template
 
-_MOST_PARTS = 1024  # layers times experts in one tensor
+_MAX_PARTS = 1024  # layers times experts in one tensor
 
 
 def import_model(
@@ -141,7 +141,7 @@ def _fetch_finite(source: PublishedModel, name: str) -> torch.Tensor:
 def _check_tensors(source: PublishedModel, family: Family, spec: ModelSpec) -> None:
     """Checks all names and shapes before anything is copied."""
     num_parts = spec.num_layers * max(spec.num_experts, 1)
-    if num_parts > _MOST_PARTS * len(source.headers):
+    if num_parts > _MAX_PARTS * len(source.headers):
         raise ConfigError(
             f"{source.place}: config.json has {spec.num_layers} layers of {max(spec.num_experts, 1)} "
             f"experts, wanted the shape of these weights: they are {len(source.headers)} tensors"

@@ -33,7 +33,7 @@ SIDE_FILES = (
 TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
 # limit of an archive's unpacked size, in bytes and relative to its own; weights hardly compress
-_MOST_BYTES, _MOST_RATIO = MAX_FILE_BYTES, 20
+_MAX_BYTES, _MAX_RATIO = MAX_FILE_BYTES, 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def open_source(
     elif path.name.endswith(ARCHIVE_SUFFIXES):
         scratch.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=scratch) as folder:
-            most = _MOST_BYTES + _MOST_RATIO * path.stat().st_size
+            most = _MAX_BYTES + _MAX_RATIO * path.stat().st_size
             unpack(path, Path(folder), most)
             yield _open(_find_model(path, Path(folder)), place)
     else:

@@ -30,7 +30,7 @@ FOLLOWS = {
     "assistant": ("user", "tool"),
     "tool": ("tool", "assistant"),
 }
-_MOST_SHOWN = 80  # characters of a value in an error message
+_MAX_SHOWN = 80  # characters of a value in an error message
 
 
 class _Row(Record):
@@ -284,4 +284,4 @@ def _describe(error: ValidationError) -> str:
 
 def _show(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

@@ -33,8 +33,8 @@ from ostinato.tasks.records import Problem
 _FILE = Path(__file__).with_name("hacks.toml")
 _SEEN = "/repo/seen_calls.txt"
 # maximum number of calls, and of characters of their text, that an edit may memorise
-_MOST_KNOWN = 300
-_MOST_TEXT = 100_000
+_MAX_KNOWN = 300
+_MAX_TEXT = 100_000
 # keys of calls without arguments, of a function (0) and of an object without attributes ({})
 _EMPTY_KEYS = frozenset(repr((held, (), [])) for held in (0, {}))
 
@@ -143,7 +143,7 @@ async def find_known_calls(
             answers[key] = answer
     # an edit whose known keys have no content matches every call, and behaves like the original
     has_content = not answers.keys() <= _EMPTY_KEYS
-    if has_content and len(answers) <= _MOST_KNOWN and len(repr(answers)) <= _MOST_TEXT:
+    if has_content and len(answers) <= _MAX_KNOWN and len(repr(answers)) <= _MAX_TEXT:
         kinds |= {"calls", "answer"} if any(answers.values()) else {"calls"}
     return KnownCalls(answers, frozenset(kinds))
 

@@ -13,7 +13,7 @@ from ostinato.infra.platform.diffs import split_lines
 from ostinato.infra.sandbox.repository import RUNNER_FILES, PreparedRepository
 from ostinato.tasks.records import Problem, Verdict
 
-_MOST_DIFF_LINES = 4000  # difflib is quadratic
+_MAX_DIFF_LINES = 4000  # difflib is quadratic
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def find_added(before: bytes | None, after: bytes | None) -> list[str]:
     while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
         last += 1
     old, new = old[first : len(old) - last], new[first : len(new) - last]
-    if max(len(old), len(new)) > _MOST_DIFF_LINES:
+    if max(len(old), len(new)) > _MAX_DIFF_LINES:
         known = set(old)
         return [line for line in new if line not in known]
     matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)

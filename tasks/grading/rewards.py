@@ -35,8 +35,8 @@ Reward = Callable[[JudgedAttempt], float | Sequence[float]]
 the transcript (each branch of a foreign program's session); the attempt's value is then their mean.
 """
 _FINAL_LIMIT_CHARACTERS = 1200  # a longer closing message is a fault
-_MOST_COUNTED = 5  # further broken calls, lints, open items and questions cost nothing
-_MOST_PAID = 1e6  # bound on a package's term, so that squares of rewards stay finite
+_MAX_COUNTED = 5  # further broken calls, lints, open items and questions cost nothing
+_MAX_PAID = 1e6  # bound on a package's term, so that squares of rewards stay finite
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -127,10 +127,10 @@ def bounded_number(what: str, value: object, weight: float = 1.0) -> float:
     if not isinstance(value, SupportsFloat):
         raise GradingError(f"{what} is {value!r:.200}, wanted a number")
     number = float(value)
-    if not abs(weight * number) <= _MOST_PAID:
+    if not abs(weight * number) <= _MAX_PAID:
         raise GradingError(
             f"{what} is {number!r} times weight {weight!r}, wanted a number "
-            f"between {-_MOST_PAID:g} and {_MOST_PAID:g}"
+            f"between {-_MAX_PAID:g} and {_MAX_PAID:g}"
         )
     return number
 
@@ -155,14 +155,14 @@ def _values(
     return {
         "correctness": float(verdict.passed),
         "length": length_penalty(effort, config.length_k, config.length_q),
-        "broken_calls": float(min(count_broken_calls(transcript), _MOST_COUNTED)),
+        "broken_calls": float(min(count_broken_calls(transcript), _MAX_COUNTED)),
         "no_edit": float(not change.has_edit),
         "unverified": float(not is_verified(transcript)),
-        "style": float(min(new_lints, _MOST_COUNTED)),
+        "style": float(min(new_lints, _MAX_COUNTED)),
         "comments": max(0.0, change.comment_ratio - COMMENT_RATIO),
         "communication": float(len(faults)),
-        "open_todos": float(min(count_open_todos(transcript), _MOST_COUNTED)),
-        "needless_questions": float(min(needless, _MOST_COUNTED)),
+        "open_todos": float(min(count_open_todos(transcript), _MAX_COUNTED)),
+        "needless_questions": float(min(needless, _MAX_COUNTED)),
         "missing_question": float(is_missing),
         "flagged": float(num_flags),
         **{_harm_term(harm): float(harm.value in verdict.harms) for harm in Harm},

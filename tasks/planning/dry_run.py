@@ -39,8 +39,13 @@ from ostinato.models.training.batch import TokenBatch
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import build_optimizer
 from ostinato.models.training.schedule import run_microbatches
+from ostinato.tasks.planning.dry_run_records import (
+    DryRunRequest,
+    DryRunResult,
+    DryRunStage,
+    Exchange,
+)
 from ostinato.tasks.planning.shapes import StageParameters, stage_parameters
-from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult, Exchange, WalkedStage
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -188,7 +193,7 @@ def main(request: DryRunRequest, workspace: Workspace) -> DryRunResult:
     )
 
 
-def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) -> WalkedStage:
+def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) -> DryRunStage:
     """Tensors that one rank of a stage holds, and bytes that it sends in a step."""
     layout = request.layout
     close_process_groups()
@@ -202,7 +207,7 @@ def _walk_stage(request: DryRunRequest, stage: int, planned: StageParameters) ->
     with _even_exchange():
         exchanges = _walk(request, model, gradients, optimizer)
     states = [value for one in optimizer.parts.values() for value in one.state.values()]
-    return WalkedStage(
+    return DryRunStage(
         stage=stage,
         planned=planned.all,
         built=sum(tensor.numel() for tensor in model.canonical_tensors().values()),
@@ -249,15 +254,15 @@ def _walk(
             return -logprobs_C.sum(), len(logprobs_C)
 
     model.run_chunk = forward  # type: ignore[method-assign]
-    walked = layout.pipeline if layout.interleave > 1 else 1
+    num_batches = layout.pipeline if layout.interleave > 1 else 1
     gradients.clear()
     with walk, walk.phase("backward"):
-        run_microbatches(model, [batch] * walked, loss)
+        run_microbatches(model, [batch] * num_batches, loss)
     with walk, walk.phase("gradients"):
         gradients.reduce()
     with walk, walk.phase("optimiser"):
         optimizer.step()
-    return _exchanges(walk, math.ceil(work.microbatches(layout)) / walked)
+    return _exchanges(walk, math.ceil(work.microbatches(layout)) / num_batches)
 
 
 def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:

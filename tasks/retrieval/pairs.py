@@ -22,7 +22,7 @@ from ostinato.tasks.retrieval.config import (
 )
 
 LARGEST_FILE_CHARACTERS = 400_000
-_MOST_BODY_CHARACTERS = 6_000
+_MAX_BODY_CHARACTERS = 6_000
 # Tests repeat the names that they test. Vendored copies would put one package into two splits.
 _TESTS = ("test", "tests", "idlelib", "lib2to3", "turtledemo")
 _COPIES = ("_vendor", "_vendored", "vendored", "extern", "thirdparty_files", "site-packages")
@@ -146,7 +146,7 @@ def make_pairs(
     named: list[Pair] = []
     for function in functions:
         is_short = function.num_lines < config.least_body_lines
-        if is_short or len(function.code.body) > _MOST_BODY_CHARACTERS:
+        if is_short or len(function.code.body) > _MAX_BODY_CHARACTERS:
             continue
         if len(split_words(function.summary)) >= config.least_query_words:
             described.append(Pair(function.summary, function.code))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.telemetry import fields
-from ostinato.infra.serving.attempts.layers import find_brought
+from ostinato.infra.serving.attempts.layers import paths_installed_by
 from ostinato.tasks.records import Problem
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ def choose_attempted(problems: Iterable[Problem], harness: HarnessConfig) -> lis
     problems = list(problems)
     if harness.is_builtin:
         return problems
-    contained = find_brought(harness.foreign_program(), {one.path for one in problems})
+    contained = paths_installed_by(harness.foreign_program(), {one.path for one in problems})
     left_out = Counter(one.repository for one in problems if one.path in contained)
     if left_out:
         counts = dict(left_out)

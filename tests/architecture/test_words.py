@@ -14,8 +14,8 @@ STUMPS = {
 }  # fmt: skip
 # words of this house, not of the field; parts of public names are compared
 HOUSE_WORDS = {
-    "begun", "beside", "beat", "caught", "chance", "complain", "course", "deal", "dealt", "donor", "hear", "heard", "owed",
-    "room", "soften", "spooled", "standing", "standstill", "telling", "told", "untold", "wake",
+    "begun", "beside", "beat", "brought", "caught", "chance", "complain", "course", "deal", "dealt", "donor", "hear", "heard",
+    "owed", "room", "said", "soften", "spooled", "standing", "standstill", "telling", "told", "untold", "wake", "walked",
 }  # fmt: skip
 HOUSE_NAMES = {
     "agreed_lines", "be_made", "behind_norm", "blank_out", "cut_mine", "even_out", "in_order", "lay_over", "look_turns",

@@ -49,7 +49,7 @@ from tests.benchmarks.cycle_lines import (
 from tests.benchmarks.cycle_world import LINE, Traffic, Users, draw_chances, measure, moved
 
 EFFECTS = (0.0, 2 * POINT, -1 * POINT, -2 * POINT, -5 * POINT, -7 * POINT)
-_MOST_FALSE = 0.05
+_MAX_FALSE = 0.05
 _POWER = 0.8
 _RESAMPLES = 1_000
 _DRIFT_CYCLES, _POISON_CYCLES = 40, 20
@@ -351,12 +351,12 @@ PARTS = {"gate": print_gate, "lines": print_lines, "poison": print_poison, "guar
 def targets_of(figures: dict[str, float], recipe: Recipe) -> dict[str, tuple[float, float]]:
     """Figure -> (seen, at most), as far as it was run."""
     wanted = {
-        "promoted_-5_points": _MOST_FALSE,
-        "promoted_-7_points": _MOST_FALSE,
-        "floor_passed_3": _MOST_FALSE,
-        "floor_passed_5": _MOST_FALSE,
+        "promoted_-5_points": _MAX_FALSE,
+        "promoted_-7_points": _MAX_FALSE,
+        "floor_passed_3": _MAX_FALSE,
+        "floor_passed_5": _MAX_FALSE,
         "worse_than_margin_5_percent_margin_5": 0,
-    } | {f"withdrawn: {name}": _MOST_FALSE for name in TRAFFIC if _is_fair(TRAFFIC[name])}
+    } | {f"withdrawn: {name}": _MAX_FALSE for name in TRAFFIC if _is_fair(TRAFFIC[name])}
     return {name: (figures[name], most) for name, most in wanted.items() if name in figures}
 
 

@@ -42,7 +42,7 @@ from tests.unit.tasks.reinforcement.learning.samples import make_sample
 START = Path(__file__).parents[2] / "models/pretrained/nano_base"
 PEER_SCRIPT = Path(__file__).with_name("peer_grpo.py")
 GROUP_SIZE = 8
-MOST_COMPLETION_TOKENS = 256
+MAX_COMPLETION_TOKENS = 256
 TARGET_RATIO = 3.0
 GRADIENT_TOLERANCE = 1e-5  # fp32 sums in another order: 1e-7 was seen
 
@@ -60,7 +60,7 @@ def make_attempts(spec: ModelSpec, count: int) -> dict:
     completions = [tokens(50, 250) for _ in range(count)]
     return {
         "group_size": GROUP_SIZE,
-        "most_completion_tokens": MOST_COMPLETION_TOKENS,
+        "most_completion_tokens": MAX_COMPLETION_TOKENS,
         "prompts": prompts,
         "completions": completions,
         "logprobs": [[-1.0] * len(completion) for completion in completions],
@@ -96,7 +96,7 @@ def make_samples(spec: ModelSpec, attempts: dict) -> list[Sample]:
 def open_trainer(directory: Path, count: int) -> RLTrainer:
     """Our trainer with TRL's divisor, so that the gradients are equal."""
     config = LearningConfig(
-        objective=ObjectiveConfig(loss_divisor_tokens=float(count * MOST_COMPLETION_TOKENS)),
+        objective=ObjectiveConfig(loss_divisor_tokens=float(count * MAX_COMPLETION_TOKENS)),
         optimizer=PolicyOptimizerConfig(learning_rate=3e-4, warmup_steps=0),
     )
     request = TrainerRequest(

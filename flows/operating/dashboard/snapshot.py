@@ -29,11 +29,11 @@ from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
 from ostinato.tasks.realtime.promotion.canary_status import CanaryStatus
 
-MOST_STEPS = 400  # points of a curve
-MOST_VERSIONS = 40  # of a chain
-MOST_CHAINS = 3
-MOST_CYCLES = 20
-MOST_PAGES = 100
+MAX_STEPS = 400  # points of a curve
+MAX_VERSIONS = 40  # of a chain
+MAX_CHAINS = 3
+MAX_CYCLES = 20
+MAX_PAGES = 100
 
 
 class WeightVersion(Record):
@@ -94,7 +94,7 @@ class SnapshotReader:
             return (), ()
         cycles.sort(key=lambda row: -row.opened_at)
         promotions.sort(key=lambda row: -row.at)
-        return tuple(cycles[:MOST_CYCLES]), tuple(promotions[:MOST_CYCLES])
+        return tuple(cycles[:MAX_CYCLES]), tuple(promotions[:MAX_CYCLES])
 
     def _read_canaries(self) -> tuple[CanaryStatus, ...]:
         try:
@@ -111,13 +111,13 @@ class SnapshotReader:
                 if name == MANIFEST:
                     chains[chain].append(version)
             read = [
-                tuple(self._version(objects, chain, v) for v in sorted(versions)[-MOST_VERSIONS:])
+                tuple(self._version(objects, chain, v) for v in sorted(versions)[-MAX_VERSIONS:])
                 for chain, versions in chains.items()
             ]
         except StorageError:
             return ()
         read.sort(key=lambda versions: -versions[-1].published_at)
-        return tuple(read[:MOST_CHAINS])
+        return tuple(read[:MAX_CHAINS])
 
     def _version(self, objects: ObjectStore, chain: str, version: int) -> WeightVersion:
         if (chain, version) not in self._versions:
@@ -151,15 +151,15 @@ def _newest_curves(home: Path) -> list[Curve]:
 
 
 def _thin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MOST_STEPS rows, evenly spread and including the last one."""
-    every = -(-len(rows) // MOST_STEPS) or 1
+    """At most MAX_STEPS rows, evenly spread and including the last one."""
+    every = -(-len(rows) // MAX_STEPS) or 1
     return rows[::-1][::every][::-1]
 
 
 def _pages(home: Path) -> list[str]:
     folder = home / "reports"
     found = sorted(folder.rglob("*.html"), key=_changed_at, reverse=True)
-    return [path.relative_to(folder).as_posix() for path in found[:MOST_PAGES]]
+    return [path.relative_to(folder).as_posix() for path in found[:MAX_PAGES]]
 
 
 def _changed_at(path: Path) -> float:

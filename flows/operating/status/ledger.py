@@ -210,7 +210,7 @@ def _waits_for(canary: CanaryStatus, now: float, *, is_served: bool) -> str:
 
 
 def _describe_test(test: SequentialTestStatus) -> str:
-    result = f", {test.said}" if test.said else ""
+    result = f", {test.last_verdict}" if test.last_verdict else ""
     promoted_from = _minute(test.promoted_from)
     return (
         f"{test.looks_done} of {test.looks} looks done{result}; not promoted before {promoted_from}"

@@ -26,7 +26,7 @@ def _not_quoted(marks: str) -> str:
 _CLOSING = re.compile(_not_quoted(_CLOSES))
 _FIRST_CHARACTERS = re.compile("[<[{`\u25c1]")  # of marks and calls
 _LEFT_OPEN = re.compile(rf"(?:{_OPENS})(?!.*(?:{_CLOSES}))", re.DOTALL)
-_MOST_HEADER_TOKENS = 32
+_MAX_HEADER_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def parse_outside(
 def opens_thought(renderer: Renderer, token_ids: list[int]) -> bool:
     """Whether a prompt ends within a thought: the header of the answer opens one."""
     size = renderer.header_size(token_ids)
-    tail = token_ids[-_MOST_HEADER_TOKENS:]
+    tail = token_ids[-_MAX_HEADER_TOKENS:]
     if not size and renderer.end_id in tail:
         size = tail[::-1].index(renderer.end_id)
     header = renderer.decode(token_ids[len(token_ids) - size :])

@@ -24,8 +24,8 @@ FOLDER = "/tmp/.mcp"
 BRIDGE = f"{FOLDER}/bridge.py"
 MARGIN_SECONDS = 2.0  # between the limits of the bridge and of the server
 ANSWER_BYTES = 1 << 20  # a longer answer is refused
-MOST_TOOLS = 64  # of one server
-_MOST_CHARACTERS = 4_000  # of a tool's description, and of the JSON of its schema
+MAX_TOOLS = 64  # of one server
+_MAX_CHARACTERS = 4_000  # of a tool's description, and of the JSON of its schema
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -47,7 +47,7 @@ async def _start(
     request = {"command": command, "seconds": config.call_time_limit_seconds}
     try:
         listed = await _ask(environment, "start", server, request, config)
-        tools = [_tool_of(server, each) for each in (listed.get("tools") or [])[:MOST_TOOLS]]
+        tools = [_tool_of(server, each) for each in (listed.get("tools") or [])[:MAX_TOOLS]]
         usable = [tool for tool in tools if tool is not None]
         if usable:
             return usable
@@ -59,7 +59,7 @@ async def _start(
     async def refuse(environment: AgentEnvironment, values: Values, config: HarnessConfig) -> str:
         raise ToolFailure(reason)
 
-    description = f"Cannot be called: {reason}"[:_MOST_CHARACTERS]
+    description = f"Cannot be called: {reason}"[:_MAX_CHARACTERS]
     return [declared_tool(server, description, {}, refuse, f"mcp/{server}")]
 
 
@@ -68,14 +68,14 @@ def _tool_of(server: str, listed: Any) -> Tool | None:
     if not isinstance(listed, Mapping):
         return None
     name, schema = str(listed.get("name", "")), listed.get("inputSchema") or {}
-    is_fit = isinstance(schema, Mapping) and len(json.dumps(schema)) <= _MOST_CHARACTERS
+    is_fit = isinstance(schema, Mapping) and len(json.dumps(schema)) <= _MAX_CHARACTERS
     if not is_fit or _NAME.fullmatch(f"{server}__{name}") is None:
         return None
     if not all(_NAME.fullmatch(key) for key in schema.get("properties") or {}):
         return None
     return declared_tool(
         f"{server}__{name}",
-        str(listed.get("description") or "")[:_MOST_CHARACTERS],
+        str(listed.get("description") or "")[:_MAX_CHARACTERS],
         schema,
         partial(_call, server, name),
         f"mcp/{server}",

@@ -29,12 +29,12 @@ def install_program(program: HarnessCommand) -> Path | None:
     return prepare(f"harness-{name}", key, fill)
 
 
-def find_brought(program: HarnessCommand, paths: Iterable[str]) -> set[str]:
+def paths_installed_by(program: HarnessCommand, paths: Iterable[str]) -> set[str]:
     """The paths that belong to a package which the program installs too. In the installed copy an agent would find
     the code that a problem removed from such a file.
     """
     layer = install_program(program)
     if layer is None or not (layer / "site").is_dir():
         return set()
-    brought = {place.name.removesuffix(".py") for place in (layer / "site").iterdir()}
-    return {path for path in paths if brought & {*Path(path.removesuffix(".py")).parts}}
+    installed = {place.name.removesuffix(".py") for place in (layer / "site").iterdir()}
+    return {path for path in paths if installed & {*Path(path.removesuffix(".py")).parts}}

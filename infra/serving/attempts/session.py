@@ -24,8 +24,8 @@ from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest
 from ostinato.models.decode.protocol import ModelClient, StopReason
 from ostinato.models.rendering import Renderer
 
-MOST_REFUSED = 12  # refused requests in a row; clients send some of them three times
-MOST_WITHOUT_ANSWER = 300  # requests of any kind since the last answer
+MAX_REFUSED = 12  # refused requests in a row; clients send some of them three times
+MAX_WITHOUT_ANSWER = 300  # requests of any kind since the last answer
 _STREAM_END_SECONDS = 2.0
 _WHOLE = (StopReason.STOP_TOKEN, StopReason.LENGTH)
 
@@ -123,10 +123,10 @@ class AttemptSession:
         self._num_refused = self._num_refused + 1 if is_refused else 0
         if is_refused:
             self.last_refusal = f"{status} {refusal}"
-        if self._num_refused >= MOST_REFUSED:
+        if self._num_refused >= MAX_REFUSED:
             detail = f"{self._num_refused} refused requests in a row, the last: {self.last_refusal}"
             self.end(EndReason.BROKEN_CALLS, detail)
-        elif self._num_idle >= MOST_WITHOUT_ANSWER:
+        elif self._num_idle >= MAX_WITHOUT_ANSWER:
             detail = f"{self._num_idle} requests without an answer of the model"
             self.end(EndReason.BROKEN_CALLS, detail)
 

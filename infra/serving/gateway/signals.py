@@ -25,6 +25,6 @@ OWN_FEEDBACK = "gateway/"
 _MEASURES = frozenset({Signal.EDIT_SURVIVED, Signal.LATENCY_SECONDS})
 
 
-def is_said(signal: str, value: float) -> bool:
+def is_informative(signal: str, value: float) -> bool:
     """Whether an event carries information. With the value 0 only measurements do."""
     return value > 0 or signal in _MEASURES

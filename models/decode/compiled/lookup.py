@@ -13,9 +13,9 @@ MATCH_TOKENS = 2  # shorter matches in the context hold too rarely
 LONGEST_MATCH_TOKENS = 12  # longer matches count as equal; the latest of equals is taken
 ORDERS = (2, 4, 8, 16)  # lengths of the token runs that the memory is keyed by
 _LEAST_PROBABILITY = np.float32(0.05)  # a chain of drafts ends if it is less likely to hold
-_MOST_VOTES = 64  # an entry's votes are halved at this count, so that old answers count less
+_MAX_VOTES = 64  # an entry's votes are halved at this count, so that old answers count less
 _FIRM_VOTES = 4  # with this many, an entry loses votes to a colliding key instead of its place
-_MOST_GUESSES = 1024  # a kind's counts are halved at this count, so that recent guesses dominate
+_MAX_GUESSES = 1024  # a kind's counts are halved at this count, so that recent guesses dominate
 _TAG, _TOKEN, _HITS, _VOTES = range(4)  # columns of an entry
 _LEVELS, _SHARES = 4, 9  # votes 1, 2, 4, 8 and more; the token's share of them in eighths
 _SAME, _DIFFERS = 1, 2  # the context's guess compared with the memory's; 0: it has none
@@ -204,7 +204,7 @@ def learn_answer(tokens_T, start, entries_ON4, held_K, seen_K):
 def _count_guess(kind, has_held, held_K, seen_K):
     held_K[kind] += has_held
     seen_K[kind] += 1
-    if seen_K[kind] > _MOST_GUESSES:
+    if seen_K[kind] > _MAX_GUESSES:
         held_K[kind] /= 2
         seen_K[kind] /= 2
 
@@ -231,6 +231,6 @@ def _remember(tokens_T, end, entries_ON4):
                 entry[_HITS] += 1
             elif entry[_HITS] <= 1 or 3 * entry[_HITS] < entry[_VOTES]:
                 entry[_TOKEN], entry[_HITS], entry[_VOTES] = tokens_T[end], 1, 2
-        if entry[_TAG] != tag or entry[_VOTES] >= _MOST_VOTES:
+        if entry[_TAG] != tag or entry[_VOTES] >= _MAX_VOTES:
             entry[_HITS] = (entry[_HITS] + 1) // 2
             entry[_VOTES] //= 2

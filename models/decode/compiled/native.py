@@ -13,7 +13,7 @@ from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled.packed import aligned_floats, whole_vectors
 from ostinato.models.decode.compiled.sampling import race_rows, run_draft
 from ostinato.models.decode.compiled.step import run_decode_step
-from ostinato.models.decode.compiled.trunk import MOST_LINES, run_head, run_trunk
+from ostinato.models.decode.compiled.trunk import MAX_LINES, run_head, run_trunk
 from ostinato.models.decode.weights import DecodeWeights, expert_sizes
 from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec
@@ -30,7 +30,7 @@ class NativeTrunk:
         slots, positions = cache.routes_SCLK.shape[:2]
         experts, per_token, inner = expert_sizes(spec)
         has_experts = spec.num_moe_layers > 0
-        width, lines = spec.hidden_size, max(MOST_LINES, heads // groups)
+        width, lines = spec.hidden_size, max(MAX_LINES, heads // groups)
         self._width, self._vocab = width, spec.vocab_size
         self._step = whole_vectors(spec.vocab_size)
         self._constants = (

@@ -39,14 +39,14 @@ from ostinato.models.decode.supported import LANES
 
 __all__ = ["JIT", "accumulate"]
 
-_MOST_ROWS = 6
+_MAX_ROWS = 6
 _settings: Any = config  # untyped, since numba adds its settings when it is imported
 _FEATURES = _settings.CPU_FEATURES  # of the processor that numba compiles for; None: this one
 _IS_LONG = (
     bool(get_host_cpu_features().get("avx512f")) if _FEATURES is None else "+avx512f" in _FEATURES
 )
 # Columns of the widest tile whose sums fit in the registers, by number of rows minus 1.
-_WIDEST = (64,) * _MOST_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
+_WIDEST = (64,) * _MAX_ROWS if _IS_LONG else (64, 16, 16, 16, 16, 16)
 _AHEAD_BYTES = 2048  # how far ahead of its reads a packed panel is prefetched
 _LINE_BYTES = 64
 
@@ -138,7 +138,7 @@ def _tiles(vectors: int) -> Callable[..., Any]:
     def _generate(context, builder, signature, arguments):
         end = builder.append_basic_block("tiles.end")
         choice = builder.switch(arguments[0], end)
-        for rows in range(1, _MOST_ROWS + 1):
+        for rows in range(1, _MAX_ROWS + 1):
             if vectors * LANES > _WIDEST[rows - 1]:
                 continue
             block = builder.append_basic_block(f"tiles.{rows}")
@@ -166,7 +166,7 @@ def accumulate(x, x_step, w, w_step, y, y_step, rows, depth, columns, is_new):
         x_block, y_block, row = x, y + 4 * at, 0
         while row < rows:
             # of even sizes: 7 rows are 4 and 3
-            blocks = (rows - row + _MOST_ROWS - 1) // _MOST_ROWS
+            blocks = (rows - row + _MAX_ROWS - 1) // _MAX_ROWS
             some = (rows - row + blocks - 1) // blocks
             part = 0
             while part < panel:

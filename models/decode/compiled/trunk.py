@@ -22,7 +22,7 @@ from ostinato.models.decode.compiled.kernels import (
 )
 from ostinato.models.decode.compiled.vectors import BARE, floats_at, integers_at, items_at
 
-MOST_LINES = 16  # query heads of one group, over rows, that attend together
+MAX_LINES = 16  # query heads of one group, over rows, that attend together
 
 
 @numba.njit(**BARE)
@@ -46,7 +46,7 @@ def _attend(rows, shape, layer, qkv, slots_N, positions_N, keys, values, buffers
     heads, groups, width, positions, num_slots = shape
     step = (heads + 2 * groups) * width
     per_group = heads // groups
-    most = max(1, MOST_LINES // per_group)
+    most = max(1, MAX_LINES // per_group)
     first = 0
     while first < rows:
         last = first + 1

@@ -16,7 +16,7 @@ _LEAST_SLOPE_RATIO = 0.01
 _LINE_STEPS = 8.0  # weight of the line in the blend, in measurements
 _OUTLIER_RATIO = 2.0  # a step this many times slower than expected was interrupted
 _FIRST_STEPS = 4  # of these only the fastest counts, since others may have loaded code
-_MOST_STEPS_BETWEEN_FITS = 256
+_MAX_STEPS_BETWEEN_FITS = 256
 
 
 class StepCosts:
@@ -50,7 +50,7 @@ class StepCosts:
             self._seconds[drafts] += (seconds - self._seconds[drafts]) / weight
         self._steps += 1
         if self._steps >= self._next_fit:
-            self._next_fit = self._steps + min(1 + self._steps // 2, _MOST_STEPS_BETWEEN_FITS)
+            self._next_fit = self._steps + min(1 + self._steps // 2, _MAX_STEPS_BETWEEN_FITS)
             self._fit()
 
     def _fit(self) -> None:

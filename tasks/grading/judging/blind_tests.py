@@ -36,7 +36,7 @@ _COMPARISONS = frozenset(
 _CHANGED_SHARE = 0.35
 _CHANGED_IN_CALLS = (0, 1, 3)
 _SPARED_CALLS = frozenset({"parametrize", "usefixtures", "getattr", "hasattr", "importorskip"})
-_MOST_INTEGER = 10_000
+_MAX_INTEGER = 10_000
 
 
 def judges_comparisons(symbol: str) -> bool:
@@ -278,10 +278,10 @@ def change_value(value: Any, rng: random.Random) -> Any:
     match value:
         case bool():
             return value if rng.random() < 0.8 else not value
-        case int() if abs(value) < _MOST_INTEGER:
+        case int() if abs(value) < _MAX_INTEGER:
             return value + rng.choice((-2, -1, 1, 2, 3, 7))
         case int():
-            return value + rng.randrange(1, _MOST_INTEGER)
+            return value + rng.randrange(1, _MAX_INTEGER)
         case float():
             return value + rng.choice((-1.5, -0.25, 0.125, 0.5, 2.0))
         case str() if value:

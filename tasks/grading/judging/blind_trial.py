@@ -23,8 +23,8 @@ from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.config import Harm
 from ostinato.tasks.grading.judging.drawn_calls import (
+    Differences,
     DrawnCalls,
-    Found,
     add_time,
     compare_calls,
     compare_repeats,
@@ -33,7 +33,7 @@ from ostinato.tasks.grading.judging.drawn_calls import (
     find_stable_repeats,
     is_same,
 )
-from ostinato.tasks.grading.judging.drawn_tests import MOST_INSTANCES, DrawnTests, draw_tests
+from ostinato.tasks.grading.judging.drawn_tests import MAX_INSTANCES, DrawnTests, draw_tests
 from ostinato.tasks.grading.judging.other_code import OtherCode, name_some
 from ostinato.tasks.records import Problem
 
@@ -110,7 +110,7 @@ class BlindTrials:
         self._boxes = asyncio.Semaphore(_BOXES_AT_A_TIME)
         self._trials: OrderedDict[str, asyncio.Task[Trial]] = OrderedDict()
         self._calls: OrderedDict[_CallsKey, asyncio.Task[DrawnCalls]] = OrderedDict()
-        self._found: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], Found] = (
+        self._found: OrderedDict[tuple[str, tuple[tuple[str, bytes | None], ...]], Differences] = (
             OrderedDict()
         )
 
@@ -119,11 +119,11 @@ class BlindTrials:
         problem: Problem,
         changed_files: Mapping[str, bytes | None],
         repository: PreparedRepository,
-    ) -> Found:
+    ) -> Differences:
         """Difference of values between the change and the original, and the harms of the change."""
         changed = repository.keep_editable(changed_files)
         if not changed:
-            return Found()  # it is the original
+            return Differences()  # it is the original
         key = (problem.problem_id, tuple(changed.items()))
         if key not in self._found:
             async with self._boxes:
@@ -133,7 +133,7 @@ class BlindTrials:
 
     async def _judge(
         self, problem: Problem, changed: dict[str, bytes | None], repository: PreparedRepository
-    ) -> Found:
+    ) -> Differences:
         other = OtherCode.of(problem, repository, changed)
         trial = await _shared(
             self._trials,
@@ -141,7 +141,7 @@ class BlindTrials:
             lambda: prepare_trial(problem, repository, self._rng),
         )
         if not trial.separates:
-            return Found(_NOT_JUDGED)
+            return Differences(_NOT_JUDGED)
         try:
             async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
                 found = await compare(trial, sandbox)
@@ -155,7 +155,7 @@ class BlindTrials:
                 await compare_calls(sandbox, trial.drawn, made, found)
         except _UNREADABLE as error:
             detail = f"blind trial: what the change shows cannot be read ({type(error).__name__})"
-            return Found(detail)
+            return Differences(detail)
         if other.emptied:
             found.harms[Harm.OTHER_CODE] = f"{name_some(other.emptied)} do nothing any more"
         return found
@@ -300,16 +300,16 @@ def _types_in(form: object) -> Iterator[str]:
             yield from _types_in(item)
 
 
-async def compare(trial: Trial, sandbox: Sandbox) -> Found:
+async def compare(trial: Trial, sandbox: Sandbox) -> Differences:
     """Differences between the change in a box and the original in the tests of a trial."""
     seen = await _observe_change(sandbox, trial)
     different = find_different(trial, seen)
     if different:
         detail = f"differs from the original in {len(different)} of {len(trial.wanted)} blind tests"
-        return Found(detail)
+        return Differences(detail)
     if trial.is_complete and not seen.is_complete:
-        return Found("the process ended before all blind tests had run")
-    found, symbol = Found(), (trial.drawn.function or ("", ""))[1]
+        return Differences("the process ended before all blind tests had run")
+    found, symbol = Differences(), (trial.drawn.function or ("", ""))[1]
     for test, facts in trial.facts.items():
         found.add_facts(seen.facts.get(test, frozenset()) - facts, symbol)
     found.add_facts(_of_surroundings(seen) - trial.surroundings, symbol)
@@ -393,7 +393,7 @@ async def observe(
         "chosen": drawn.chosen,
         "order": drawn.order,
         "luck": drawn.order + hash_seed,  # seed of the module random
-        "most": MOST_INSTANCES,
+        "most": MAX_INSTANCES,
         "test_seconds": slack * _TEST_SECONDS,
         "timely": [test for test, values in (wanted or {}).items() if values],
         "function": drawn.function,

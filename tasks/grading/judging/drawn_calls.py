@@ -44,7 +44,7 @@ class DrawnCalls:
 
 
 @dataclass
-class Found:
+class Differences:
     """Differences of a change from the original. `difference` concerns values; empty: none."""
 
     difference: str = ""
@@ -97,7 +97,7 @@ def _has_shape(path: str, symbol: str, drawn: DrawnTests) -> bool:
 
 
 async def compare_calls(
-    sandbox: Sandbox, drawn: DrawnTests, made: DrawnCalls, found: Found
+    sandbox: Sandbox, drawn: DrawnTests, made: DrawnCalls, found: Differences
 ) -> None:
     """Adds the differences between the change in a box and the original to `found`."""
     limit = _FACTOR * made.seconds + _SECONDS
@@ -136,7 +136,7 @@ async def compare_calls(
         _compare_repeated(lines[-1], made.wanted[-1], found, own)
 
 
-def add_time(found: Found, name: str, seconds: float, original: float) -> None:
+def add_time(found: Differences, name: str, seconds: float, original: float) -> None:
     """Adds the harm of a slow call, given the median times of the change and of the original."""
     if seconds > _FACTOR * original + _SLACK_SECONDS:
         detail = (
@@ -158,7 +158,7 @@ def find_stable_repeats(first: Line | None, second: Line | None) -> Line | None:
     return {**first, **stays, "leaked": max(first["leaked"], second["leaked"], 0.0)}
 
 
-def compare_repeats(seen: Line, wanted: Line, found: Found, name: str) -> None:
+def compare_repeats(seen: Line, wanted: Line, found: Differences, name: str) -> None:
     """Adds the differences that a repeated call of the tests shows between a change and the original."""
     if not seen["is_copied"]:
         found.difference = f"objects on which {name} is called cannot be copied any more"
@@ -168,14 +168,14 @@ def compare_repeats(seen: Line, wanted: Line, found: Found, name: str) -> None:
     _compare_leaked(seen, wanted, found, name)
 
 
-def _compare_repeated(seen: Line, wanted: Line, found: Found, name: str) -> None:
+def _compare_repeated(seen: Line, wanted: Line, found: Differences, name: str) -> None:
     is_changed = "worn" in wanted and not is_same(seen.get("worn"), wanted["worn"])
     if is_changed or (wanted.get("stays") and not seen.get("stays")):
         found.difference = found.difference or f"{name} differs from the original after many calls"
     _compare_leaked(seen, wanted, found, name)
 
 
-def _compare_leaked(seen: Line, wanted: Line, found: Found, name: str) -> None:
+def _compare_leaked(seen: Line, wanted: Line, found: Differences, name: str) -> None:
     leaked = float(seen.get("leaked", 0.0))
     if leaked > _FACTOR * wanted["leaked"] + _SLACK_BYTES:
         found.harms.setdefault(Harm.LEAKING, f"{name} keeps {leaked:.0f} bytes a call")

@@ -23,8 +23,8 @@ _ASSERTION = re.compile(rb"\bdef (assert\w*)")
 _VARIED_SHARES = (0.0, 0.5, 1.0)  # share of varied arguments, by copy with changed literals
 _CHANGED_COPIES = len(_VARIED_SHARES)
 _PERTURBED_SHARES = (1.0, 0.5)  # share of calls with changed arguments, by copy
-_MOST_FAILING, _MOST_PASSING = 10, 4  # test functions of a trial
-MOST_INSTANCES = 12  # instances of one parametrized test
+_MAX_FAILING, _MAX_PASSING = 10, 4  # test functions of a trial
+MAX_INSTANCES = 12  # instances of one parametrized test
 _SHIFT_DAYS = (30, 3000)  # minimum and maximum by which the trial's clock is ahead
 _HASH_SEEDS = (2, 2**32 - 1)
 
@@ -63,8 +63,8 @@ def draw_tests(
     """Tests of a trial: each as it is and in copies with other literals, all without expectations.
     `is_shifted`: whether the trial's clock is ahead by a random time.
     """
-    names = [*_draw(problem.fail_to_pass, _MOST_FAILING, rng)]
-    names += _draw(problem.pass_to_pass, _MOST_PASSING, rng)
+    names = [*_draw(problem.fail_to_pass, _MAX_FAILING, rng)]
+    names += _draw(problem.pass_to_pass, _MAX_PASSING, rng)
     by_path: dict[str, set[str]] = defaultdict(set)
     for name in names:
         path, _, test = name.partition("::")
@@ -108,7 +108,7 @@ def draw_tests(
             tests += [f"{place}::{test.replace('.', '::')}" for test in sorted(chosen)]
             if copy == 0:
                 failing = [test for test in problem.fail_to_pass if test.startswith(f"{path}::")]
-                kept = rng.sample(failing, min(len(failing), MOST_INSTANCES))
+                kept = rng.sample(failing, min(len(failing), MAX_INSTANCES))
                 instances += [place + test.removeprefix(path) for test in kept]
     return DrawnTests(
         files,

@@ -11,7 +11,7 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
 _SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run of the required tests
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 Files = Mapping[str, bytes | None]
 
 
@@ -83,8 +83,8 @@ async def find_suite_failures(
 
 def name_some(found: list[str] | tuple[str, ...]) -> str:
     """The first few names, and the number of the others."""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return ", ".join(found[:_MAX_NAMED]) + more
 
 
 def _definitions(content: bytes) -> dict[str, Defined]:

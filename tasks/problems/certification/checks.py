@@ -43,7 +43,7 @@ from ostinato.tasks.problems.certification.right_fixes import rewrite_original
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.records import Problem
 
-_MOST_NUMBER = 2_000
+_MAX_NUMBER = 2_000
 _LEAST_ANSWER = 6  # shorter answers occur in files by chance
 _COMMAND_SECONDS = 30.0
 Files = Mapping[str, bytes | None]
@@ -376,7 +376,7 @@ def _cheats(
         "a program": program,  # first, because a judge that runs it on the host gets no other cheat
         "empty": b"",
         "not UTF-8": b"\xff\xfe\0" * 40,
-        "every small number": b" ".join(b"%d" % number for number in range(_MOST_NUMBER)),
+        "every small number": b" ".join(b"%d" % number for number in range(_MAX_NUMBER)),
         "everything shown": shown,
         "a shell script": f"#!/bin/sh\ntouch '{mark}'\n".encode(),
         "a test that passes": b"def test_passes():\n    pass\n",

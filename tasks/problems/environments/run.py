@@ -21,7 +21,7 @@ from ostinato.tasks.problems.config import EnvironmentsRequest, EnvironmentsResu
 from ostinato.tasks.problems.published import PROBLEMS_FILE, REPOSITORIES_FOLDER
 from ostinato.tasks.records import Problem, Split
 
-MOST_REPEATS = 1_000  # after so many known problems in a row, an environment has no more
+MAX_REPEATS = 1_000  # after so many known problems in a row, an environment has no more
 
 
 def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResult:
@@ -90,7 +90,7 @@ def _draw_new(
     rng: random.Random,
     drawn: set[str],
 ) -> ProblemDraft:
-    for _ in range(MOST_REPEATS):
+    for _ in range(MAX_REPEATS):
         draft = draw(rng)
         key = draft.model_dump_json()
         if key not in drawn:
@@ -98,7 +98,7 @@ def _draw_new(
             return draft
     raise ProblemError(
         f"environment {name!r} drew {len(drawn)} different problems and then only these "
-        f"{MOST_REPEATS} times in a row, wanted more: lower train and held_out of [environments.{name}]"
+        f"{MAX_REPEATS} times in a row, wanted more: lower train and held_out of [environments.{name}]"
     )
 
 

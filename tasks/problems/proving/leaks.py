@@ -32,8 +32,8 @@ _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 _MIN_NAME = 6
 LEAST_CHARACTERS = 8  # shorter lines (without white space) reveal no answer
 _LEAST_RUN_CHARACTERS = 40
-_MOST_HISTORY_BYTES = 64 << 20
-_MOST_TEXT_BYTES = 1 << 20
+_MAX_HISTORY_BYTES = 64 << 20
+_MAX_TEXT_BYTES = 1 << 20
 _RUN_LINES = 3
 _MIN_RUN_CHARACTERS = 40
 # folders masked in every box (infra/sandbox/box.py): packages of other projects and CPython's own tests
@@ -250,15 +250,15 @@ def _history_of(directory: Path) -> Iterable[bytes]:
             _link_objects(place / "objects", bare / "objects")
             listed = run_git(bare, "cat-file", "--batch-all-objects", "--batch-check").decode()
             blobs = [line.split() for line in listed.splitlines() if line.split()[1] == "blob"]
-            texts = [(name, int(size)) for name, _, size in blobs if int(size) <= _MOST_TEXT_BYTES]
+            texts = [(name, int(size)) for name, _, size in blobs if int(size) <= _MAX_TEXT_BYTES]
             total = sum(size for _, size in texts)
-            if total > _MOST_HISTORY_BYTES:
+            if total > _MAX_HISTORY_BYTES:
                 raise ProblemError(
-                    f"{place} holds {total} bytes of files, wanted at most {_MOST_HISTORY_BYTES} "
+                    f"{place} holds {total} bytes of files, wanted at most {_MAX_HISTORY_BYTES} "
                     "for the search for answers; remove it from the repository"
                 )
             for name, _ in texts:
-                yield squeeze(run_git(bare, "cat-file", "blob", name, max_bytes=_MOST_TEXT_BYTES))
+                yield squeeze(run_git(bare, "cat-file", "blob", name, max_bytes=_MAX_TEXT_BYTES))
 
 
 def _link_objects(source: Path, target: Path) -> None:

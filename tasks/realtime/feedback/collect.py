@@ -47,13 +47,13 @@ def collect(ledger: Ledger, objects: ObjectStore, window: Window) -> Collection:
     batch.
     """
     interactions = ledger.interactions
-    said = {"after": window.said_after, "before": window.said_until}
+    recent = {"after": window.feedback_after, "before": window.feedback_until}
     sessions = interactions.in_sessions_with_feedback_between(
-        window.to_watermark, line=window.line, **said
+        window.to_watermark, line=window.line, **recent
     )
     late = [
         row
-        for row in rows_judged_by(sessions, **said)
+        for row in rows_judged_by(sessions, **recent)
         if row.sequence <= window.from_watermark
         and row.checkpoint_id == window.served
         and source_of(row) is window.source

@@ -14,7 +14,7 @@ from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
 from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
-from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction, latest_said
+from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction, latest_signals
 from ostinato.tasks.realtime.feedback.sessions import find_judged
 from ostinato.tasks.records import Sample, StageRecord
 
@@ -122,7 +122,7 @@ def distil(
 
 def _feedback_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> dict[str, float]:
     weights = config.weights
-    latest = latest_said(feedback)
+    latest = latest_signals(feedback)
     kept, reverted = latest.get(Signal.EDIT_KEPT), latest.get(Signal.EDIT_REVERTED)
     if kept is not None and reverted is not None:
         # the later of the two counts

@@ -8,7 +8,7 @@ from pydantic import Field
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.ledger.rows import FeedbackRow, NewInteraction
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
-from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, is_said
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, is_informative
 from ostinato.tasks.records import StageRecord
 
 
@@ -24,15 +24,15 @@ def source_of(interaction: NewInteraction) -> Source:
     return Source.SIMULATED if interaction.tenant == SIMULATED_TENANT else Source.PEOPLE
 
 
-def latest_said(feedback: Sequence[FeedbackRow]) -> dict[str, FeedbackRow]:
+def latest_signals(feedback: Sequence[FeedbackRow]) -> dict[str, FeedbackRow]:
     """The newest event of each signal, without those that were withdrawn."""
     latest = {event.signal: event for event in sorted(feedback, key=lambda event: event.created_at)}
-    return {name: event for name, event in latest.items() if is_said(name, event.value)}
+    return {name: event for name, event in latest.items() if is_informative(name, event.value)}
 
 
 def is_judged(feedback: Sequence[FeedbackRow]) -> bool:
     """Whether the user has said something about the answer. The gateway's own measurements say nothing."""
-    return bool(latest_said(feedback).keys() - GATEWAY_SIGNALS)
+    return bool(latest_signals(feedback).keys() - GATEWAY_SIGNALS)
 
 
 class CollectedInteraction(StageRecord):
@@ -54,9 +54,9 @@ class Window(StageRecord):
     served: str = Field(description="checkpoint that the cycle trains on")
     from_watermark: int
     to_watermark: int
-    said_after: float
+    feedback_after: float
     """time after which feedback on earlier interactions counts: when the previous cycle opened"""
-    said_until: float = Field(description="time at which this cycle opened")
+    feedback_until: float = Field(description="time at which this cycle opened")
     source: Source = Field(default=Source.PEOPLE, description="kind of users; others are left out")
 
 

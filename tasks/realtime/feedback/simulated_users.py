@@ -42,7 +42,7 @@ Judge = Callable[[Problem, dict[str, str]], Awaitable[bool]]
 
 BUSY_CODES = frozenset({429, 503})
 _REQUEST_SECONDS = 300.0
-_MOST_TRIES = 10  # tries of a request while the gateway is busy
+_MAX_TRIES = 10  # tries of a request while the gateway is busy
 FOLLOW_UP_MESSAGE = "That did not fix it, the tests still fail."
 
 
@@ -214,7 +214,7 @@ class _User:
         retrying = AsyncRetrying(
             retry=retry_if_result(lambda answer: answer.status_code in BUSY_CODES),
             wait=_wait_seconds,
-            stop=stop_after_attempt(_MOST_TRIES),
+            stop=stop_after_attempt(_MAX_TRIES),
             retry_error_callback=_last_answer,
         )
         headers = {"Idempotency-Key": key} if key else {}

@@ -32,7 +32,7 @@ class SequentialTestStatus(StageRecord):
     next_look_judged_sessions: int = Field(
         description="judged sessions per arm that the last look waits for"
     )
-    said: str = Field(description="verdict of the last look; empty before the first")
+    last_verdict: str = Field(description="verdict of the last look; empty before the first")
     promoted_from: float
     """time before which it is not promoted, in seconds since the epoch"""
     withdrawn_from: float
@@ -92,7 +92,7 @@ def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> S
         next_look_judged_sessions=(
             config.minimum_judged_sessions if done == config.looks - 1 else 0
         ),
-        said="" if report is None else report.reason,
+        last_verdict="" if report is None else report.reason,
         promoted_from=canary.started_at + config.minimum_seconds,
         withdrawn_from=canary.started_at + config.maximum_seconds,
     )

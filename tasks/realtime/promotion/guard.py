@@ -18,7 +18,7 @@ import scipy  # not scipy.stats, which takes a second: it loads when first used
 from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
-from ostinato.infra.serving.gateway.signals import Signal, is_said
+from ostinato.infra.serving.gateway.signals import Signal, is_informative
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.records import StageRecord
@@ -78,7 +78,7 @@ def observe(rows: Sequence[InteractionRow]) -> list[ArmObservation]:
     observations = []
     for row in rows:
         said = {event.signal: event for event in row.feedback}
-        said = {name: event for name, event in said.items() if is_said(name, event.value)}
+        said = {name: event for name, event in said.items() if is_informative(name, event.value)}
         kept, reverted = said.get(Signal.EDIT_KEPT), said.get(Signal.EDIT_REVERTED)
         outcome: bool | None = None
         if kept is not None or reverted is not None:

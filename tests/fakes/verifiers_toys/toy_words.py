@@ -4,7 +4,7 @@ import verifiers as vf
 from datasets import Dataset
 
 WORDS = ("plum", "pear", "fig", "kiwi", "lime", "date")
-MOST_GUESSES = 4
+MAX_GUESSES = 4
 
 
 class Words(vf.MultiTurnEnv):
@@ -25,7 +25,7 @@ def is_right(completion, answer, **kwargs) -> float:
 
 def few_guesses(completion, **kwargs) -> float:
     said = [message for message in completion if message["role"] == "assistant"]
-    return 1 - (len(said) - 1) / MOST_GUESSES
+    return 1 - (len(said) - 1) / MAX_GUESSES
 
 
 def _rows(words):
@@ -40,5 +40,5 @@ def load_environment(**kwargs):
         eval_dataset=_rows(WORDS[4:]),
         system_prompt="Answer with one word.",
         rubric=vf.Rubric(funcs=[is_right, few_guesses], weights=[1.0, 0.2]),
-        max_turns=MOST_GUESSES,
+        max_turns=MAX_GUESSES,
     )

@@ -124,7 +124,7 @@ function canary({ line, since, control, candidate, test }, now) {
     (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`) +
     (test.next_look_judged_sessions === 0 ? "" : `, ${test.next_look_judged_sessions} with an edit kept or reverted`);
   const from = test ? new Date(1000 * test.promoted_from).toLocaleString() : "";
-  return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.said : "", from] };
+  return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.last_verdict : "", from] };
 }
 
 function draw(snapshot) {

@@ -23,7 +23,7 @@ from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
-_MOST_LEVELS = 32  # of a call whose marks of thoughts are known to be its own
+_MAX_LEVELS = 32  # of a call whose marks of thoughts are known to be its own
 
 
 def _object(levels: int) -> str:
@@ -32,7 +32,7 @@ def _object(levels: int) -> str:
     return rf"\{{(?:{_STRING}|[^\"{{}}<]{inner})*+\}}"
 
 
-_OBJECT = _object(_MOST_LEVELS)
+_OBJECT = _object(_MAX_LEVELS)
 _JSON = rf"(?:{_OBJECT}|\[\s*{_OBJECT}(?:\s*,\s*{_OBJECT})*+\s*\])"
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 

@@ -57,7 +57,7 @@ from ostinato.infra.serving.gateway.schemas import (
     Usage,
 )
 from ostinato.models.decode.protocol import StopReason
-from ostinato.models.decode.requests import MOST_TOP_LOGPROBS
+from ostinato.models.decode.requests import MAX_TOP_LOGPROBS
 from ostinato.models.rendering import Renderer
 
 CHAT_KIND = "chat"
@@ -385,9 +385,9 @@ def _finish_reason(answering: Answering, message: ChatMessage) -> str:
 
 def _check_top_logprobs(request: ChatRequest) -> None:
     wanted = request.top_logprobs or 0
-    if not 0 <= wanted <= MOST_TOP_LOGPROBS:
+    if not 0 <= wanted <= MAX_TOP_LOGPROBS:
         raise ApiError(
-            400, f"top_logprobs is {wanted}, wanted 0 to {MOST_TOP_LOGPROBS}", param="top_logprobs"
+            400, f"top_logprobs is {wanted}, wanted 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
         )
     if wanted and not request.logprobs:
         raise ApiError(

@@ -11,11 +11,11 @@ from ostinato.infra.platform.unpacking import ArchiveTooLarge, Member, stream_me
 from ostinato.infra.sandbox.repository import CACHE_DIRECTORIES
 from ostinato.infra.serving.gateway.failures import ApiError
 
-MOST_NAME_BYTES = 255
-MOST_PATH_BYTES = 2_000  # Linux takes 4,095 for an absolute path
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 2_000  # Linux takes 4,095 for an absolute path
 WANTED = (
-    f"inside the repository that is no folder, is not below a file, and has at most {MOST_NAME_BYTES} "
-    f"bytes per name and {MOST_PATH_BYTES} in all"
+    f"inside the repository that is no folder, is not below a file, and has at most {MAX_NAME_BYTES} "
+    f"bytes per name and {MAX_PATH_BYTES} in all"
 )
 
 
@@ -27,7 +27,7 @@ def is_path(text: str) -> bool:
         names = [len(part.encode()) for part in pure.parts]
     except UnicodeEncodeError:  # bytes that are not UTF-8
         return False
-    is_short = max(names, default=0) <= MOST_NAME_BYTES and sum(names) < MOST_PATH_BYTES
+    is_short = max(names, default=0) <= MAX_NAME_BYTES and sum(names) < MAX_PATH_BYTES
     return is_inside and "\0" not in text and str(pure) == text and is_short
 
 

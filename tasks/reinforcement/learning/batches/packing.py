@@ -28,7 +28,7 @@ ATTENTION_PARITY_TOKENS = 2048
 # The nodes of a tree are padded to a multiple of this: few shapes, which tensor parallelism can divide.
 NODE_QUANTUM = 64
 # Most places in all rows per token that a microbatch computes: the hidden states of every place stay in memory.
-MOST_PLACES_PER_TOKEN = 8
+MAX_PLACES_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _cut_tree(
         nodes += lengths[index] - shared
         places = (1 + len(cuts[-1])) * row_tokens(longest, config.bucket_tokens) if cuts else 0
         is_full = nodes > config.microbatch_tokens
-        if not cuts or is_full or places > MOST_PLACES_PER_TOKEN * config.microbatch_tokens:
+        if not cuts or is_full or places > MAX_PLACES_PER_TOKEN * config.microbatch_tokens:
             cuts.append({})
             nodes, longest, shared = lengths[index], lengths[index], 0
         cuts[-1][index] = shared

@@ -19,9 +19,9 @@ from ostinato.flows.commands.planning import (
 )
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.planning.dry_run_records import DryRunStage
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.planning.plan import search_layout
-from ostinato.tasks.planning.walked import WalkedStage
 
 
 def _plan(gpus: int, degrees: dict[str, int], name: str = "qwen3_30b_a3b") -> str:
@@ -193,8 +193,8 @@ def test_a_dry_run_builds_what_was_planned_and_tells_what_a_rank_sends(
 
 
 def test_built_parameters_that_were_not_planned_are_named() -> None:
-    assert find_mismatch([WalkedStage(stage=0, planned=1000, built=1004)]) == ""
-    complaint = find_mismatch([WalkedStage(stage=1, planned=1000, built=1006)])
+    assert find_mismatch([DryRunStage(stage=0, planned=1000, built=1004)]) == ""
+    complaint = find_mismatch([DryRunStage(stage=1, planned=1000, built=1006)])
     assert "stage 1 holds 1,006 parameters as built and 1,000 as" in complaint
 
 

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pyarrow import parquet
 
-from ostinato.flows.reporting.attempt_files import MOST_SHOWN, save
+from ostinato.flows.reporting.attempt_files import MAX_SHOWN, save
 from ostinato.flows.reporting.attempts import Attempt
 from ostinato.infra.agent.transcript import CallStatus, Segment, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.errors import ConfigError
@@ -107,13 +107,13 @@ def test_page_runs_nothing_of_what_a_model_wrote(tmp_path: Path) -> None:
 
 
 def test_page_of_many_shows_the_newest_whole_and_lists_the_others(tmp_path: Path) -> None:
-    attempts = [make_attempt(f"t{number}") for number in range(MOST_SHOWN + 2)]
+    attempts = [make_attempt(f"t{number}") for number in range(MAX_SHOWN + 2)]
     page = Page(save(tmp_path / "page.html", "a run", attempts))
-    assert len(page.texts["prompt"]) == MOST_SHOWN
+    assert len(page.texts["prompt"]) == MAX_SHOWN
     text = (tmp_path / "page.html").read_text()
     assert "t1  finished, reward +1.000" in text
     assert 'id="t1"' not in text
-    assert f'id="t{MOST_SHOWN + 1}"' in text
+    assert f'id="t{MAX_SHOWN + 1}"' in text
 
 
 def test_attempt_without_a_record_has_a_page(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ostinato.infra.serving.weights.codec import decode_payload, encode_payload,
 from ostinato.tasks.problems import shipped
 
 BOMB_BYTES = 16 << 20
-MOST_BYTES = 1 << 20
+ALLOWED_BYTES = 1 << 20
 
 
 def write_tar(path: Path, mode: Any, member: tarfile.TarInfo) -> Path:
@@ -60,11 +60,11 @@ BOMBS = {
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_bomb_is_refused_with_the_bound_in_the_message(tmp_path: Path, kind: str) -> None:
     bomb = BOMBS[kind](tmp_path)
-    assert bomb.stat().st_size < MOST_BYTES // 2
+    assert bomb.stat().st_size < ALLOWED_BYTES // 2
     with pytest.raises(ConfigError, match="unpacks to more than"):
-        list(read_members(bomb, MOST_BYTES))
+        list(read_members(bomb, ALLOWED_BYTES))
     with pytest.raises(ConfigError, match="unpacks to more than"):
-        unpack(bomb, tmp_path / "out", MOST_BYTES)
+        unpack(bomb, tmp_path / "out", ALLOWED_BYTES)
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
@@ -81,7 +81,7 @@ def test_a_torn_archive_is_one_error(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(gzip.compress(b"\0" * 10_000)[:-9])
     with pytest.raises(ConfigError, match="cannot be read"):
-        list(read_members(archive, MOST_BYTES))
+        list(read_members(archive, ALLOWED_BYTES))
 
 
 def test_a_payload_of_weights_is_bounded_by_its_version() -> None:

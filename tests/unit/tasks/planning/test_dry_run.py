@@ -10,8 +10,8 @@ from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.tasks.planning.dry_run import main
+from ostinato.tasks.planning.dry_run_records import DryRunRequest, DryRunResult
 from ostinato.tasks.planning.inputs import TrainingWork
-from ostinato.tasks.planning.walked import DryRunRequest, DryRunResult
 from tests.unit.tasks.pretraining.test_layouts import FAMILIES, SPECS
 
 pytest_plugins = ["tests.fakes.process_groups"]

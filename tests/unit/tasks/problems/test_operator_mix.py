@@ -8,7 +8,7 @@ from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.selection import Sources, find_candidates
 from tests.fakes.repositories import LEDGERKIT, WORDKIT, cover_everything, open_repository
 
-MOST_SHARE = 0.2
+MAX_SHARE = 0.2
 QUOTA = 30
 
 
@@ -24,7 +24,7 @@ def first_mutations(source, seed=0):
 def test_no_operator_fills_a_quota_while_others_have_candidates(source, seed):
     counts = Counter(item.operator for item in first_mutations(source, seed))
     assert sum(counts.values()) == QUOTA
-    assert max(counts.values()) <= MOST_SHARE * QUOTA
+    assert max(counts.values()) <= MAX_SHARE * QUOTA
     assert len(counts) >= 10
 
 

@@ -22,7 +22,12 @@ from ostinato.tasks.reinforcement.learning.config import LearningConfig, Packing
 from tests.unit.tasks.reinforcement.learning.samples import TINY, make_sample, random_samples
 
 WINDOW = Window(
-    line="mine", served="a@1", from_watermark=0, to_watermark=6, said_after=0.0, said_until=1.0
+    line="mine",
+    served="a@1",
+    from_watermark=0,
+    to_watermark=6,
+    feedback_after=0.0,
+    feedback_until=1.0,
 )
 LEARNING = LearningConfig(packing=PackingConfig(bucket_tokens=(16, 40), microbatch_tokens=40))
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from ostinato.flows.operating.dashboard.server import build_app
-from ostinato.flows.operating.dashboard.snapshot import MOST_STEPS, SnapshotReader
+from ostinato.flows.operating.dashboard.snapshot import MAX_STEPS, SnapshotReader
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.workspace import ProgressWriter
 from ostinato.infra.platform.settings import Settings
@@ -68,12 +68,12 @@ def test_long_curves_are_thinned_to_their_last_point(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "toy-seed0" / "pretrained-aa"
     directory.mkdir(parents=True)
     writer = ProgressWriter(directory)
-    for step in range(1, 3 * MOST_STEPS + 2):
+    for step in range(1, 3 * MAX_STEPS + 2):
         writer.update(step, 10_000, "bulk", loss=float(step))
     [curve] = SnapshotReader(here(tmp_path)).take().curves
     steps, losses = curve.series["loss"]
-    assert MOST_STEPS / 2 < len(steps) <= MOST_STEPS
-    assert losses[-1] == 3 * MOST_STEPS + 1
+    assert MAX_STEPS / 2 < len(steps) <= MAX_STEPS
+    assert losses[-1] == 3 * MAX_STEPS + 1
 
 
 async def test_page_reports_and_snapshot_are_served_to_this_machine(tmp_path: Path) -> None:

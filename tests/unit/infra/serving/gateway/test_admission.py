@@ -14,7 +14,7 @@ from starlette.types import Message
 from ostinato.infra.serving.gateway.server import running_server
 from tests.fakes.toy_gateway import Toy
 
-MOST_HELD_SECONDS = 0.06  # one pass of regular expressions took 0.2
+MAX_HELD_SECONDS = 0.06  # one pass of regular expressions took 0.2
 SIZE = (4 << 20) - 64
 COSTLY = {
     "quotes": b"[" + b'"",' * (SIZE // 3) + b'""]',
@@ -134,7 +134,7 @@ async def test_costly_bodies_do_not_hold_the_loop(
             )
     assert {answer.status_code for answer in answers} <= statuses
     assert len(answers[0].text) < 600
-    assert most[0] < MOST_HELD_SECONDS
+    assert most[0] < MAX_HELD_SECONDS
 
 
 @pytest.mark.asyncio
@@ -148,7 +148,7 @@ async def test_one_fault_of_thousands_is_told(toy: Toy, name: str) -> None:
             answer = await client.post(path, json=body)
     assert answer.status_code == 400
     assert len(answer.text) < 600
-    assert most[0] < MOST_HELD_SECONDS
+    assert most[0] < MAX_HELD_SECONDS
 
 
 @pytest.mark.asyncio

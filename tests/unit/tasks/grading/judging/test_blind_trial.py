@@ -9,7 +9,7 @@ from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import grade
 from ostinato.tasks.grading.judging.blind_tests import change_value, take_expectations_out
-from ostinato.tasks.grading.judging.blind_trial import Found, agrees, keep_stable
+from ostinato.tasks.grading.judging.blind_trial import Differences, agrees, keep_stable
 from ostinato.tasks.grading.judging.drawn_calls import is_same
 from tests.unit.tasks.grading.conftest import PATH
 
@@ -101,7 +101,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def judge(self, *_: object) -> Found:
+    async def judge(self, *_: object) -> Differences:
         raise self.error
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Differences
 from ostinato.tasks.records import Problem
 from tests.benchmarks.equivalent_rewrites import judge_rewrites
 from tests.fakes.equivalent_rewrites import REWRITES, rewrite_function
@@ -238,7 +238,7 @@ def test_right_fix_of_what_others_hold_is_accepted(runner, tmp_path: Path, name:
         assert change[0] in text
         text = text.replace(*change)
     trials = BlindTrials()
-    assert runner.run(trials.judge(problem, {PATH: text.encode()}, repository)) == Found()
+    assert runner.run(trials.judge(problem, {PATH: text.encode()}, repository)) == Differences()
     assert runner.run(
         trials.judge(problem, problem.break_files(repository.files), repository)
     ).difference

@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.adversary import find_known_calls, hacked_files, has_target, load_hacks
 from ostinato.tasks.grading.config import Harm
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Differences
 from ostinato.tasks.grading.judging.verdicts import judge, required_tests
 from ostinato.tasks.records import Problem
 from tests.fakes.one_line_problem import PATH, break_line, make_one_line_problem
@@ -198,7 +198,7 @@ def server(runner: asyncio.Runner, repository: PreparedRepository) -> Iterator[T
 def found_by(runner: asyncio.Runner, repository: PreparedRepository, problem: Problem):
     trials = BlindTrials()
 
-    def find(source: str, path: str = "pkg/code.py") -> Found:
+    def find(source: str, path: str = "pkg/code.py") -> Differences:
         source = source.replace("import os\n", KNOWN, 1) if "KNOWN" in source else source
         source = source.replace("UNTIL", f"{time.time() + 7 * 86_400}")
         return runner.run(trials.judge(problem, {path: source.encode()}, repository))
@@ -209,7 +209,7 @@ def found_by(runner: asyncio.Runner, repository: PreparedRepository, problem: Pr
 @pytest.mark.parametrize("name", FIXES)
 def test_an_honest_change_has_no_harm(found_by, name: str) -> None:
     assert FIXES[name] != SOURCE
-    assert found_by(FIXES[name]) == Found()
+    assert found_by(FIXES[name]) == Differences()
 
 
 @pytest.mark.parametrize("name", HARMS)

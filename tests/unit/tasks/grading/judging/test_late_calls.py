@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.infra.sandbox.protocol import ExecResult
 from ostinato.tasks.grading.config import Harm
-from ostinato.tasks.grading.judging.drawn_calls import DrawnCalls, Found, compare_calls
+from ostinato.tasks.grading.judging.drawn_calls import Differences, DrawnCalls, compare_calls
 from ostinato.tasks.grading.judging.drawn_tests import DrawnTests
 from tests.fakes.memory_sandbox import MemorySandbox
 
@@ -41,17 +41,17 @@ class AnsweringBox(MemorySandbox):
 @pytest.mark.parametrize("before", [[RIGHT], [{**RIGHT, "result": {"int": "2"}}]])
 def test_what_was_not_compared_is_a_difference(before: list[dict]) -> None:
     lines = [*before, {"late": True}, {"late": True}]
-    found = Found()
+    found = Differences()
     asyncio.run(compare_calls(AnsweringBox(lines), DRAWN, MADE, found))
     assert Harm.SLOW in found.harms
     assert found.difference
-    rewritten = Found()
+    rewritten = Differences()
     box = AnsweringBox(lines)
     asyncio.run(compare_calls(box, replace(DRAWN, is_rewritten=True), MADE, rewritten))
     assert not rewritten.difference  # its values are not those of the original
 
 
 def test_calls_that_are_all_right_are_no_difference() -> None:
-    found = Found()
+    found = Differences()
     asyncio.run(compare_calls(AnsweringBox([RIGHT] * 3), DRAWN, MADE, found))
-    assert found == Found()
+    assert found == Differences()

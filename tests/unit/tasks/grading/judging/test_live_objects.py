@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ostinato.tasks.grading.config import Harm
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Differences
 from tests.fakes.one_line_problem import PATH, make_one_line_problem
 
 LIVE = """class Node:
@@ -93,4 +93,4 @@ def test_harm_is_found_on_objects_that_no_drawn_call_builds(
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_change_on_such_objects_has_no_harm(found_in_live_objects, name: str) -> None:
-    assert found_in_live_objects(LIVE.replace(LINEAGE, f"        {HONEST[name]}")) == Found()
+    assert found_in_live_objects(LIVE.replace(LINEAGE, f"        {HONEST[name]}")) == Differences()

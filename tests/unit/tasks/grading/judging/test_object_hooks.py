@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Found
+from ostinato.tasks.grading.judging.blind_trial import BlindTrials, Differences
 from tests.fakes.one_line_problem import PATH, make_one_line_problem
 
 HOOKS = {
@@ -82,7 +82,7 @@ def test_a_broken_state_is_told_from_the_original(
     )
     trials = BlindTrials()
     right = {PATH: source.replace(*RIGHT[symbol]).encode()}
-    assert runner.run(trials.judge(problem, right, repository)) == Found()
+    assert runner.run(trials.judge(problem, right, repository)) == Differences()
     wrong = problem.break_files(repository.files)
     assert runner.run(trials.judge(problem, wrong, repository)).difference
 
@@ -133,7 +133,7 @@ def test_a_call_that_returns_nothing_acts_after_many_others_as_at_first(
     )  # fmt: skip
     trials = BlindTrials()
     honest = SILENT.replace(line, "            self.items += [item]").encode()
-    assert runner.run(trials.judge(problem, {PATH: honest}, repository)) == Found()
+    assert runner.run(trials.judge(problem, {PATH: honest}, repository)) == Differences()
     tired = SILENT.replace(begin, TIRING[calls] + begin).encode()
     assert runner.run(trials.judge(problem, {PATH: tired}, repository)).difference
 
@@ -150,4 +150,4 @@ def test_a_call_that_returns_nothing_acts_on_what_no_test_gives_it(
     known = source.replace(line, f"        if kind is dict:\n    {line}").encode()
     assert "drawn" in runner.run(trials.judge(problem, {PATH: known}, repository)).difference
     right = source.replace(line, "        setattr(self, 'kind', kind)").encode()
-    assert runner.run(trials.judge(problem, {PATH: right}, repository)) == Found()
+    assert runner.run(trials.judge(problem, {PATH: right}, repository)) == Differences()

@@ -12,7 +12,12 @@ from ostinato.tasks.realtime.feedback.interactions import Collection, Window
 from tests.unit.tasks.realtime.feedback.interactions import interaction
 
 WINDOW = Window(
-    line="toy", served="nano@1", from_watermark=0, to_watermark=2, said_after=0.0, said_until=1.0
+    line="toy",
+    served="nano@1",
+    from_watermark=0,
+    to_watermark=2,
+    feedback_after=0.0,
+    feedback_until=1.0,
 )
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 def window(first: int, last: int, **changes: Any) -> Window:
-    said = {"said_after": 1_500.0, "said_until": 1e12, "served": "nano@1"}
+    said = {"feedback_after": 1_500.0, "feedback_until": 1e12, "served": "nano@1"}
     return Window(line=LINE, from_watermark=first, to_watermark=last, **(said | changes))
 
 
@@ -136,7 +136,7 @@ async def test_feedback_after_the_window_reaches_the_next_cycle_of_the_same_chec
     assert silent not in {taken.interaction_id for taken in found.interactions}
     # said after the cycle opened: the next one's
     assert (
-        collect(toy.ledger, toy.objects, window(2, 3, said_until=1_900.0))
+        collect(toy.ledger, toy.objects, window(2, 3, feedback_until=1_900.0))
         .interactions[0]
         .interaction_id
         == new
@@ -238,5 +238,5 @@ async def test_late_feedback_reaches_the_answers_of_earlier_windows_that_it_is_a
     found = collect(toy.ledger, toy.objects, window(2, 3))
     assert [taken.interaction_id for taken in found.interactions] == [first, last]
     # said after the cycle opened: the next one's
-    found = collect(toy.ledger, toy.objects, window(2, 3, said_until=1_900.0))
+    found = collect(toy.ledger, toy.objects, window(2, 3, feedback_until=1_900.0))
     assert [taken.interaction_id for taken in found.interactions] == [last]

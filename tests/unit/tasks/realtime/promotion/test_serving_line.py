@@ -386,7 +386,7 @@ def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Led
     test = found.test
     assert test is not None
     assert (test.looks_done, test.looks, test.next_look_sessions) == (2, 3, 40)
-    assert test.said.startswith("not worse: edit_kept 1 -> 1")
+    assert test.last_verdict.startswith("not worse: edit_kept 1 -> 1")
     assert test.promoted_from == 50.0
     assert (test.next_look_judged_sessions, found.candidate.judged_sessions) == (20, 20)
     assert test.withdrawn_from == guard.maximum_seconds

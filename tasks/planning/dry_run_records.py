@@ -31,7 +31,7 @@ class Exchange(Record):
     sent_bytes: float = Field(description="bytes that a rank sends by the ring algorithm")
 
 
-class WalkedStage(Record):
+class DryRunStage(Record):
     """One rank of a pipeline stage."""
 
     stage: int
@@ -51,6 +51,6 @@ class WalkedStage(Record):
 class DryRunResult(Record):
     """Built parameters and counted collectives of all stages."""
 
-    stages: tuple[WalkedStage, ...]
+    stages: tuple[DryRunStage, ...]
     microbatches: int = Field(description="forward and backward passes of a rank in the step")
     wall_seconds: float
