@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, SupportsFloat
 
-from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.errors import ConfigError, GradingError
 
+_MAX_TERM = 1e6  # bound on a package's term of the reward, so that squares of rewards stay finite
 VERIFIERS = "verifiers:"  # prefix of the names of environments of the package verifiers
 
 
@@ -85,3 +86,16 @@ def installed_entries(group: str) -> dict[str, EntryPoint]:
                 f"{other.value} and {entry.value}"
             )
     return found
+
+
+def bounded_number(what: str, value: object, weight: float = 1.0) -> float:
+    """A number that a package measured. GradingError unless it is one, and bounded times its weight."""
+    if not isinstance(value, SupportsFloat):
+        raise GradingError(f"{what} is {value!r:.200}, wanted a number")
+    number = float(value)
+    if not abs(weight * number) <= _MAX_TERM:
+        raise GradingError(
+            f"{what} is {number!r} times weight {weight!r}, wanted a number "
+            f"between {-_MAX_TERM:g} and {_MAX_TERM:g}"
+        )
+    return number

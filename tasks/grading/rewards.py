@@ -12,12 +12,12 @@ from copy import deepcopy
 from dataclasses import replace
 from statistics import fmean
 from types import MappingProxyType
-from typing import SupportsFloat
 
 import numpy as np
 
 from ostinato.infra.agent.transcript import Segment, Transcript, TurnRecord
 from ostinato.infra.platform.errors import GradingError, boundary
+from ostinato.infra.platform.plugins import bounded_number
 from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import COMMENT_RATIO
 from ostinato.tasks.grading.conduct import (
@@ -36,7 +36,6 @@ the transcript (each branch of a foreign program's session); the attempt's value
 """
 _FINAL_LIMIT_CHARACTERS = 1200  # a longer closing message is a fault
 _MAX_COUNTED = 5  # further broken calls, lints, open items and questions cost nothing
-_MAX_PAID = 1e6  # bound on a package's term, so that squares of rewards stay finite
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -120,19 +119,6 @@ def _copy_records(attempt: JudgedAttempt) -> JudgedAttempt:
         deepcopy(attempt.verdict),
         deepcopy(attempt.transcript),
     )
-
-
-def bounded_number(what: str, value: object, weight: float = 1.0) -> float:
-    """A number that a package measured. GradingError unless it is one, and bounded times its weight."""
-    if not isinstance(value, SupportsFloat):
-        raise GradingError(f"{what} is {value!r:.200}, wanted a number")
-    number = float(value)
-    if not abs(weight * number) <= _MAX_PAID:
-        raise GradingError(
-            f"{what} is {number!r} times weight {weight!r}, wanted a number "
-            f"between {-_MAX_PAID:g} and {_MAX_PAID:g}"
-        )
-    return number
 
 
 def _values(

@@ -38,11 +38,11 @@ from ostinato.infra.agent.transcript import (
     TurnRecord,
 )
 from ostinato.infra.platform.errors import AgentError, ConfigError, ProblemError, boundary
+from ostinato.infra.platform.plugins import bounded_number
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 from ostinato.models.rendering.call_results import NamedCall
 from ostinato.tasks.grading.environments import Judgement, OpenBox, ProblemDraft
-from ostinato.tasks.grading.rewards import bounded_number
 from ostinato.tasks.records import Problem
 
 vf: Any = importlib.import_module("verifiers")
