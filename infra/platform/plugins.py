@@ -89,7 +89,9 @@ def installed_entries(group: str) -> dict[str, EntryPoint]:
 
 
 def bounded_number(what: str, value: object, weight: float = 1.0) -> float:
-    """A number that a package measured. GradingError unless it is one, and bounded times its weight."""
+    """A number that a package measured. GradingError unless it is finite and bounded times its weight. Weight 0: any
+    finite number, such as a metric that no reward counts.
+    """
     if not isinstance(value, SupportsFloat):
         raise GradingError(f"{what} is {value!r:.200}, wanted a number")
     number = float(value)

@@ -78,7 +78,7 @@ def import_model(
             for name, content in side_files.items()
             if name != TOKENIZER
         }
-        files[TOKENIZER] = _without_limits(source.files[TOKENIZER], tokenizer)
+        files[TOKENIZER] = _clean_tokenizer(source.files[TOKENIZER], tokenizer)
         files[f"{PUBLISHED}/{DIALECT_FILE}"] = write_choice(dialect)
         files[f"{PUBLISHED}/{CONFIG}"] = json.dumps(source.config, indent=1).encode()
         weights = family.read_weights(spec, partial(_fetch_finite, source))
@@ -205,8 +205,10 @@ def _read_tokenizer(source: PublishedModel, spec: ModelSpec) -> Tokenizer:
     return tokenizer
 
 
-def _without_limits(content: bytes, tokenizer: Tokenizer) -> bytes:
-    """The file without limits of batches, which cut prompts or fill them up. They are left from training."""
+def _clean_tokenizer(content: bytes, tokenizer: Tokenizer) -> bytes:
+    """The tokenizer's file without the truncation and padding that a training run may have saved in it. They would
+    cut prompts, or fill them up.
+    """
     described = json.loads(content)
     if described.get("truncation") is None and described.get("padding") is None:
         return content

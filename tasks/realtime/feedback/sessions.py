@@ -6,7 +6,7 @@ session continued its predecessor in another way, or repeated its prompt. It kee
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -55,29 +55,31 @@ def find_judged(interactions: Sequence[CollectedInteraction]) -> list[int]:
 
 def _find_asked_again(session: Sequence[CollectedInteraction]) -> set[int]:
     """Places of the answers that a later request of the session replaced. `session`: in order of time."""
-    contexts_T, answers_T = [], []
-    for interaction in session:
-        first = interaction.transcript.segments[0]
-        contexts_T.append(first.token_ids_T[: int(np.argmax(first.loss_mask_T))])
-        answers_T.append(interaction.transcript.segments[-1].token_ids_T)
+    by_end: defaultdict[tuple[int, int], list[tuple[int, np.ndarray]]] = defaultdict(list)
     latest: dict[tuple[int | None, bytes], int] = {}  # by what a request continued
     replaced: set[int] = set()
-    for place, context_T in enumerate(contexts_T):
-        parent = _find_parent(context_T, answers_T[:place])
+    for place, interaction in enumerate(session):
+        segments = interaction.transcript.segments
+        context_T = segments[0].token_ids_T[: int(np.argmax(segments[0].loss_mask_T))]
+        parent = _find_parent(context_T, by_end)
         key = (parent, context_T.tobytes() if parent is None else b"")
         if key in latest:
             replaced.add(latest[key])
         latest[key] = place
+        answer_T = segments[-1].token_ids_T
+        by_end[len(answer_T), int(answer_T[-1])].append((place, answer_T))
     return replaced
 
 
-def _find_parent(context_T: np.ndarray, answers_T: Sequence[np.ndarray]) -> int | None:
-    """Place of the longest conversation with which a context begins."""
-    by_length = sorted(range(len(answers_T)), key=lambda place: -len(answers_T[place]))
-    for place in by_length:
-        answer_T, size = answers_T[place], len(answers_T[place])
-        if not 0 < size <= len(context_T) or answer_T[-1] != context_T[size - 1]:
-            continue  # its last token tells most of the others apart
-        if np.array_equal(answer_T, context_T[:size]):
-            return place
+def _find_parent(
+    context_T: np.ndarray, by_end: Mapping[tuple[int, int], Sequence[tuple[int, np.ndarray]]]
+) -> int | None:
+    """Place of the longest conversation with which a context begins. `by_end`: places and tokens of conversations by
+    their length and last token, so that a session of thousands is searched in no more steps than its context has turns.
+    """
+    last_tokens = list({token for _, token in by_end})
+    for end in np.flatnonzero(np.isin(context_T, last_tokens))[::-1].tolist():
+        for place, answer_T in reversed(by_end.get((end + 1, int(context_T[end])), ())):
+            if np.array_equal(answer_T, context_T[: end + 1]):
+                return place
     return None
