@@ -108,14 +108,21 @@ def _start_counting() -> None:
 
 def _count_act(event: str, arguments: tuple[Any, ...]) -> None:
     kind = _ACTS.get(event)
-    if kind == "files":
-        # compiled code of imports is no file that anybody misses
-        is_spared = arguments[0] == os.devnull or "__pycache__" in str(arguments[0])
-        is_read = event == "open" and not int(arguments[2] or 0) & _WRITING
-        if is_spared or is_read:
+    if kind == "files" and (arguments[0] == os.devnull or _is_compiled_code(str(arguments[0]))):
+        return
+    if event == "open":
+        # a descriptor was counted when it was opened
+        is_descriptor = isinstance(arguments[0], int)
+        if is_descriptor or not int(arguments[2] or 0) & _WRITING:
             return
     if kind is not None:
         _num_acts[kind] += 1
+
+
+def _is_compiled_code(path: str) -> bool:
+    """Whether imports write the file, which nobody misses."""
+    prefix = sys.pycache_prefix
+    return "__pycache__" in path or (prefix is not None and path.startswith(prefix))
 
 
 def _process_state() -> dict[str, Any]:

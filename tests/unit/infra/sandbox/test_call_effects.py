@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections import deque
@@ -36,6 +37,7 @@ HONEST = (
     "open('given_file').read()",
     "os.listdir('.')",
     "open(os.devnull, 'w').close()",
+    "os.fdopen(os.dup(2), 'w').close()",
     "__import__('pkg_beside')",  # its compiled code is written
     "decimal.Decimal(1) / 3",
     "threading.Thread(target=int).run()",
@@ -52,17 +54,26 @@ for line in json.loads(sys.argv[1]):
 """
 
 
-@pytest.fixture(scope="module")
-def facts_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Facts by line, in a process of its own, which the lines change."""
+@pytest.fixture(scope="module", params=["none", "beside", "apart"])
+def facts_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """Facts by line, in a process of its own, which the lines change. Imports write no compiled code, or they write it
+    beside the source or into a folder apart.
+    """
     folder = tmp_path_factory.mktemp("effects")
+    apart = str(folder / "compiled") if request.param == "apart" else ""
+    compiled = {
+        "PYTHONDONTWRITEBYTECODE": "1" if request.param == "none" else "",
+        "PYTHONPYCACHEPREFIX": apart,
+    }
     (folder / "given").mkdir()
     (folder / "given_file").write_text("text")
     (folder / "pkg_beside.py").write_text("LINE = 1\n")
     lines = json.dumps([*HONEST, *LASTING])
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, lines],
-        cwd=folder, capture_output=True, text=True, check=True,
+        cwd=folder, capture_output=True, text=True, check=True, env={**os.environ, **compiled},
     )  # fmt: skip
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     return {line: facts for line, *facts in rows}
@@ -133,6 +144,7 @@ def _watch(
     name = f"watched_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     watched = WatchedCalls(str(tmp_path / f"{name}.py"), "f", KeptCalls("", ()))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     watched.install_at_import([])
