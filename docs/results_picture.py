@@ -3,10 +3,6 @@
 import os
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "results"  # equal bytes each time
 from matplotlib import pyplot
 
 # what RL is compared with, points, lower and upper end of the interval
@@ -25,9 +21,10 @@ ROWS = [
 
 
 def main() -> None:
+    pyplot.rcParams["svg.hashsalt"] = "results"  # equal bytes each time
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-    for place, (name, mean, low, high) in enumerate(reversed(ROWS)):
-        color = "tab:gray" if low < 0 else "tab:blue"
+    for place, (_, mean, low, high) in enumerate(reversed(ROWS)):
+        color = "tab:gray" if low <= 0 else "tab:blue"
         axes.errorbar(
             mean, place, xerr=[[mean - low], [high - mean]], fmt="o", color=color, capsize=3
         )
