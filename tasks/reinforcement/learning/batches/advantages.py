@@ -18,12 +18,24 @@ from ostinato.infra.agent.transcript import Segment
 from ostinato.tasks.records import Group, Sample, Trajectory
 from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
 
+# Relative difference of equal rewards whose terms were added in other steps. Divided by the deviation of such a group, it
+# would count as much as a solved problem.
+ROUNDING = 1e-13
+_NO_TOKENS = Segment(
+    token_ids_T=np.zeros(0, dtype=np.int32),
+    loss_mask_T=np.zeros(0, dtype=bool),
+    logprobs_T=np.zeros(0, dtype=np.float32),
+    weight_versions_T=np.zeros(0, dtype=np.int64),
+    cache_versions_T=np.zeros(0, dtype=np.int64),
+    routed_experts_TLK=np.zeros((0, 0, 0), dtype=np.int16),
+)
+
 
 def center_rewards(rewards: Sequence[float]) -> list[float]:
-    """Rewards minus their mean. All are exactly zero when the rewards are equal."""
+    """Rewards minus their mean. All are exactly zero when the rewards are equal up to rounding."""
     if not rewards:
         return []
-    if min(rewards) == max(rewards):
+    if max(rewards) - min(rewards) <= ROUNDING * max(1.0, *map(abs, rewards)):
         return [0.0] * len(rewards)
     mean = math.fsum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
@@ -35,16 +47,18 @@ def trained_members(group: Group) -> list[Trajectory]:
 
 
 def trained_segments(trajectory: Trajectory) -> tuple[Segment, ...]:
-    """Segments of a trajectory. In a forked group only tokens after the branch have loss."""
-    segments = trajectory.transcript.segments
-    if trajectory.branch is None or not segments:
+    """Segments of a trajectory, at least one: without tokens if the model was never asked, so that the attempt's
+    reward counts. In a forked group only tokens after the branch have loss.
+    """
+    segments = trajectory.transcript.segments or (_NO_TOKENS,)
+    if trajectory.branch is None:
         return segments
     return (cut_loss(trajectory, 0, segments[0]), *segments[1:])
 
 
 def cut_loss(trajectory: Trajectory, number: int, segment: Segment) -> Segment:
     """The segment, without loss on the tokens before the trajectory's branch. `number`: its place in the trajectory."""
-    if trajectory.branch is None or number:
+    if trajectory.branch is None or number or not len(segment.token_ids_T):
         return segment
     start = trajectory.transcript.opening_tokens(trajectory.branch.turns)
     mask_T = segment.loss_mask_T & (np.arange(len(segment.loss_mask_T)) >= start)
@@ -66,9 +80,10 @@ def _center(
     rewards: Sequence[float], lengths: Sequence[int], objective: ObjectiveConfig
 ) -> list[_Centred]:
     """Each trajectory of a group. `lengths`: number of sampled tokens of each trajectory."""
+    centred = center_rewards(rewards)
     divisors = [1.0] * len(rewards)
-    if objective.divide_by_deviation and (deviation := pstdev(rewards)):
-        divisors = [deviation] * len(rewards)
+    if objective.divide_by_deviation and any(centred):
+        divisors = [pstdev(rewards)] * len(rewards)
     if objective.divide_by_length:
         # an attempt without a sampled token has no loss, whatever its advantage
         counted = [max(1, length) for length in lengths]
@@ -76,7 +91,7 @@ def _center(
         divisors = [
             divisor * length / mean for divisor, length in zip(divisors, counted, strict=True)
         ]
-    return list(map(_Centred, center_rewards(rewards), divisors))
+    return list(map(_Centred, centred, divisors))
 
 
 def make_sample(
@@ -159,9 +174,7 @@ def penalize_divergence(
 def _center_again(
     group: Sequence[Sequence[Sample]], k1_nats: Sequence[float], objective: ObjectiveConfig
 ) -> list[_Centred]:
-    """A group's trajectories with their penalised rewards. `group` holds the samples of each trajectory.
-    Every member has a sample: groups hold no attempts lost to infrastructure, and every other attempt has a segment.
-    """
+    """A group's trajectories with their penalised rewards. `group` holds the samples of each trajectory, at least one."""
     rewards = [
         own[0].reward - objective.kl_coefficient * k1
         for own, k1 in zip(group, k1_nats, strict=True)

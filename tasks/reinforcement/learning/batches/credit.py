@@ -21,6 +21,7 @@ from ostinato.tasks.reinforcement.learning.batches.advantages import (
     make_sample,
     make_samples,
     trained_members,
+    trained_segments,
 )
 from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
 
@@ -39,13 +40,15 @@ def samples_of_step(groups: Iterable[Group], objective: ObjectiveConfig) -> list
 def make_edit_samples(group: Group, discount: float) -> tuple[Sample, ...]:
     """One sample per part and segment. Only the tokens of the part carry loss."""
     members = trained_members(group)
-    parts = [list(split_by_edits(member.transcript)) for member in members]
+    parts = [
+        list(split_by_edits(member.transcript)) or [(0, 0, trained_segments(member)[0])]
+        for member in members
+    ]
     returns: dict[int, dict[int, float]] = defaultdict(dict)  # part -> trajectory -> return
     for index, member in enumerate(members):
-        last = max((part for _, part, _ in parts[index]), default=0)
-        for part in range(last + 1):
-            # the last part holds no edit of its own unless it is the only one
-            later = max(0, last - 1 - part)
+        edits = sum(map(is_edit, member.transcript.turns))
+        for part in range(1 + max(part for _, part, _ in parts[index])):
+            later = max(0, edits - 1 - part)  # after the last edit there is a part without one
             reward = member.reward.total
             returns[part][index] = reward * discount**later if reward > 0 else reward
     advantages = {

@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.tasks.records import Group, RewardReport, Trajectory
 from ostinato.tasks.reinforcement.learning.batches.advantages import (
     center_rewards,
+    make_samples,
     penalize_divergence,
 )
+from ostinato.tasks.reinforcement.learning.batches.credit import samples_of_step
 from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
+from ostinato.tasks.rollout.records import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 rewards = st.floats(-2, 2, allow_nan=False)
@@ -29,6 +34,47 @@ def test_center_rewards_equal_rewards_are_exactly_zero(value: float, count: int)
 
 def test_center_rewards_is_not_divided_by_the_spread() -> None:
     assert center_rewards([0.0, 0.01]) == pytest.approx([-0.005, 0.005])
+
+
+def group_of(rewards: list[float], without_tokens: tuple[int, ...] = ()) -> Group:
+    """A group with these rewards. The model was never asked in the attempts `without_tokens`."""
+
+    def member(index: int, reward: float) -> Trajectory:
+        request = AttemptRequest(f"t{index}", "g", make_problem("p"), index, 0, 1)
+        made = make_trajectory(request, versions=() if index in without_tokens else (0, 0))
+        return made.model_copy(
+            update={"reward": RewardReport(total=reward, terms={"solved": reward})}
+        )
+
+    members = tuple(member(index, reward) for index, reward in enumerate(rewards))
+    return Group(group_id="g", problem_id="p", trajectories=members)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_rewards_that_differ_by_rounding_are_equal(divides: bool) -> None:
+    objective = ObjectiveConfig(divide_by_deviation=divides)
+    samples = make_samples(group_of([0.1 + 0.2, 0.3, 0.3]), objective)
+    assert [sample.advantage for sample in samples] == [0.0] * 3
+
+
+@pytest.mark.parametrize("division", ["divide_by_deviation", "divide_by_length"])
+def test_attempt_in_which_the_model_was_never_asked_stays_in_the_penalised_mean(
+    division: str,
+) -> None:
+    """As in a third-party program that makes no call: such an attempt has no segment."""
+    objective = ObjectiveConfig.model_validate({"kl_coefficient": 0.1, division: True})
+    samples = make_samples(group_of([0.0, 1.0, 1.0], without_tokens=(0,)), objective)
+    penalty = penalize_divergence(samples, [0.0] * len(samples), objective)
+    assert penalty.advantages == [sample.advantage for sample in samples]
+    assert min(penalty.advantages[1:]) > 0
+
+
+@pytest.mark.parametrize("credit", ["trajectory", "edit"])
+def test_attempts_without_a_segment_have_a_sample_without_tokens(credit: str) -> None:
+    group = group_of([0.0, 0.0], without_tokens=(0, 1))
+    samples = samples_of_step([group], ObjectiveConfig.model_validate({"credit": credit}))
+    assert [sample.trajectory_id for sample in samples] == ["t0", "t1"]
+    assert sum(sample.segment.sampled_tokens for sample in samples) == 0
 
 
 def sample_of(index: int, group_id: str, trajectory_id: str | None = None, advantage: float = 0.0):
