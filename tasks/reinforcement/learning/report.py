@@ -71,7 +71,7 @@ class StepReport(StageRecord):
     step: int = Field(description="optimiser steps taken, this one included")
     weight_version: int = Field(description="version of the weights before the step")
     is_updated: bool = Field(
-        description="false when no sample had both an advantage and a sampled token"
+        description="false: no sample gave a gradient, and weights and optimiser stayed as they were"
     )
     samples: int
     samples_zero_advantage: int = Field(description="advantage exactly 0: no gradient")
@@ -98,7 +98,9 @@ class StepReport(StageRecord):
         description="tokens of weight_version, with the trainer's own routes; None: not requested, or no such tokens",
     )
     staleness: Staleness
-    clipped_ratio: float = Field(description="share of sampled tokens outside the clip band")
+    clipped_ratio: float = Field(
+        description="share of sampled tokens without a gradient because of the clip band"
+    )
     capped_ratio: float = Field(
         description="share of sampled tokens with an importance weight at the cap"
     )

@@ -143,8 +143,8 @@ class PolicyLearner:
             samples_zero_advantage=sum(not advantage for advantage in batch.advantages),
             samples_without_tokens=batch.has_tokens.count(False),
             computed_tokens=real_tokens,
-            shared_ratio=1 - distinct_tokens / max(1, real_tokens),
-            padding_ratio=1 - distinct_tokens / max(1, places),
+            shared_ratio=(real_tokens - distinct_tokens) / max(1, real_tokens),
+            padding_ratio=(places - distinct_tokens) / max(1, places),
             sampled_tokens=len(scores.trainer_logprobs_N),
             sample_reward_mean=mean([sample.reward for sample in samples]),
             advantage_absolute_mean=mean(np.abs(batch.advantages)),
@@ -202,7 +202,9 @@ class PolicyLearner:
             hinted=hinted,
             entropy_coefficient=bonus,
             reference_k1_nats=reference_k1_nats,
-            is_updated=any(has_gradient) or bool(hinted) or has_other_gradient,
+            is_updated=any(has_gradient)
+            or bool(hinted)
+            or (has_other_gradient and any(has_tokens)),
         )
 
     def k1_to_reference(self, samples: Sequence[Sample]) -> list[float]:

@@ -115,6 +115,22 @@ def test_step_equal_rewards_leave_the_weights_and_the_optimiser_alone() -> None:
     report = run_step(model, draw(advantage=0.0))
     assert not report.is_updated
     assert report.samples_zero_advantage == 9
+    assert (report.computed_tokens, report.shared_ratio, report.padding_ratio) == (0, 0.0, 0.0)
+    assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
+
+
+def test_step_without_a_sampled_token_leaves_momentum_alone() -> None:
+    """Also where the loss has a KL term, which gives every sampled token a gradient."""
+    model, reference = (build_trainer_model(TINY, seed=seed) for seed in (3, 4))
+    objective = ObjectiveConfig(
+        loss_divisor_tokens=64, kl_coefficient=0.1, kl_estimator="k3_in_loss"
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    update = PolicyLearner(model, optimizer, make_config(objective=objective), reference)
+    assert update.step(draw(), step=1, weight_version=0).is_updated
+    before = model.export_weights()
+    empty = [make_sample(0, [1, 2, 3], [False] * 3), make_sample(1, [1], [False])]
+    assert not update.step(empty, step=2, weight_version=1).is_updated
     assert all(tensor.equal(before[name]) for name, tensor in model.export_weights().items())
 
 
