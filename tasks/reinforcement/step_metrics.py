@@ -53,24 +53,27 @@ def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class EngineTotals:
-    """Work of all replicas in each step, computed as differences of their running totals."""
+    """Work of all replicas in each step, computed as differences of their running totals. These begin at 0 again in
+    a replica that was restarted.
+    """
 
     def __init__(self) -> None:
-        self._now: dict[str, float] = {}
-        self._before: dict[str, float] = {}
+        self._before: dict[str, Mapping[str, float]] = {}  # newest totals of each replica
+        self._gained = dict.fromkeys(ENGINE_TOTALS, 0.0)
 
     def update(self, by_replica: Mapping[str, Mapping[str, float]]) -> None:
-        self._now = {
-            name: sum(numbers.get(name, 0.0) for numbers in by_replica.values())
-            for name in ENGINE_TOTALS
-        }
+        """Adds the work of each replica since its totals before."""
+        for replica, numbers in by_replica.items():
+            before = self._before.get(replica, {})
+            if any(numbers.get(name, 0.0) < before.get(name, 0.0) for name in ENGINE_TOTALS):
+                before = {}
+            for name in ENGINE_TOTALS:
+                self._gained[name] += numbers.get(name, 0.0) - before.get(name, 0.0)
+            self._before[replica] = numbers
 
     def since_last_step(self) -> dict[str, float]:
         """Work of the engines since the last call, up to the newest totals."""
-        gained = {
-            name: self._now.get(name, 0.0) - self._before.get(name, 0.0) for name in ENGINE_TOTALS
-        }
-        self._before = dict(self._now)
+        gained, self._gained = self._gained, dict.fromkeys(ENGINE_TOTALS, 0.0)
         busy = max(1e-9, gained["busy_seconds"])
         return {
             "engine_busy_seconds": gained["busy_seconds"],

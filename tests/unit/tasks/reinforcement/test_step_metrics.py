@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.tasks.records import Group
-from ostinato.tasks.reinforcement.step_metrics import EngineTotals, describe_groups
+from ostinato.tasks.reinforcement.step_metrics import ENGINE_TOTALS, EngineTotals, describe_groups
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
@@ -40,6 +40,17 @@ def test_engine_totals_are_told_as_differences() -> None:
     assert totals.since_last_step()["engine_batch_mean"] == pytest.approx(8.0)
     totals.update({"a": {**first, "busy_seconds": 3.0, "generated_tokens": 450.0}, "b": {}})
     assert totals.since_last_step()["engine_tokens_per_busy_second"] == pytest.approx(200.0)
+
+
+def test_work_of_a_replica_that_was_restarted_is_never_negative() -> None:
+    totals = EngineTotals()
+    before = dict.fromkeys(ENGINE_TOTALS, 100.0)
+    totals.update({"a": before, "b": before})
+    totals.since_last_step()
+    totals.update({"a": {**before, "generated_tokens": 130.0}, "b": {"generated_tokens": 5.0}})
+    found = totals.since_last_step()
+    assert found["engine_generated_tokens"] == 35.0
+    assert min(found.values()) >= 0.0
 
 
 def test_reward_terms_are_means_over_all_trajectories() -> None:
