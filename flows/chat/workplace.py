@@ -5,6 +5,7 @@ the agent changed are written, and only over files that are still as they were c
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,6 @@ from ostinato.infra.sandbox.repository import PreparedRepository, RepositoryLayo
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 200 << 20
-_MAX_DEPTH = 200  # of nested folders
 ALWAYS_IGNORED = (
     *(".git", "__pycache__/", ".venv/", "venv/", "node_modules/", ".mypy_cache/", "*.egg-info/"),
     *(".pytest_cache/", ".ruff_cache/", ".tox/", ".nox/", "*.pyc"),
@@ -47,40 +47,25 @@ def list_files(root: Path) -> list[str]:
 
 
 def list_names(root: Path) -> list[str]:
-    """All names that belong to the repository, sorted: git's list, even when a folder above is the repository, else
-    everything that the .gitignore files do not exclude.
+    """All names that belong to the repository, sorted, by git's list. A folder without a repository is read as the
+    files that its .gitignore files do not exclude.
     """
-    if any((folder / ".git").exists() for folder in (root, *root.parents)) and shutil.which("git"):
-        listing = ["ls-files", "-coz", "--exclude-standard", *_own_ignores()]
+    listing = ["ls-files", "-oz", "--exclude-standard", *_own_ignores()]
+    if any((folder / ".git").exists() for folder in (root, *root.parents)):
         with contextlib.suppress(ProblemError):
-            listed = {os.fsdecode(name) for name in run_git(root, *listing).split(b"\0") if name}
+            listed = _names(run_git(root, *listing, "--cached"))
             # a folder that its repository ignores has an empty list; the user named it, so it is read anyway
             if listed or (root / ".git").exists():
-                return sorted(listed)
-    rules: dict[str, pathspec.GitIgnoreSpec] = {}  # by folder
-    found: list[str] = []
-    for folder, inner, names in os.walk(root):  # follows no links and skips unreadable folders
-        below = Path(folder).relative_to(root)
-        if is_inside(root, str(below / ".gitignore"), may_link=False):
-            with contextlib.suppress(OSError):
-                text = Path(folder, ".gitignore").read_text(errors="replace")
-                rules[str(below)] = pathspec.GitIgnoreSpec.from_lines(text.splitlines())
-        is_deep = len(below.parts) >= _MAX_DEPTH
-        inner[:] = [n for n in inner if not is_deep and not _is_ignored(below / n, rules, "/")]
-        links = [name for name in inner if Path(folder, name).is_symlink()]
-        found += [str(below / n) for n in (*names, *links) if not _is_ignored(below / n, rules)]
-    return sorted(found)
+                return listed
+    with tempfile.TemporaryDirectory() as empty:
+        run_git(None, "init", "--quiet", "--bare", "--template=", empty)
+        generated = (f"--exclude={pattern}" for pattern in ALWAYS_IGNORED)
+        place = (f"--git-dir={empty}", "--work-tree=.")
+        return _names(run_git(root, *place, *listing, *generated))
 
 
-def _is_ignored(path: Path, rules: Mapping[str, pathspec.GitIgnoreSpec], end: str = "") -> bool:
-    """Whether a path is ignored by the nearest folder with a rule about it. `end` is a slash for a folder."""
-    if _GENERATED_FILES.match_file(f"{path}{end}"):
-        return True
-    for folder in (folder for folder in path.parents if str(folder) in rules):
-        ignores = rules[str(folder)].check_file(f"{path.relative_to(folder)}{end}").include
-        if ignores is not None:
-            return ignores
-    return False
+def _names(listing: bytes) -> list[str]:
+    return sorted({os.fsdecode(name) for name in listing.split(b"\0") if name})
 
 
 def is_inside(root: Path, name: str, *, may_link: bool) -> bool:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -103,6 +103,7 @@ PATTERNS = st.sampled_from(
         st.sampled_from((".", "a", "a/b", "b")), st.lists(PATTERNS, max_size=3), max_size=3
     ),
 )
+@example({"a/a"}, {".": ["b/", "!/a/"], "a/b": []})  # the second rule is about the folder alone
 @settings(max_examples=60, deadline=None)
 def test_ignores_of_every_folder_hold_without_git_as_with_it(
     places: set[str], rules: dict[str, list[str]]
