@@ -150,7 +150,7 @@ class TrainingLoop:
             ),
         )
         for item in untrained:
-            orchestrator.table.restore(item.group, item.birth_version)
+            orchestrator.table.restore(item.group, status.renumber(item.birth_version))
         orchestrator.on_group = history.append
         if self.evaluation is not None:
             self.evaluation.resume(status.step)

@@ -102,10 +102,12 @@ class Curriculum:
         statistics.solved = statistics.solved * keep + solved
         self._weights.pop(problem_id, None)
 
-    def resume(self, drawn: Mapping[int, str]) -> None:
-        """Continues after the groups of earlier processes. `drawn`: group number -> problem id."""
+    def resume(self, drawn: Mapping[int, str | None]) -> None:
+        """Continues after the groups of earlier processes. `drawn`: group number -> problem id, or None if the group
+        was not completed, so that its problem may be drawn again.
+        """
         for number, problem_id in sorted(drawn.items()):
-            if problem_id in self._problems:
+            if problem_id is not None and problem_id in self._problems:
                 self._last_draw[problem_id] = number
             self.draws = max(self.draws, number + 1)
 

@@ -11,6 +11,7 @@ from ostinato.infra.platform.objects import ObjectStore
 from ostinato.tasks.records import Group, Trajectory
 from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.slots import oldest_version
 
 RESTARTED = "the orchestrator restarted before the group was complete"
 
@@ -20,7 +21,7 @@ class UntrainedGroup:
     """A committed group that the restored weights have not been trained on."""
 
     group: Group
-    birth_version: int
+    birth_version: int  # oldest version of its tokens, or without tokens the one at its dispatch
 
 
 class GroupJournal(Protocol):
@@ -94,9 +95,11 @@ class RolloutJournal:
             )
             if row.object_key is not None:
                 keys[row.group_id] = row.object_key
+        groups = [group_from_bytes(self._objects.get_bytes(key)) for key in keys.values()]
+        oldest = map(oldest_version, groups)
         return [
-            UntrainedGroup(group_from_bytes(self._objects.get_bytes(key)), births[group_id])
-            for group_id, key in keys.items()
+            UntrainedGroup(group, births[group.group_id] if version is None else version)
+            for group, version in zip(groups, oldest, strict=True)
         ]
 
     def trained(self, step: int) -> list[Group]:
@@ -109,10 +112,12 @@ class RolloutJournal:
         """Deletes attempts that were cancelled at the end of a run."""
         self._rows.release_reserved(self._run_id)
 
-    def drawn(self) -> dict[int, str]:
-        """Problem id of every group in the journal, by group number."""
+    def drawn(self) -> dict[int, str | None]:
+        """Problem id of every group in the journal, by group number. None: a restart cut the group off."""
         return {
-            int(row.group_id.rsplit(".g", 1)[1]): row.problem_id
+            int(row.group_id.rsplit(".g", 1)[1]): None
+            if row.reason == RESTARTED
+            else row.problem_id
             for row in self._rows.rows(self._run_id)
         }
 

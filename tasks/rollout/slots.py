@@ -57,10 +57,10 @@ class GroupSlot:
 
 
 def reward_spread(group: Group) -> float:
-    """Largest minus smallest reward of all segments. If it is zero, all advantages are zero."""
-    reports = [trajectory.reward for trajectory in group.trajectories]
+    """Largest minus smallest reward of all trained segments. If it is zero, all advantages are zero."""
+    reports = [one.reward for one in group.trajectories if not one.is_context_only]
     rewards = [report.total + offset for report in reports for offset in report.segments or (0.0,)]
-    return max(rewards) - min(rewards)
+    return max(rewards, default=0.0) - min(rewards, default=0.0)
 
 
 def oldest_version(group: Group) -> int | None:

@@ -43,6 +43,18 @@ class TrainerStatus(StageRecord):
 
     step: int = Field(description="optimiser steps that led to its weights")
     weight_version: int = Field(description="version of its weights on the chain")
+    resumed_version: int = Field(
+        description="version of the weights that it resumed from, when they were saved; 0: the initial model"
+    )
+
+    def renumber(self, version: int) -> int:
+        """A version of an earlier process, as many behind `weight_version` as it was behind `resumed_version`.
+
+        A trainer that is killed between publishing a step and saving it resumes the weights before that step, and
+        publishes them under a new number. No group is older for that.
+        """
+        lost = self.weight_version - self.resumed_version
+        return version + lost if version <= self.resumed_version else version
 
 
 class SavedStep(StageRecord):
@@ -107,7 +119,11 @@ def _open_rank(request: TrainerRequest, objects: ObjectStore, _: int) -> "RLTrai
 
 
 def _status(trainer: "RLTrainer") -> TrainerStatus:
-    return TrainerStatus(step=trainer.steps_taken, weight_version=trainer.weight_version)
+    return TrainerStatus(
+        step=trainer.steps_taken,
+        weight_version=trainer.weight_version,
+        resumed_version=trainer.resumed_version,
+    )
 
 
 def _step(trainer: "RLTrainer", samples: Sequence[Sample]) -> StepReport:

@@ -81,7 +81,7 @@ class RLTrainer:
         if config.objective.kl_coefficient > 0:
             reference = self._build_model(start)
         self._learner = PolicyLearner(self._model, self._optimizer, config, reference)
-        self.steps_taken = 0
+        self.steps_taken = self.resumed_version = 0
         self._reference_step: int | None = None
         self._checkpoints = StepCheckpoints(
             Path(request.work_directory),
@@ -191,6 +191,7 @@ class RLTrainer:
                 "another work directory"
             )
         self.steps_taken, self._reference_step = state.step, state.reference_step
+        self.resumed_version = state.weight_version
         what = (
             f"resuming from step {state.step} of {self._checkpoints.directory}, which another model or "
             "optimiser wrote; delete that folder to start again"

@@ -8,9 +8,12 @@ import pytest
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.tasks.records import Group, Outcome
+from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.payload import group_from_bytes, group_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
+from ostinato.tasks.rollout.slots import oldest_version
 from tests.fakes.rollouts import make_problem, make_trajectory
 
 
@@ -62,6 +65,14 @@ def test_committed_group_is_owed_after_a_restart_and_what_was_in_flight_is_not(
     assert journal.counts()["reserved"] == 0
 
 
+def test_group_is_as_old_after_a_restart_as_before(journal: RolloutJournal) -> None:
+    """Its attempts waited for a slot while the engines got a newer version."""
+    journal.reserve(requests_of("000000"), weight_version=1)
+    journal.commit(group_of("000000"))
+    (owed,) = journal.restore(checkpoint_step=0)
+    assert owed.birth_version == oldest_version(owed.group) == 3
+
+
 def test_group_trained_at_a_kept_step_is_never_owed_again(
     journal: RolloutJournal,
 ) -> None:
@@ -90,6 +101,22 @@ def test_group_cut_off_between_finish_and_commit_is_discarded_with_a_reason(
     assert journal.counts() == {
         "reserved": 0, "finished": 0, "committed": 0, "trained": 0, "discarded": 1,
     }  # fmt: skip
+
+
+def test_problem_of_a_group_cut_off_by_a_kill_is_drawn_again_under_another_number(
+    journal: RolloutJournal,
+) -> None:
+    """Also if one of its attempts had already failed and waited for its retry."""
+    requests = requests_of("000000")
+    journal.reserve(requests, weight_version=3)
+    journal.fail(make_trajectory(requests[0], outcome=Outcome.SANDBOX_FAILED))
+    journal.restore(checkpoint_step=0)
+    config = CurriculumConfig()
+    curriculum = Curriculum([requests[0].problem], config, group_size=2, seed=0)
+    curriculum.resume(journal.drawn())
+    assert curriculum.draws == 1
+    assert not curriculum.is_exhausted
+    assert curriculum.draw(()).problem_id == "p0"
 
 
 def test_stale_group_is_never_owed(journal: RolloutJournal) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.tasks.records import Outcome
+from ostinato.tasks.records import Branch, Outcome
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.slots import GroupSlot, GroupState, GroupTable
+from ostinato.tasks.rollout.slots import GroupSlot, GroupState, GroupTable, reward_spread
 from ostinato.tasks.rollout.staleness import StalenessPolicy
 from tests.fakes.rollouts import make_problem, make_trajectory
 
@@ -40,6 +40,18 @@ def test_group_is_ready_only_when_every_member_is_there() -> None:
     assert slot is not None
     assert slot.state is GroupState.READY
     assert [member.attempt for member in slot.group.trajectories] == [0, 1]
+
+
+def test_trunk_that_nothing_branched_off_gives_its_group_no_spread() -> None:
+    table = make_table(least_spread=0.1)
+    table.open(GroupSlot("a", "problem-a", 0, 0.0, trajectories_expected=3))
+    trunk = make_trajectory(attempt("a", 0), solved=True)
+    table.finish(trunk.model_copy(update={"branch": Branch(turns=len(trunk.transcript.turns))}))
+    table.finish(make_trajectory(attempt("a", 1), solved=False))
+    slot = table.finish(make_trajectory(attempt("a", 2), solved=False))
+    assert slot is not None
+    assert reward_spread(slot.group) == 0
+    assert not slot.fills_step
 
 
 def test_member_that_finishes_twice_is_refused() -> None:

@@ -15,6 +15,7 @@ from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.checkpoint.adapter_files import ADAPTER
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.training.config import LoraConfig
+from ostinato.tasks.reinforcement.learning.actor import TrainerStatus
 from ostinato.tasks.reinforcement.learning.config import (
     LearningConfig,
     ObjectiveConfig,
@@ -162,7 +163,12 @@ def test_trainer_chain_holds_its_weights_after_start_step_and_restart(tmp_path, 
     trainer.step(batch(1))
     trainer.publish()
     assert_served(trainer, 1)
-    assert_served(open_trainer(request), 2)  # step 0 again, after the version that was lost
+    resumed = open_trainer(request)
+    assert_served(resumed, 2)  # step 0 again, after the version that was lost
+    status = TrainerStatus(
+        step=0, weight_version=resumed.weight_version, resumed_version=resumed.resumed_version
+    )
+    assert status.renumber(0) == 2  # groups of version 0 are as new as before the kill
     assert_served(open_trainer(request), 2)  # nothing new to publish
 
 
