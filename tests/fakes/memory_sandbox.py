@@ -20,7 +20,11 @@ class MemorySandbox:
         self.loss = SandboxLost("the box is gone")
 
     async def exec(
-        self, command: str, timeout_seconds: float, output_cap_bytes: int = 16_384
+        self,
+        command: str,
+        timeout_seconds: float,
+        output_cap_bytes: int = 16_384,
+        stdin: bytes = b"",
     ) -> ExecResult:
         if self.is_lost:
             raise self.loss

@@ -67,10 +67,11 @@ class Argument:
     def schema_types(self) -> tuple[str, ...]:
         """Types that the schema of a json argument allows. Empty: any."""
         declared = self.declared or {}
-        forms = declared.get("anyOf") or declared.get("oneOf") or [declared]
+        forms = declared.get("anyOf") or declared.get("oneOf")
+        forms = forms if isinstance(forms, list) else [declared]
         types = [form.get("type") for form in forms if isinstance(form, Mapping)]
         flat = [name for each in types for name in (each if isinstance(each, list) else [each])]
-        named = tuple(name for name in flat if name in _SCHEMA_TYPES)
+        named = tuple(name for name in flat if isinstance(name, str) and name in _SCHEMA_TYPES)
         return named if len(named) == len(flat) else ()
 
     @property

@@ -68,10 +68,7 @@ def _tool_of(server: str, listed: Any) -> Tool | None:
     if not isinstance(listed, Mapping):
         return None
     name, schema = str(listed.get("name", "")), listed.get("inputSchema") or {}
-    is_fit = isinstance(schema, Mapping) and len(json.dumps(schema)) <= _MAX_CHARACTERS
-    if not is_fit or _NAME.fullmatch(f"{server}__{name}") is None:
-        return None
-    if not all(_NAME.fullmatch(key) for key in schema.get("properties") or {}):
+    if not _is_fit(schema) or _NAME.fullmatch(f"{server}__{name}") is None:
         return None
     return declared_tool(
         f"{server}__{name}",
@@ -79,6 +76,18 @@ def _tool_of(server: str, listed: Any) -> Tool | None:
         schema,
         partial(_call, server, name),
         f"mcp/{server}",
+    )
+
+
+def _is_fit(schema: Any) -> bool:
+    """Whether a schema is one of arguments with names that the model can write."""
+    if not isinstance(schema, Mapping) or len(json.dumps(schema)) > _MAX_CHARACTERS:
+        return False
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    return (
+        isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(_NAME.fullmatch(key) for key in properties)
     )
 
 
@@ -90,8 +99,10 @@ async def _call(
     request = {"call": call, "seconds": config.call_time_limit_seconds - MARGIN_SECONDS / 2}
     result = await _ask(environment, "call", server, request, config)
     parts = result.get("content") or []
-    texts = [_text_of(part) for part in parts if isinstance(part, Mapping)]
-    text = "\n".join(texts) if isinstance(parts, list) else str(parts)
+    listed = parts if isinstance(parts, list) else [{"type": "text", "text": str(parts)}]
+    text = "\n".join(_text_of(part) for part in listed if isinstance(part, Mapping))
+    if not parts and "structuredContent" in result:  # which servers should repeat as text
+        text = json.dumps(result["structuredContent"], ensure_ascii=False)
     if result.get("isError"):
         raise ToolFailure(text or f"{tool} failed and said nothing")
     return text
@@ -100,6 +111,9 @@ async def _call(
 def _text_of(part: Mapping[str, Any]) -> str:
     if part.get("type") == "text":
         return str(part.get("text", ""))
+    resource = part.get("resource")
+    if isinstance(resource, Mapping) and "text" in resource:
+        return str(resource["text"])
     return f"[{part.get('type', 'part')}, {len(json.dumps(part))} characters, not shown]"
 
 
@@ -127,10 +141,20 @@ async def _ask(
     if done.truncated:
         raise ToolFailure(f"MCP server {server}: the answer has more than {ANSWER_BYTES} bytes")
     try:
-        answer = json.loads(done.output)
+        answer = _without_half_characters(json.loads(done.output))
     except (ValueError, RecursionError):
-        said = done.output.decode(errors="replace")[-300:].strip()
-        raise ToolFailure(f"MCP server {server}: {said or 'the bridge said nothing'}") from None
-    if "error" in answer:
+        answer = None
+    # the bridge is a file in the box, which the agent can change
+    if isinstance(answer, dict) and "error" in answer:
         raise ToolFailure(f"MCP server {server}: {answer['error']}")
+    if not isinstance(answer, dict) or not isinstance(answer.get("result"), dict):
+        said = done.output.decode(errors="replace")[-300:].strip()
+        raise ToolFailure(f"MCP server {server}: {said or 'the bridge said nothing'}")
     return answer["result"]
+
+
+def _without_half_characters(value: Any) -> Any:
+    """A JSON value in which "?" replaces each half of a surrogate pair without its other half, which no text can
+    hold and no tokenizer can encode.
+    """
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))

@@ -9,14 +9,18 @@ import pytest
 from pydantic import ValidationError
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.dialects.full.calls import call_from_json
 from ostinato.infra.agent.dialects.published import forms
-from ostinato.infra.agent.environment import AgentEnvironment
+from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
 from ostinato.infra.agent.extensions import PUBLISHED
 from ostinato.infra.agent.loop.attempt import run_agent
+from ostinato.infra.agent.loop.prompts import explain_tools
+from ostinato.infra.agent.tools.mcp_servers import start_servers
 from ostinato.infra.agent.transcript import CallStatus, EndReason, Transcript
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.repository import PreparedRepository
 from tests.fakes.mcp_programs import GOOD
+from tests.fakes.memory_sandbox import MemorySandbox
 from tests.fakes.scripted_model import ScriptedModel
 
 SUM = {"numbers": [1, 2.5], "unitName": "figs", "options": {"round": True}}
@@ -135,6 +139,59 @@ def test_servers_that_do_not_start_say_why_and_others_work(tmp_path: Path, rende
     assert "no answer to initialize within 3 seconds" in told[2]
     assert "the server ended with exit code 0" in told[3]
     assert "it did not start: MCP server silent: no answer" in prompt
+
+
+# what a server, or an agent that changed the bridge in its box, may send instead of tools and results
+WRONG_TOOLS = [
+    *({"inputSchema": schema} for schema in ("x", [1], {"properties": 5}, {"properties": [5]})),
+    *({"inputSchema": {"properties": {"x": {}}, "required": each}} for each in (5, "x", {"a": 1})),
+    *({"inputSchema": {"properties": {"x": {"anyOf": each}}}} for each in (5, [5], {"a": 1})),
+    *({"inputSchema": {"properties": {"x": {"type": each}}}} for each in (5, {"a": 1}, [{}])),
+    *({"description": each} for each in (5, {"a": 1}, "\ud800")),
+    *({"name": each} for each in (5, None, "\ud800")),
+]
+WRONG_RESULTS = {
+    "5": "MCP server sums: 5",
+    "{}": "MCP server sums: {}",
+    '{"result": 5}': "MCP server sums: {",
+    '{"result": {"content": 5}}': "5",
+    '{"result": {"content": [{"type": "text", "text": "\\ud800"}]}}': "?",
+    '{"result": {"structuredContent": {"sum": 3}}}': '{"sum": 3}',
+    '{"result": {"content": [{"type": "resource", "resource": {"text": "all"}}]}}': "all",
+}
+
+
+def lying_bridge(answer: str) -> MemorySandbox:
+    """A box in which every command prints this."""
+    return MemorySandbox({}, lambda command: (0, answer.encode()))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wrong", WRONG_TOOLS, ids=str)
+async def test_tools_of_any_form_are_offered_or_left_out(wrong: dict) -> None:
+    config = HarnessConfig(dialect="full", mcp_servers={"sums": "x"})
+    listed = [{"name": "add", **wrong}, {"name": "good"}]
+    box = lying_bridge(json.dumps({"result": {"tools": listed}}))
+    environment = AgentEnvironment(box)
+    await start_servers(environment, config)
+    assert "sums__good" in environment.tools
+    explain_tools(environment.tools.values(), config).encode()
+    for one in environment.tools.values():
+        call_from_json(one.name, '{"x": [1]}', environment.tools, "id")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("answer", "told"), WRONG_RESULTS.items())
+async def test_answers_of_any_form_are_results(answer: str, told: str) -> None:
+    config = HarnessConfig(dialect="full", mcp_servers={"sums": "x"})
+    environment = AgentEnvironment(lying_bridge('{"result": {"tools": [{"name": "add"}]}}'))
+    await start_servers(environment, config)
+    lying = AgentEnvironment(lying_bridge(answer))
+    try:
+        text = await environment.tools["sums__add"].run(lying, {}, config)
+    except ToolFailure as failure:
+        text = str(failure)
+    assert text.startswith(told), text
 
 
 @pytest.mark.parametrize(
