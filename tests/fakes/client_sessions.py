@@ -32,6 +32,7 @@ class Sampler:
     num_sampled: int = 0
     longest: int = 5
     wait: asyncio.Event | None = None
+    ended_sessions: list[str] = field(default_factory=list)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         if self.wait is not None:
@@ -57,7 +58,7 @@ class Sampler:
         return generation
 
     async def end_session(self, session_id: str) -> None:
-        return None
+        self.ended_sessions.append(session_id)
 
 
 def open_session(model: ModelClient, **limits: Any) -> AttemptSession:

@@ -10,8 +10,9 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +33,7 @@ from ostinato.infra.serving.gateway.routes import (
     answer_errors,
 )
 from ostinato.infra.serving.gateway.server import running_on
+from ostinato.infra.serving.gateway.tenants import Spending, Tenants
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 
@@ -57,6 +59,7 @@ class AttemptDoor:
         self._start: asyncio.Task[None] | None = None
         self._by_key: dict[str, AttemptSession] = {}
         self._by_name: dict[str, AttemptSession] = {}
+        self._tenants = Tenants(())  # attempts have no budget per day
         self.app = self._build_app()
 
     @asynccontextmanager
@@ -89,8 +92,9 @@ class AttemptDoor:
             raise ApiError(403, "the attempt is over", code="attempt_over")
         return session
 
-    def require_tokens(self, tenant: Caller) -> Caller:
-        return tenant
+    @contextmanager
+    def spending(self, tenant: Caller) -> Iterator[Spending]:
+        yield Spending(self._tenants, tenant, time.time, Counter())
 
     def wall_clock(self) -> float:
         return time.time()

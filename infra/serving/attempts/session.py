@@ -9,6 +9,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from weakref import WeakValueDictionary
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.sessions import SampledTurn, SessionGraph
@@ -19,13 +20,16 @@ from ostinato.infra.serving.gateway.answers.generation import Answering
 from ostinato.infra.serving.gateway.answers.messages import ChatHistory
 from ostinato.infra.serving.gateway.arms import CONTROL, Arm, ArmTable
 from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
-from ostinato.infra.serving.gateway.failures import ApiError
+from ostinato.infra.serving.gateway.failures import CONTEXT_FULL, ApiError
 from ostinato.infra.serving.gateway.schemas import ChatMessage, ChatRequest
 from ostinato.models.decode.protocol import ModelClient, StopReason
 from ostinato.models.rendering import Renderer
 
 MAX_REFUSED = 12  # refused requests in a row; clients send some of them three times
 MAX_WITHOUT_ANSWER = 300  # requests of any kind since the last answer
+_TOO_MANY = 429
+MAX_AT_ONCE = 16  # answers of one attempt that are sampled at the same time
+_WAIT_SECONDS = 1.0  # after which a client may ask again for an answer beyond those
 _STREAM_END_SECONDS = 2.0
 _WHOLE = (StopReason.STOP_TOKEN, StopReason.LENGTH)
 
@@ -47,16 +51,19 @@ class AttemptSession:
         self.ended = asyncio.Event()
         self.ending: tuple[EndReason, str] = (EndReason.FINISHED, "")
         self.last_refusal = ""  # since the last answer
+        self.is_context_full = False  # for the newest prompt
         self.engine_failure = ""  # of the newest answer; empty: it succeeded
         self._model, self._renderer, self._request = model, renderer, request
         self._harness: HarnessConfig = config.harness
         arms = ArmTable(Arm(CONTROL, "", 0, model))
         self._chat = ChatService(config, arms, renderer, self, clock)
-        self._running: dict[str, Answering] = {}  # by interaction id
+        # by interaction id; weak, since a stream whose client is gone before it starts is never told to end
+        self._running: WeakValueDictionary[str, Answering] = WeakValueDictionary()
         self._unread: dict[str, Answering] = {}  # by hash of the request; may lack their readers
         self._tasks: dict[str, asyncio.Task[Finished]] = {}
         self._engine_sessions: list[str] = []
         self._num_started = self._num_refused = self._num_idle = 0
+        self._num_beginning = 0  # requests whose prompts are being rendered
 
     # --- called by the routes
 
@@ -80,12 +87,24 @@ class AttemptSession:
             if is_left:
                 return unread
         left_tokens = self._check_limits()
-        answering = await self._chat.begin(request, tenant, None)
+        self._num_beginning += 1
+        try:
+            answering = await self._chat.begin(request, tenant, None)
+        except ApiError as refusal:
+            self.is_context_full = refusal.code == CONTEXT_FULL
+            raise
+        finally:
+            self._num_beginning -= 1
+        self._refuse_after_end()
+        self.is_context_full = False
+        self._engine_sessions.append(answering.session_id)
         answering.seed = self._request.seed + self._num_started
         answering.priority = self._request.priority
         answering.budget_tokens = min(answering.budget_tokens, left_tokens)
         self._num_started += 1
-        self._running[answering.interaction_id] = self._unread[request_hash] = answering
+        self._running[answering.interaction_id] = answering
+        if not request.stream:
+            self._unread[request_hash] = answering
         return answering
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -98,6 +117,7 @@ class AttemptSession:
         if task is None:
             task = asyncio.create_task(self._chat.answer(answering))
             self._tasks[answering.interaction_id] = task
+            task.add_done_callback(lambda _: self._running.pop(answering.interaction_id, None))
         try:
             return await asyncio.shield(task)
         except EngineError as error:
@@ -119,7 +139,7 @@ class AttemptSession:
     def note_response(self, status: int, refusal: str) -> None:
         """Counts a response. `refusal`: the beginning of an error's message."""
         self._num_idle += 1
-        is_refused = 400 <= status < 500
+        is_refused = 400 <= status < 500 and status != _TOO_MANY
         self._num_refused = self._num_refused + 1 if is_refused else 0
         if is_refused:
             self.last_refusal = f"{status} {refusal}"
@@ -147,10 +167,10 @@ class AttemptSession:
         """Adds an answer to the graph."""
         answering = answered.answering
         self._running.pop(answering.interaction_id, None)
-        self._num_idle = 0
-        self.engine_failure = self.last_refusal = ""
         if not answering.answer_ids:
             return
+        self._num_idle = 0
+        self.engine_failure = self.last_refusal = ""
         key = answered.key if answering.stop_reason in _WHOLE else None
         end_id = self._renderer.end_id
         if key is not None and answering.builder.token_ids[-1] != end_id:
@@ -161,7 +181,6 @@ class AttemptSession:
         if earlier is not None and parent is not None and not parent.record.results:
             results = _results(answering.request.messages[earlier.num_messages :])
             parent.record = parent.record.model_copy(update={"results": results})
-        self._engine_sessions.append(answering.session_id)
         turn = SampledTurn(answering.builder, answered.turn, parent, answering.session_id)
         self.graph.add(turn, key)
 
@@ -206,8 +225,9 @@ class AttemptSession:
         )
 
     def _check_limits(self) -> int:
-        """Tokens that are left. When turns or tokens are used up, the attempt ends with ApiError. Answers that are
-        sampled at the same time may together exceed the limits.
+        """Tokens that are left. When turns or tokens are used up, the attempt ends with ApiError. Answers beyond
+        MAX_AT_ONCE, or beyond the turns that are left, are refused until others have ended. Answers that are sampled
+        at the same time may together exceed the limit of tokens.
         """
         sampled = sum(turn.record.generated_tokens for turn in self.graph.turns)
         sampled += sum(len(answering.answer_ids) for answering in self._running.values())
@@ -215,9 +235,22 @@ class AttemptSession:
             self.end(EndReason.TURN_LIMIT, "")
         elif sampled >= self._harness.max_generated_tokens:
             self.end(EndReason.TOKEN_LIMIT, "")
+        self._refuse_after_end()
+        num_running = len(self._running) + self._num_beginning
+        most = min(MAX_AT_ONCE, self._harness.max_turns - len(self.graph.turns))
+        if num_running >= most:
+            raise ApiError(
+                _TOO_MANY,
+                f"{num_running} answers of this attempt are being sampled, wanted fewer than {most}; ask again when "
+                "one has ended",
+                code="rate_limit_exceeded",
+                retry_after_seconds=_WAIT_SECONDS,
+            )
+        return self._harness.max_generated_tokens - sampled
+
+    def _refuse_after_end(self) -> None:
         if self.ended.is_set():
             raise ApiError(403, f"the attempt is over: {self.ending[0].value}", code="attempt_over")
-        return self._harness.max_generated_tokens - sampled
 
     def _new_engine_session(self) -> str:
         return f"{self._request.session_id}#{secrets.token_hex(4)}"

@@ -5,6 +5,8 @@ answers, and server.py listens.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
@@ -40,7 +42,7 @@ from ostinato.infra.serving.gateway.schemas import (
     RepositoryAnswer,
     RepositoryList,
 )
-from ostinato.infra.serving.gateway.tenants import DAY_SECONDS, Tenants
+from ostinato.infra.serving.gateway.tenants import Spending, Tenants
 from ostinato.infra.serving.gateway.uploads.store import Upload, Uploads
 
 logger = logging.getLogger(__name__)
@@ -95,18 +97,16 @@ class Gateway:
             )
         return tenant
 
-    def require_tokens(self, tenant: Caller) -> Caller:
-        """The caller. ApiError when it has used its tokens of the day. Running answers are not cut off."""
-        now = self.context.wall_clock()
-        if self.tenants.tokens_left(tenant, now) == 0:
-            self.recorder.counters[tenant.name]["over_budget"] += 1
-            raise ApiError(
-                429,
-                f"{tenant.account} has used its {tenant.tokens_per_day} tokens for today (UTC)",
-                code="insufficient_quota",
-                retry_after_seconds=DAY_SECONDS - now % DAY_SECONDS,
-            )
-        return tenant
+    @contextmanager
+    def spending(self, tenant: Caller) -> Iterator[Spending]:
+        """The tokens of a request that lasts as long as the block. ApiError when the caller has none left."""
+        counters = self.recorder.counters[tenant.name]
+        spending = Spending(self.tenants, tenant, self.context.wall_clock, counters)
+        spending.reserve(0)
+        try:
+            yield spending
+        finally:
+            spending.end()
 
     def status(self, tenant: Caller) -> dict[str, Any]:
         """Numbers of one tenant. They show nothing of other tenants, arms or checkpoints."""
@@ -147,22 +147,22 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/agent/sessions")
     async def open_session(
         request: AgentSessionRequest,
-        tenant: Spender,
+        spending: Spender,
         headers: Headers,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
-        return await gateway.agents.open(headers.applied(request), tenant, idempotency_key)
+        return await gateway.agents.open(headers.applied(request), spending, idempotency_key)
 
     @app.post("/v1/agent/sessions/{session_id}/messages")
     async def follow_up(
         session_id: str,
         request: AgentMessageRequest,
-        tenant: Spender,
+        spending: Spender,
         headers: Headers,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> AgentAnswer:
         return await gateway.agents.follow_up(
-            session_id, headers.applied(request), tenant, idempotency_key
+            session_id, headers.applied(request), spending, idempotency_key
         )
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)

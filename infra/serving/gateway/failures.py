@@ -17,6 +17,7 @@ from ostinato.infra.platform.errors import (
 )
 from ostinato.infra.serving.gateway.config import MAX_MESSAGE_CHARACTERS
 
+CONTEXT_FULL = "context_length_exceeded"
 _MAX_ERROR_CHARACTERS = 400
 
 NeutralValues = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -35,6 +36,7 @@ class ApiError(HTTPException):
         param: str | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
+        self.code = code
         headers = None
         if retry_after_seconds is not None:
             headers = {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))}

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ostinato.infra.serving.gateway.signals import OWN_FEEDBACK, Signal
 logger = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "private-"
+_SALT = secrets.token_bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Interaction:
 def new_interaction_id(*, consent: bool, tenant: str, idempotency_key: str | None = None) -> str:
     """A new id. Without consent it begins with PRIVATE_PREFIX, and nothing is stored under it.
 
-    An idempotency key gives the same id at every retry, so a repeated request is recorded once.
+    An idempotency key gives the same id at every retry, so a repeated request is recorded once. Without consent that
+    holds within one process, whose random salt keeps the id from telling anything about the request.
     """
-    if not consent:
-        return f"{PRIVATE_PREFIX}{secrets.token_hex(16)}"
+    prefix = "interaction-" if consent else PRIVATE_PREFIX
     if idempotency_key is None:
-        return f"interaction-{uuid.uuid4().hex}"
-    name = f"{tenant}\0{idempotency_key}"
-    return f"interaction-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        return f"{prefix}{secrets.token_hex(16)}"
+    name = f"{tenant}\0{idempotency_key}".encode() + (b"" if consent else _SALT)
+    return f"{prefix}{hashlib.sha256(name).hexdigest()[:32]}"
 
 
 def interaction_seed(interaction_id: str) -> int:
@@ -96,6 +96,13 @@ class InteractionRecorder:
         except StorageError as error:
             counters["interactions.not_stored"] += 1
             logger.error("interaction=%s not_stored=%s", interaction.interaction_id, error)
+
+    def count_unanswered(self, tenant: str, account: str, prompt_tokens: int) -> None:
+        """Counts a stream that its client left before the first token. Its prompt was read, and nothing is stored."""
+        counters = self.counters[tenant]
+        counters["left_before_an_answer"] += 1
+        counters["tokens"] += prompt_tokens
+        self._spend(account, prompt_tokens, self._clock())
 
     async def keep_feedback(
         self,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -44,6 +44,7 @@ from ostinato.infra.serving.gateway.schemas import (
     AgentSessionRequest,
     ChatRequest,
 )
+from ostinato.infra.serving.gateway.tenants import Spending
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Answerer(Protocol):
 
     def chat_of(self, caller: Caller) -> Chats: ...
 
-    def require_tokens(self, tenant: Caller) -> Caller:
-        """The caller. ApiError when no more tokens may be sampled for it."""
+    def spending(self, tenant: Caller) -> AbstractContextManager[Spending]:
+        """The tokens of a request that lasts as long as the block. ApiError when the caller has none left."""
         ...
 
     def wall_clock(self) -> float: ...
@@ -87,12 +88,13 @@ async def _tenant_of(
 Tenant = Annotated[Caller, Depends(_tenant_of)]
 
 
-async def _spender_of(request: Request, tenant: Tenant) -> Caller:
-    return request.app.state.gateway.require_tokens(tenant)
+async def _spending_of(request: Request, tenant: Tenant) -> AsyncGenerator[Spending, None]:
+    with request.app.state.gateway.spending(tenant) as spending:
+        yield spending
 
 
-Spender = Annotated[Caller, Depends(_spender_of)]
-"""A tenant that has tokens left today."""
+Spender = Annotated[Spending, Depends(_spending_of)]
+"""A tenant that has tokens left today, for as long as its request lasts: streams too."""
 
 
 StorableRequest = TypeVar("StorableRequest", ChatRequest, AgentSessionRequest, AgentMessageRequest)
@@ -148,12 +150,12 @@ def add_openai_routes(app: FastAPI, gateway: Answerer) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def complete_chat(
         request: ChatRequest,
-        tenant: Spender,
+        spending: Spender,
         headers: Headers,
         http: Request,
     ) -> Response:
-        chats = gateway.chat_of(tenant)
-        answering = await chats.begin(headers.applied(request), tenant, headers.session)
+        chats = gateway.chat_of(spending.caller)
+        answering = await _begin(chats, headers.applied(request), spending, headers)
         created = int(gateway.wall_clock())
         writer = CompletionWriter(request, answering.interaction_id, config.model_name, created)
         return await _answer(gateway, chats, answering, writer, http)
@@ -161,13 +163,13 @@ def add_openai_routes(app: FastAPI, gateway: Answerer) -> None:
     @app.post(RESPONSES_PATH, response_model=None)
     async def create_response(
         request: ResponsesRequest,
-        tenant: Spender,
+        spending: Spender,
         headers: Headers,
         http: Request,
     ) -> Response:
         chat = headers.applied(chat_of_response(request, config.model_name))
-        chats = gateway.chat_of(tenant)
-        answering = await chats.begin(chat, tenant, headers.session)
+        chats = gateway.chat_of(spending.caller)
+        answering = await _begin(chats, chat, spending, headers)
         writer = ResponseWriter(request, answering.interaction_id, int(gateway.wall_clock()))
         return await _answer(gateway, chats, answering, writer, http)
 
@@ -182,13 +184,13 @@ def add_anthropic_routes(app: FastAPI, gateway: Answerer) -> None:
     @app.post(MESSAGES_PATH, response_model=None, responses=errors)
     async def create_message(
         request: MessagesRequest,
-        tenant: Spender,
+        spending: Spender,
         headers: Headers,
         http: Request,
     ) -> Response:
         chat = headers.applied(chat_request(request, model))
-        chats = gateway.chat_of(tenant)
-        answering = await chats.begin(chat, tenant, headers.session)
+        chats = gateway.chat_of(spending.caller)
+        answering = await _begin(chats, chat, spending, headers)
         writer = MessageWriter(answering.interaction_id, model, answering.prompt_tokens)
         return await _answer(gateway, chats, answering, writer, http)
 
@@ -196,6 +198,15 @@ def add_anthropic_routes(app: FastAPI, gateway: Answerer) -> None:
     async def count_tokens(request: CountRequest, tenant: Tenant) -> TokenCount:
         chat = chat_request(request, model)
         return TokenCount(input_tokens=await gateway.chat_of(tenant).count_tokens(chat))
+
+
+async def _begin(
+    chats: Chats, request: ChatRequest, spending: Spending, headers: ClientHeaders
+) -> Answering:
+    """The answer's beginning, for which its caller has tokens left."""
+    answering = await chats.begin(request, spending.caller, headers.session)
+    spending.reserve(answering.prompt_tokens + answering.budget_tokens)
+    return answering
 
 
 async def _answer(

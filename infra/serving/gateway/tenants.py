@@ -6,12 +6,15 @@ only by their owner.
 
 import json
 import secrets
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, locked, write_private
 
 
@@ -48,6 +51,7 @@ class TokenBucket:
 
 FILE_NAME = "gateway_keys.json"
 DAY_SECONDS = 86_400.0
+_WAIT_SECONDS = 5.0  # after which running answers may have given back reserved tokens
 
 
 class Tenants:
@@ -58,6 +62,7 @@ class Tenants:
         self._by_digest: dict[str, TenantConfig] = {}
         self._buckets: dict[str, tuple[RateLimitConfig, TokenBucket]] = {}
         self._spent: dict[str, tuple[int, int]] = {}  # day and tokens by account
+        self._reserved: Counter[str] = Counter()  # tokens of running answers by account
         names = [config.name for config in configs]
         for config in configs:
             if names.count(config.name) > 1:
@@ -98,9 +103,68 @@ class Tenants:
         spent = self._spent_on(caller.account, int(wall_seconds // DAY_SECONDS))
         return max(0, caller.tokens_per_day - spent)
 
+    def reserve(self, account: str, tokens: int) -> None:
+        """Counts tokens that a running answer may use. A negative number gives them back."""
+        self._reserved[account] += tokens
+        if not self._reserved[account]:
+            del self._reserved[account]
+
+    def reserved(self, account: str) -> int:
+        """Tokens that the account's running answers may use."""
+        return self._reserved[account]
+
     def _spent_on(self, account: str, day: int) -> int:
         seen, tokens = self._spent.get(account, (day, 0))
         return tokens if seen == day else 0
+
+
+class Spending:
+    """One request's share of its caller's budget. Its tokens are reserved before an answer is sampled, and given back
+    when the request ends, by which time the used ones are counted.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        caller: Caller,
+        wall_clock: Callable[[], float],
+        counters: Counter[str],
+    ) -> None:
+        self.caller = caller
+        self._tenants, self._wall_clock, self._counters = tenants, wall_clock, counters
+        self._reserved_tokens = 0
+
+    def reserve(self, tokens: int) -> None:
+        """Reserves tokens. ApiError when none are left for this request: either all are used, or running answers
+        may use the rest. The last admitted answer may exceed the budget, since answers are not cut off.
+        """
+        now, account = self._wall_clock(), self.caller.account
+        left = self._tenants.tokens_left(self.caller, now)
+        if left == 0:
+            self._counters["over_budget"] += 1
+            raise ApiError(
+                429,
+                f"{account} has used its {self.caller.tokens_per_day} tokens for today (UTC)",
+                code="insufficient_quota",
+                retry_after_seconds=DAY_SECONDS - now % DAY_SECONDS,
+            )
+        reserved = self._tenants.reserved(account)
+        if left is not None and reserved >= left:
+            self._counters["tokens_reserved"] += 1
+            raise ApiError(
+                429,
+                f"{account} has {left} of {self.caller.tokens_per_day} tokens left for today (UTC) and "
+                f"answers at work may use {reserved}; wait for them, or set a lower max_tokens",
+                code="tokens_reserved",
+                retry_after_seconds=_WAIT_SECONDS,
+            )
+        self._tenants.reserve(account, tokens)
+        self._reserved_tokens += tokens
+
+    def end(self) -> None:
+        """Gives back what is reserved."""
+        self._tenants.reserve(self.caller.account, -self._reserved_tokens)
+        self._reserved_tokens = 0
 
 
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:

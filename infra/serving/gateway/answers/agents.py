@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from weakref import WeakValueDictionary
 
 from ostinato.infra.agent.config import AgentRequest
 from ostinato.infra.agent.environment import HarnessState
@@ -45,6 +46,7 @@ from ostinato.infra.serving.gateway.schemas import (
     AgentSessionRequest,
     Usage,
 )
+from ostinato.infra.serving.gateway.tenants import Spending
 from ostinato.infra.serving.gateway.uploads.archive import WANTED, is_path
 from ostinato.models.decode.protocol import ModelClient, Priority
 
@@ -69,8 +71,10 @@ class AgentSession:
     state: HarnessState = field(default_factory=HarnessState)
     token_ids: tuple[int, ...] = ()
     turn: int = 0
+    opening: AgentAnswer | None = None  # the answer to the first message
     answer: AgentAnswer | None = None  # the last one
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    working_on: str = ""  # id of the interaction that holds the lock
 
 
 class AgentService:
@@ -84,16 +88,18 @@ class AgentService:
             MAX_TENANT_SESSIONS, MAX_SESSIONS, SESSION_IDLE_SECONDS, context.clock
         )
         self._at_work: Counter[str] = Counter()  # agents by tenant
+        self._openings: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(
         self,
         request: AgentSessionRequest,
-        tenant: Caller,
+        spending: Spending,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Opens a session and works on its first message. A repeated request with the same key gets the
-        session's answer, until a follow-up has another one.
+        """Opens a session and works on its first message. A repeated request with the same key waits for the first
+        one and gets its answer, or works where the first one failed.
         """
+        tenant = spending.caller
         check_length(request.message, "message")
         names = self._workplaces.names(tenant.name)
         if request.repository not in names:
@@ -112,13 +118,8 @@ class AgentService:
             tenant=tenant.name,
             idempotency_key=_key_of_request(idempotency_key, "", request),
         )
-        session_id = f"agent-{interaction_id}"
-        earlier = self.sessions.get(tenant.name, session_id)
-        answer = None if earlier is None else earlier.answer
-        if answer is not None and answer.interaction_id == interaction_id:
-            return answer
         session = AgentSession(
-            session_id=session_id,
+            session_id=f"agent-{interaction_id}",
             tenant=tenant.name,
             repository=request.repository,
             problem_kind=request.problem_kind,
@@ -128,50 +129,54 @@ class AgentService:
             files_at_start=dict(files),
             files=dict(files),
         )
-        with self._counted(tenant):
-            answer = await self._work(
-                session, interaction_id, request.message, request.seed, tenant.account
-            )
-        self.sessions.put(tenant.name, session.session_id, session)
-        return answer
+        async with self._openings.setdefault(session.session_id, asyncio.Lock()):
+            earlier = self.sessions.get(tenant.name, session.session_id)
+            if earlier is not None and earlier.opening is not None:
+                return earlier.opening
+            with self._counted(spending):
+                session.opening = await self._work(session, interaction_id, request, tenant.account)
+            self.sessions.put(tenant.name, session.session_id, session)
+        return session.opening
 
     async def follow_up(
         self,
         session_id: str,
         request: AgentMessageRequest,
-        tenant: Caller,
+        spending: Spending,
         idempotency_key: str | None = None,
     ) -> AgentAnswer:
-        """Works on a further message, in the state that the agent left. A repeated request with the same key gets
-        the session's last answer. Without consent to this message, nothing more of the session is stored.
+        """Works on a further message, in the state that the agent left. A repeated request with the same key waits
+        for the session's last answer and gets it. Without consent to this message, nothing more of the session is
+        stored.
         """
+        tenant = spending.caller
         check_length(request.message, "message")
         session = self._find(session_id, tenant)
-        if session.lock.locked():
+        interaction_id = new_interaction_id(
+            consent=session.consent and tenant.consents(request.store),
+            tenant=tenant.name,
+            idempotency_key=_key_of_request(idempotency_key, session_id, request),
+        )
+        if session.lock.locked() and session.working_on != interaction_id:
             raise ApiError(
                 409,
                 f"session {session_id} is at work on an earlier message; wait for its answer",
                 code="session_busy",
             )
         async with session.lock:
-            interaction_id = new_interaction_id(
-                consent=session.consent and tenant.consents(request.store),
-                tenant=tenant.name,
-                idempotency_key=_key_of_request(idempotency_key, session_id, request),
-            )
+            session.working_on = interaction_id
             answer = session.answer
             if answer is not None and answer.interaction_id == interaction_id:
                 return answer
-            with self._counted(tenant):
-                pristine = await self._workplaces.pristine(session.tenant, session.repository)
-                held = {**pristine, **session.files}
-                there = [path for path, content in held.items() if content is not None]
-                session.files |= read_uploads(request.files, there)
+            pristine = await self._workplaces.pristine(session.tenant, session.repository)
+            held = {**pristine, **session.files}
+            there = [path for path, content in held.items() if content is not None]
+            uploads = read_uploads(request.files, there)
+            with self._counted(spending):
+                session.files |= uploads
                 # later turns contain this message
                 session.consent = session.consent and tenant.consents(request.store)
-                return await self._work(
-                    session, interaction_id, request.message, request.seed, tenant.account
-                )
+                return await self._work(session, interaction_id, request, tenant.account)
 
     def close(self, session_id: str, tenant: Caller) -> None:
         self._find(session_id, tenant)
@@ -182,9 +187,11 @@ class AgentService:
         return self.sessions.count(tenant.name)
 
     @contextmanager
-    def _counted(self, tenant: Caller) -> Iterator[None]:
-        """Counts one working agent for the length of the block. ApiError when its tenant has too many."""
-        most = self._config.agents_at_once
+    def _counted(self, spending: Spending) -> Iterator[None]:
+        """Counts one working agent for the length of the block, and reserves a context of tokens for it. ApiError
+        when its tenant has too many agents or too few tokens.
+        """
+        tenant, most = spending.caller, self._config.agents_at_once
         if self._at_work[tenant.name] >= most:
             self._recorder.counters[tenant.name]["too_many_agents"] += 1
             raise ApiError(
@@ -193,6 +200,7 @@ class AgentService:
                 code="too_many_agents",
                 retry_after_seconds=_WAIT_SECONDS,
             )
+        spending.reserve(self._config.harness.context_tokens)
         self._at_work[tenant.name] += 1
         try:
             yield
@@ -203,14 +211,13 @@ class AgentService:
         self,
         session: AgentSession,
         interaction_id: str,
-        message: str,
-        seed: int | None,
+        request: AgentSessionRequest | AgentMessageRequest,
         account: str,
     ) -> AgentAnswer:
         pristine = await self._workplaces.pristine(session.tenant, session.repository)
         started = self._clock()
         arm = self._arms.choose(session.session_id)
-        agent_request = self._request(session, interaction_id, message, seed)
+        agent_request = self._request(session, interaction_id, request.message, request.seed)
         transcript, files = await self._run(session, arm.model, agent_request)
         latency = self._clock() - started
         if files is not None:

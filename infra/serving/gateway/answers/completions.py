@@ -16,6 +16,7 @@ from ostinato.infra.agent.transcript import (
     Transcript,
     TurnRecord,
 )
+from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.serving.gateway.answers.generation import AnswerGenerator, Answering, AnswerText
 from ostinato.infra.serving.gateway.answers.messages import (
     ChatHistory,
@@ -37,6 +38,7 @@ from ostinato.infra.serving.gateway.config import (
 )
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import (
+    CONTEXT_FULL,
     ApiError,
     NeutralValues,
     check_model,
@@ -124,7 +126,9 @@ class ChatSessions(Protocol):
         """
         ...
 
-    async def keep(self, answered: Answered) -> None: ...
+    async def keep(self, answered: Answered) -> None:
+        """Keeps an answer, also the sampled part of one that its client left, which may be no token."""
+        ...
 
 
 class RecordedChats:
@@ -145,6 +149,10 @@ class RecordedChats:
 
     async def keep(self, answered: Answered) -> None:
         answering = answered.answering
+        if not answering.answer_ids:
+            tenant = answering.tenant
+            self._recorder.count_unanswered(tenant.name, tenant.account, answering.prompt_tokens)
+            return
         if answered.key is not None and answering.stop_reason is StopReason.STOP_TOKEN:
             # other answers end inside the model's turn, so their tokens are not the whole message
             tokens = tuple(answering.builder.token_ids)
@@ -208,7 +216,7 @@ class ChatService:
                 400,
                 f"messages are {len(tokens)} tokens, wanted fewer than "
                 f"{self._config.harness.context_tokens}",
-                code="context_length_exceeded",
+                code=CONTEXT_FULL,
                 param="messages",
             )
         wanted = request.max_completion_tokens or request.max_tokens
@@ -249,7 +257,7 @@ class ChatService:
 
     async def stream(self, answering: Answering) -> AsyncGenerator[str | Finished, None]:
         """Text as generated, then the finished answer. A possible tool call is held back."""
-        shown = ""
+        shown, has_failed = "", False
         try:
             pieces = self._generator.generate(answering, self._config.stream_slice_tokens)
             async with aclosing(pieces):  # a client that leaves must free the session at once
@@ -259,8 +267,11 @@ class ChatService:
                         yield text[len(shown) :]
                         shown = text
             finished = await self._finish(answering)
+        except OstinatoError:
+            has_failed = True
+            raise
         finally:
-            if not answering.is_recorded and answering.answer_ids:
+            if not answering.is_recorded and (answering.answer_ids or not has_failed):
                 # the client went away: its unfinished answer is still an interaction
                 await asyncio.shield(self._record(answering, is_abandoned=True))
         content = finished.message.text
@@ -344,9 +355,13 @@ class ChatService:
         """The longest known conversation that the request continues, and the later messages. None and all
         messages when no conversation is known.
         """
-        keys = self._keys(owner, request, request.messages)
-        earlier, known = self._sessions.find(owner[0], keys)
-        return earlier, request.messages[known:]
+        messages = request.messages
+        keys = self._keys(owner, request, messages)
+        # an answer that another one follows was not ended there, so its tokens cannot be continued
+        is_last = [after.role != "assistant" for after in messages[1:]]
+        ends = [key if last else "" for key, last in zip(keys, [*is_last, True], strict=True)]
+        earlier, known = self._sessions.find(owner[0], ends)
+        return earlier, messages[known:]
 
     async def _render(
         self,
@@ -420,6 +435,6 @@ def _check(request: ChatRequest, config: GatewayConfig, form: ToolForm) -> None:
             400,
             f"messages and tools hold {num_characters} characters, wanted at most {most}, since the context "
             f"has {config.harness.context_tokens} tokens",
-            code="context_length_exceeded",
+            code=CONTEXT_FULL,
             param="messages",
         )

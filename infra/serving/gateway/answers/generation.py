@@ -85,7 +85,7 @@ class AnswerText:
         return 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Answering:
     """One answer in progress."""
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.serving.attempts.session import MAX_AT_ONCE
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.schemas import ChatMessage
 from ostinato.models.decode.protocol import StopReason
@@ -139,3 +140,92 @@ def test_a_limit_ends_the_attempt(limits: dict[str, int], reason: EndReason) -> 
     assert refused.value.status_code == 403
     assert session.ending[0] is reason
     assert session.ended.is_set()
+
+
+@pytest.mark.parametrize(("max_turns", "at_once"), [(500, MAX_AT_ONCE), (3, 3)])
+def test_answers_at_once_are_limited_and_others_may_ask_again(max_turns: int, at_once: int) -> None:
+    async def run() -> None:
+        model.wait = asyncio.Event()
+        asked = [
+            asyncio.ensure_future(ask(session, [said("user", f"it is said {number}")]))
+            for number in range(40)
+        ]
+        refused, _ = await asyncio.wait(asked, timeout=0.5)
+        model.wait.set()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        refusals = [each for each in ended if isinstance(each, ApiError)]
+        assert len(refusals) == len(refused) == 40 - at_once
+        assert {each.status_code for each in refusals} == {429}
+
+    model = Sampler()
+    session = open_session(model, max_turns=max_turns)
+    asyncio.run(run())
+    assert not session.ended.is_set()
+    assert len(session.graph.turns) == at_once
+    check_exact(model, ended(session))
+
+
+def test_streams_that_never_start_hold_no_place() -> None:
+    async def run() -> None:
+        for number in range(2 * MAX_AT_ONCE):
+            history = [said("user", f"it is said {number}")]
+            session.stream(await begin(session, history, stream=True))
+        await ask(session, [said("user", "a user asks")])
+
+    session = open_session(Sampler())
+    asyncio.run(run())
+    assert len(session.graph.turns) == 1
+
+
+def test_the_engine_frees_the_sessions_of_answers_that_are_not_kept() -> None:
+    async def run() -> None:
+        model.wait = asyncio.Event()
+        pending = asyncio.ensure_future(ask(session, [said("user", "a user asks")]))
+        await asyncio.sleep(0.1)
+        await session.close()
+        await asyncio.gather(pending, return_exceptions=True)
+
+    model = Sampler()
+    session = open_session(model)
+    asyncio.run(run())
+    assert len(model.ended_sessions) == 1
+
+
+def test_no_request_that_was_on_its_way_is_sampled_after_the_end() -> None:
+    async def run() -> None:
+        coming = asyncio.ensure_future(begin(session, [said("user", "a user asks")]))
+        await asyncio.sleep(0)
+        session.end(EndReason.TIMED_OUT, "")
+        with pytest.raises(ApiError) as refused:
+            await coming
+        assert refused.value.status_code == 403
+
+    session = open_session(Sampler())
+    asyncio.run(run())
+
+
+def test_a_full_context_is_known_until_a_shorter_prompt_comes() -> None:
+    async def run() -> None:
+        with pytest.raises(ApiError):
+            await ask(session, [said("user", "it is said again " * 20)])
+        assert session.is_context_full
+        await ask(session, [said("user", "again")])
+        assert not session.is_context_full
+
+    session = open_session(Sampler(), context_tokens=40)
+    asyncio.run(run())
+
+
+def test_an_answer_that_its_client_wrote_on_is_rendered_as_one() -> None:
+    async def run() -> None:
+        one = await ask(session, [said("user", "a user asks")])
+        await ask(session, [*one, said("assistant", " again"), said("user", "it is said")])
+
+    model = Sampler()
+    session = open_session(model)
+    asyncio.run(run())
+    first, second = (list(request.token_ids) for request, _ in model.asked)
+    # one header per answer: the one that was written on, and the coming one
+    assert second.count(RENDERER.assistant_id) == 2
+    assert second.count(RENDERER.end_id) == first.count(RENDERER.end_id) + 2
+    check_exact(model, ended(session))

@@ -245,3 +245,54 @@ async def test_agent_that_failed_counts_no_more(make_toy: Callable[..., Toy]) ->
             toy.workplaces.failure = failure
             answer = await client.post("/v1/agent/sessions", json=REQUEST)
             assert answer.status_code == status
+
+
+@pytest.mark.parametrize("key", ["key-of-team", "key-of-private"], ids=["consent", "none"])
+async def test_simultaneous_requests_with_one_key_are_answered_by_one_attempt(
+    toy: Toy, key: str
+) -> None:
+    headers = {"Idempotency-Key": "k"}
+
+    async def send_twice(url: str, body: dict) -> list[dict]:
+        gate = asyncio.Event()
+        toy.model.wait = gate.wait
+        num_leases = len(toy.workplaces.leases)
+        sent = [asyncio.create_task(client.post(url, json=body, headers=headers)) for _ in range(2)]
+        while len(toy.workplaces.leases) == num_leases:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        gate.set()
+        answers = [await task for task in sent]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        return [answer.json() for answer in answers]
+
+    async with toy.client(key) as client:
+        opened = await send_twice("/v1/agent/sessions", REQUEST)
+        url = f"/v1/agent/sessions/{opened[0]['session_id']}/messages"
+        followed = await send_twice(url, {"message": "It still fails"})
+    assert opened[0] == opened[1]
+    assert followed[0] == followed[1]
+    assert len(toy.workplaces.leases) == 2
+
+
+async def test_an_opening_repeated_after_a_follow_up_leaves_the_session_as_it_is(toy: Toy) -> None:
+    headers = {"Idempotency-Key": "k"}
+    async with toy.client() as client:
+        opened, url = [], ""
+        for message in ("It still fails", "And now?"):
+            answer = await client.post("/v1/agent/sessions", json=REQUEST, headers=headers)
+            opened.append(answer.json())
+            url = f"/v1/agent/sessions/{opened[0]['session_id']}/messages"
+            assert (await client.post(url, json={"message": message})).status_code == 200
+    assert opened[0] == opened[1]
+    assert len(toy.workplaces.leases) == 3
+
+
+async def test_the_second_request_with_a_key_works_where_the_first_failed(toy: Toy) -> None:
+    headers = {"Idempotency-Key": "k"}
+    toy.workplaces.failure = CapacityExhausted("none")
+    async with toy.client() as client:
+        refused = await client.post("/v1/agent/sessions", json=REQUEST, headers=headers)
+        toy.workplaces.failure = None
+        answer = await client.post("/v1/agent/sessions", json=REQUEST, headers=headers)
+    assert (refused.status_code, answer.status_code) == (503, 200)
