@@ -18,7 +18,12 @@ from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.diffs import unified_diff
-from ostinato.infra.platform.errors import CapacityExhausted, SandboxError, SandboxHostLost
+from ostinato.infra.platform.errors import (
+    CapacityExhausted,
+    OutputLimit,
+    SandboxError,
+    SandboxHostLost,
+)
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -31,6 +36,7 @@ from ostinato.tasks.rollout.records import UNGRADED, AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 
 logger = logging.getLogger(__name__)
+MAX_CHANGED_FILES = 20_000  # of one attempt; each is written again to be judged
 OUTCOMES = {
     EndReason.FINISHED: Outcome.FINISHED,
     EndReason.TURN_LIMIT: Outcome.TRUNCATED,
@@ -153,12 +159,14 @@ class RolloutWorker:
                 )
                 if dialogue.end_reason in (EndReason.SANDBOX_FAILED, EndReason.ENGINE_FAILED):
                     return self._record(request, dialogue, started_at)
-                transcript, changes = await _read_changes(sandbox, dialogue, broken)
+                transcript, changes = await self._read_changes(sandbox, dialogue, broken)
             if watch is not None:
                 own_branch = watch.branch(transcript)
             elif branch is not None:
                 own_branch = Branch(turns=branch.turns)
-            patches = describe_changes(boxes.repository, broken, changes)
+            patches = await asyncio.to_thread(  # other attempts go on meanwhile
+                describe_changes, boxes.repository, broken, changes
+            )
             verdict, reward = await self._grade(problem, changes, transcript, boxes.test_server)
         except SandboxError:
             raise
@@ -170,6 +178,29 @@ class RolloutWorker:
             transcript, patches = dialogue.model_copy(update=fault), {}
             verdict, reward = await self._grade(problem, broken, transcript, boxes.test_server)
         return self._record(request, transcript, started_at, verdict, reward, patches, own_branch)
+
+    async def _read_changes(
+        self, sandbox: Sandbox, transcript: Transcript, broken: Changes
+    ) -> tuple[Transcript, Changes]:
+        """The transcript and the changed files in the box. If the attempt ruined its box, `broken`, as if it had
+        changed nothing. A program acts in its box without calls that anybody records.
+        """
+        if transcript.end_reason in (EndReason.BOX_RUINED, EndReason.FAULT):
+            return transcript, broken
+        try:
+            changes = await sandbox.diff()
+            if len(changes) > MAX_CHANGED_FILES:
+                raise OutputLimit(f"diff of {len(changes)} files, at most {MAX_CHANGED_FILES}")
+            return transcript, changes
+        except (CapacityExhausted, SandboxHostLost):
+            raise
+        except SandboxError as error:
+            has_acted = any(turn.calls for turn in transcript.turns)
+            if self._harness.is_builtin and not has_acted:
+                raise
+            detail = "; ".join(part for part in (str(error), transcript.detail) if part)
+            ruined = {"end_reason": EndReason.BOX_RUINED, "detail": detail}
+            return transcript.model_copy(update=ruined), broken
 
     def _record(
         self,
@@ -193,23 +224,6 @@ class RolloutWorker:
             changed_files=changed_files,
             branch=branch,
         )
-
-
-async def _read_changes(
-    sandbox: Sandbox, transcript: Transcript, broken: Changes
-) -> tuple[Transcript, Changes]:
-    """The transcript and the changed files in the box. If the attempt ruined its box, `broken`, as if it had changed nothing."""
-    if transcript.end_reason in (EndReason.BOX_RUINED, EndReason.FAULT):
-        return transcript, broken
-    try:
-        return transcript, await sandbox.diff()
-    except (CapacityExhausted, SandboxHostLost):
-        raise
-    except SandboxError as error:
-        if not any(turn.calls for turn in transcript.turns):
-            raise
-        ruined = {"end_reason": EndReason.BOX_RUINED, "detail": str(error)}
-        return transcript.model_copy(update=ruined), broken
 
 
 def describe_changes(

@@ -142,13 +142,18 @@ class _Run:
         if self._session.engine_failure:
             raise EngineError(self._session.engine_failure)
         has_turns = bool(self._session.graph.turns)
-        if has_turns and not result.exit_code:
-            return EndReason.FINISHED, ""
-        detail = f"program ended with code {result.exit_code}"
-        if not has_turns:
-            detail += " and no answer of the model"
+        parts = []
+        if result.exit_code or not has_turns:
+            parts.append(f"program ended with code {result.exit_code}")
+            if not has_turns:
+                parts[0] += " and no answer of the model"
         if self._session.last_refusal:
-            detail += f"; its last request was refused: {self._session.last_refusal}"
+            parts.append(f"its last request was refused: {self._session.last_refusal}")
+        detail = "; ".join(parts)
+        if has_turns and self._session.is_context_full:
+            return EndReason.TOKEN_LIMIT, detail
+        if has_turns and not result.exit_code:
+            return EndReason.FINISHED, detail
         return EndReason.HARNESS_FAILED, detail
 
     async def stop(self) -> str:

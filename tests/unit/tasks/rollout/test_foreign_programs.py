@@ -86,6 +86,14 @@ MISDEEDS = {
     ),
     "has another key": ("KEY = 'guessed'\nchat([user('x')])", "API key is missing"),
     "fails after its work": ("chat([user('x')])\nraise SystemExit('out of ideas')", "out of ideas"),
+    "leaves more than can be read": (
+        "chat([user('x')])\nopen('/repo/pkg/core', 'wb').write(b'x' * (65 << 20))",
+        "box_ruined: diff of over 67108864 bytes",
+    ),
+    "asks for more than its context": (
+        "chat([user('x')])\nchat([user('word ' * 9000)])",
+        "token_limit: program ended with code 1; its last request was refused: 400 messages are",
+    ),
     "never ends": ("chat([user('x')])\nprint('waiting', flush=True)\ntime.sleep(600)", "waiting"),
 }
 
@@ -100,7 +108,15 @@ def test_a_misdeed_is_a_graded_failure_with_its_reason(
     assert one.verdict is not None
     assert not one.verdict.passed
     assert reason in one.reason, one.reason
-    assert one.outcome in (Outcome.BROKEN, Outcome.TIMED_OUT)
+    assert one.outcome in (Outcome.BROKEN, Outcome.TIMED_OUT, Outcome.TRUNCATED)
+    assert len(one.transcript.turns) == source.startswith("chat([user('x')])")
+
+
+def test_a_refusal_that_a_program_does_not_mind_is_in_its_reason(made_of: Any) -> None:
+    source = "chat([user('x')])\nprint(post('/v1/embeddings', {})[0])"
+    (one,), _ = attempts(python_program(source), always("Yes."), made_of)
+    assert one.outcome is Outcome.FINISHED
+    assert one.reason == "finished: its last request was refused: 404 Not Found"
 
 
 def test_what_a_program_leaves_behind_ends_with_it(made_of: Any) -> None:

@@ -15,9 +15,7 @@ from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.records import Outcome, Problem, Trajectory
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
-from ostinato.tasks.rollout.worker import (
-    RolloutWorker,
-)
+from ostinato.tasks.rollout.worker import MAX_CHANGED_FILES, RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 
 READ_AND_TEST = "<run_terminal>pytest</run_terminal><read_file>pkg/code.py::one</read_file>"
@@ -91,11 +89,12 @@ async def test_engine_failure_is_an_outcome_without_a_verdict(
 
 
 WRITE = "for n in 1 2 3 4 5 6 7 8; do head -c 24000000 /dev/zero > file$n; done"
+CROWD = f"mkdir many && cd many && seq {MAX_CHANGED_FILES + 1} | xargs touch"
 FILL = "while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n || exit 9; sleep 0.01; done"
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("command", [WRITE, FILL], ids=["write", "fill"])
+@pytest.mark.parametrize("command", [WRITE, FILL, CROWD], ids=["write", "fill", "crowd"])
 async def test_an_agent_that_ruins_its_box_is_graded_as_a_failure(
     renderer: Renderer, repository: PreparedRepository, problem: Problem, command: str
 ) -> None:
